@@ -27,7 +27,7 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(text)
         return emit(text, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "PART", 1)
+    monkeypatch.setattr(module, "MODULE_CHARACTERS", 1)
     monkeypatch.setattr(module, "_emitted", noted)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     return texts

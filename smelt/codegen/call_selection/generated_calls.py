@@ -40,8 +40,8 @@ Prefer = Callable[[ProductItem], bool]
 def with_products(
     schedule: Schedule, fuse_epilogues: bool, prefer: Prefer, values: Values | None = None
 ) -> list[Item | ProductItem]:
-    """The schedule's items, with products in place of the externs that `prefer` selects. `fuse_epilogues`: with fused epilogues.
-    `values`: sizes for the symbols of a symbolic schedule, whose products have `lengths`."""
+    """The schedule's items, with products in place of the externs that `prefer` selects. `fuse_epilogues`: with the
+    kernels after them as epilogues. `values`: sizes for the symbols of a symbolic schedule, whose products have `lengths`."""
     if not any(is_product(i) for i in schedule.items):
         return list(schedule.items)
     readers = readers_of(schedule)
@@ -69,7 +69,10 @@ def with_products(
 
 
 def _put(
-    items: list[Item | ProductItem | None], position: int, product_item: ProductItem, fused: DenseEpilogue | None
+    items: list[Item | ProductItem | None],
+    position: int,
+    product_item: ProductItem,
+    fused: DenseEpilogue | None,
 ) -> None:
     """Insert a product. With a fused epilogue it takes the kernel's position, since all operands of the kernel are
     defined there."""

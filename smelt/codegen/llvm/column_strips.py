@@ -87,20 +87,20 @@ class Strips:
         sym = choice.outer
         self.size = next(l.size for l in self.kernel.outer if l.sym is sym)
         self.granule = GRANULE * self.b.lanes
-        self.kept = {id(s): _kept(self.kernel, s, sym) for s in self.kernel.stages}
+        self.invariants = {id(s): _invariants(self.kernel, s, sym) for s in self.kernel.stages}
         self.width = self._strip_width()
         self.states: dict[str, list[_Slot]] = {}
         self.left = self.right = Ref("0", "i64")
 
     def _strip_width(self) -> int:
         element = 4 if self.b.lanes * 4 == self.b.target.lanes(1) else 8
-        slots = sum(map(len, self.kept.values()))
+        slots = sum(map(len, self.invariants.values()))
         for stage in self.kernel.stages:
             if isinstance(stage, ReduceStage):
                 slots += 4 * len(stage.reductions)
         fits = SLOT_BYTES // (element * max(slots, 1)) // self.granule * self.granule
-        whole = -(-bounds(self.size)[1] // self.granule) * self.granule
-        return min(whole, max(self.granule, min(fits, WIDEST)))
+        full_width = -(-bounds(self.size)[1] // self.granule) * self.granule
+        return min(full_width, max(self.granule, min(fits, WIDEST)))
 
     # ---- items
 
@@ -159,22 +159,22 @@ class Strips:
     # ---- stages
 
     def _stage(self, p: Point, stage: Stage) -> None:
-        kept = self._keep(p, stage)
+        cached = self._cache_invariants(p, stage)
         if isinstance(stage, ReduceStage):
             rows = bounds(numel([l.size for l in stage.loops]))[1] // _group_rows(stage)
             slots = self._new_states(p, stage, self._cascades(stage, rows))
-            self._rows(p, stage, kept, slots)
+            self._rows(p, stage, cached, slots)
             self.states.update(zip((r.name for r in stage.reductions), slots, strict=True))
         else:
-            self._rows(p, stage, kept, [])
+            self._rows(p, stage, cached, [])
 
-    def _keep(self, p: Point, stage: Stage) -> dict[int, _Slot]:
+    def _cache_invariants(self, p: Point, stage: Stage) -> dict[int, _Slot]:
         """Slots with the expressions that the stage's loops do not change, by id of the value."""
-        values = self.kept[id(stage)]
+        values = self.invariants[id(stage)]
         slots = {id(v): self._slot(TYPES[v.dtype].elem) for v in values}
 
         def inside(q: Point) -> None:
-            self._results(q, values)
+            self._bind_results(q, values)
             for v in values:
                 self._write(q, slots[id(v)], self.body.value(q, v))
 
@@ -194,39 +194,44 @@ class Strips:
         self._slot_vectors(p, lambda q: self._put(q, slots, start))
         return slots
 
-    def _rows(self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]]) -> None:
+    def _rows(self, p: Point, stage: Stage, cached: dict[int, _Slot], slots: list[list[_Slot]]) -> None:
         """All points of the stage, in groups of rows of its innermost loop."""
         loops = stage_loops(stage)
         if not loops:
-            return self._vectors(p, lambda q: self._group(q, stage, kept, slots, None, ()), True)
-        self._loops(p, stage, kept, slots, loops)
+            return self._vectors(p, lambda q: self._group(q, stage, cached, slots, None, ()), True)
+        self._loops(p, stage, cached, slots, loops)
 
     def _loops(
-        self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], loops: Sequence[Loop]
+        self,
+        p: Point,
+        stage: Stage,
+        cached: dict[int, _Slot],
+        slots: list[list[_Slot]],
+        loops: Sequence[Loop],
     ) -> None:
         """All points of `loops`, outermost first."""
-        loop, rest = loops[0], loops[1:]
-        if not rest:
-            return self._row_loop(p, stage, kept, slots, loop)
+        loop, remainder = loops[0], loops[1:]
+        if not remainder:
+            return self._row_loop(p, stage, cached, slots, loop)
         if loop.size == 1:
-            return self._loops(p.at(loop.sym, self.b.const("i64", 0)), stage, kept, slots, rest)
+            return self._loops(p.at(loop.sym, self.b.const("i64", 0)), stage, cached, slots, remainder)
 
         def rounds(start: Ref, stop: Ref, into: list[list[_Slot]]) -> None:
             with self.b.loop(start, stop, 1) as it:
-                self._loops(p.at(loop.sym, it.index), stage, kept, into, rest)
+                self._loops(p.at(loop.sym, it.index), stage, cached, into, remainder)
 
-        inside = max(1, prod(likely(l.size) for l in rest) // _group_rows(stage))
+        inside = max(1, prod(likely(l.size) for l in remainder) // _group_rows(stage))
         self._cascade(p, stage, loop.size, 1, inside, rounds, slots)
 
     def _row_loop(
-        self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], rows: Loop
+        self, p: Point, stage: Stage, cached: dict[int, _Slot], slots: list[list[_Slot]], rows: Loop
     ) -> None:
         b, size, count = self.b, rows.size, _group_rows(stage)
 
         def group(into: list[list[_Slot]], first: Ref, n: int) -> None:
             which = [b.op("add", first, b.const("i64", k)) if k else first for k in range(n)]
             stores = bool(stage_stores(stage))
-            self._vectors(p, lambda q: self._group(q, stage, kept, into, rows.sym, which), stores)
+            self._vectors(p, lambda q: self._group(q, stage, cached, into, rows.sym, which), stores)
 
         def groups(start: Ref, stop: Ref, into: list[list[_Slot]], n: int = count) -> None:
             with b.loop(start, stop, n, may_skip=n == 1 and not isinstance(size, int)) as it:
@@ -250,27 +255,29 @@ class Strips:
     ) -> None:
         """What `rounds(start, stop, into)` adds over range(0, size, step) goes to `slots`, where sums of floats are cascades
         as in `reduce_loops`. One round is that many `additions`."""
-        b, zero, whole, most = self.b, self.b.const("i64", 0), self.loops.count(size), bounds(size)[1]
+        b, zero, full_width, most = self.b, self.b.const("i64", 0), self.loops.count(size), bounds(size)[1]
         may_skip = bounds(size)[0] < 1
         if not isinstance(stage, ReduceStage) or not self._cascades(stage, most // step * additions):
-            with b.when(b.compare("icmp slt", zero, whole)) if may_skip else nullcontext():
-                rounds(zero, whole, slots)
+            with b.when(b.compare("icmp slt", zero, full_width)) if may_skip else nullcontext():
+                rounds(zero, full_width, slots)
             return
         each = max(1, CHAIN // additions)
-        parts = ceil_div(size, step * each)
-        count = cascade_levels(min(bounds(parts)[1], MANY), stage)
+        partials = ceil_div(size, step * each)
+        count = cascade_levels(min(bounds(partials)[1], MANY), stage)
         levels = [self._new_states(p, stage, k > 0) for k in range(count)]
-        with b.loop(zero, self.loops.count(parts), 1, may_skip=may_skip) as it:
+        with b.loop(zero, self.loops.count(partials), 1, may_skip=may_skip) as it:
             start = b.op("mul", it.index, b.const("i64", step * each))
             end = b.op("add", start, b.const("i64", step * each))
-            rounds(start, b.intrinsic("smin", end, whole) if size % (step * each) != 0 else end, levels[0])
+            rounds(
+                start, b.intrinsic("smin", end, full_width) if size % (step * each) != 0 else end, levels[0]
+            )
             done = b.op("add", it.index, b.const("i64", 1))
-            for k, (level, above) in enumerate(pairwise([*levels, slots])):
-                rest = b.op("and", done, b.const("i64", CHAIN**k - 1))
-                with b.when(b.compare("icmp eq", rest, b.const("i64", 0))) if k else nullcontext():
-                    self._empty(p, stage, level, above)
-        for level, above in pairwise([*levels[1:], slots]):
-            self._empty(p, stage, level, above)
+            for k, (level, upper) in enumerate(pairwise([*levels, slots])):
+                remainder = b.op("and", done, b.const("i64", CHAIN**k - 1))
+                with b.when(b.compare("icmp eq", remainder, b.const("i64", 0))) if k else nullcontext():
+                    self._flush(p, stage, level, upper)
+        for level, upper in pairwise([*levels[1:], slots]):
+            self._flush(p, stage, level, upper)
 
     def _cascades(self, stage: Stage, additions: int) -> bool:
         return (
@@ -279,16 +286,16 @@ class Strips:
             and any(map(reduction_codegen.rounds_off, stage.reductions))
         )
 
-    def _empty(
-        self, p: Point, stage: ReduceStage, level: list[list[_Slot]], above: list[list[_Slot]]
+    def _flush(
+        self, p: Point, stage: ReduceStage, level: list[list[_Slot]], upper: list[list[_Slot]]
     ) -> None:
         """Adds what `level` holds to the level above it."""
 
-        def empty(q: Point) -> None:
-            self._add(q, stage, above, self._get(q, level))
+        def flush(q: Point) -> None:
+            self._add(q, stage, upper, self._get(q, level))
             self._put(q, level, reduction_codegen.start(self.b, stage, self.b.lanes))
 
-        self._slot_vectors(p, empty)
+        self._slot_vectors(p, flush)
 
     def _add(self, q: Point, stage: ReduceStage, into: list[list[_Slot]], states: list[State]) -> None:
         """Joins partial results to those in slots, as precisely as these are."""
@@ -299,26 +306,34 @@ class Strips:
         self._put(q, into, reduction_codegen.join(self.b, stage, before, states))
 
     def _group(
-        self, q: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], sym: Sym | None, rows: Sequence[Ref]
-    ) -> None:  # fmt: skip
+        self,
+        q: Point,
+        stage: Stage,
+        cached: dict[int, _Slot],
+        slots: list[list[_Slot]],
+        sym: Sym | None,
+        rows: Sequence[Ref],
+    ) -> None:
         """One vector of columns at some rows (`sym` None: of a stage without loops)."""
-        self._results(q, stage_values(stage), kept)
-        known = {v: self._read(q, slot) for v, slot in kept.items()}
+        self._bind_results(q, stage_values(stage), cached)
+        cached_values = {v: self._read(q, slot) for v, slot in cached.items()}
         points = [q.at(sym, r) for r in rows] if sym is not None else [q]
-        parts: list[list[State]] = []
+        partials: list[list[State]] = []
         for k, point in enumerate(points):
-            point.values.update(known)
+            point.values.update(cached_values)
             if isinstance(stage, ReduceStage):
                 if k % 2:
-                    parts[-1] = reduction_codegen.with_point(self.body, point, stage, parts[-1])
+                    partials[-1] = reduction_codegen.with_point(self.body, point, stage, partials[-1])
                 else:
-                    parts.append(reduction_codegen.at_point(self.body, point, stage))
+                    partials.append(reduction_codegen.at_point(self.body, point, stage))
             self.body.stores(point, stage_stores(stage))
         if isinstance(stage, ReduceStage):
-            while len(parts) > 1:
-                pairs = [reduction_codegen.join(self.b, stage, x, y) for x, y in zip(parts[::2], parts[1::2])]
-                parts = pairs + parts[len(parts) & ~1 :]
-            self._add(q, stage, slots, parts[0])
+            while len(partials) > 1:
+                pairs = [
+                    reduction_codegen.join(self.b, stage, x, y) for x, y in zip(partials[::2], partials[1::2])
+                ]
+                partials = pairs + partials[len(partials) & ~1 :]
+            self._add(q, stage, slots, partials[0])
 
     # ---- slots
 
@@ -328,7 +343,7 @@ class Strips:
         self.entry.append(f"  {address.text} = alloca [{self.width} x {memory}], align 64")
         return _Slot(address, elem, memory)
 
-    def _place(self, q: Point, slot: _Slot) -> Ref:
+    def _address(self, q: Point, slot: _Slot) -> Ref:
         """The address of the elements of the columns at `q`."""
         b = self.b
         left = b.op("sub", b.const("i64", 0), self.left)
@@ -339,13 +354,13 @@ class Strips:
 
     def _read(self, q: Point, slot: _Slot) -> Ref:
         b = self.b
-        text = f"load {type_text(slot.memory, b.lanes)}, {self._place(q, slot)}, align 4"
+        text = f"load {type_text(slot.memory, b.lanes)}, {self._address(q, slot)}, align 4"
         x = b.ordered(text, slot.memory, b.lanes)
         return b.compare("icmp ne", x, b.like(x, 0)) if slot.elem == "i1" else x
 
     def _write(self, q: Point, slot: _Slot, x: Ref) -> None:
         x = self.b.convert("zext", self.b.widen(x), "i8") if slot.elem == "i1" else self.b.widen(x)
-        self.b.line(f"store {x}, {self._place(q, slot)}, align 4")
+        self.b.line(f"store {x}, {self._address(q, slot)}, align 4")
 
     def _get(self, q: Point, slots: list[list[_Slot]]) -> list[State]:
         return [[self._read(q, s) for s in state] for state in slots]
@@ -355,31 +370,31 @@ class Strips:
             for slot, x in zip(into, state, strict=True):
                 self._write(q, slot, x)
 
-    def _results(
-        self, q: Point, values: Sequence[Value], kept: Sequence[int] | dict[int, _Slot] = ()
+    def _bind_results(
+        self, q: Point, values: Sequence[Value], cached: Sequence[int] | dict[int, _Slot] = ()
     ) -> None:
         """Makes the reductions that `values` use (outside of what is kept) known at the columns of `q`."""
         done = {r.name: r for s in self.kernel.stages if isinstance(s, ReduceStage) for r in s.reductions}
-        for v in _above(values, kept):
+        for v in _uncached(values, cached):
             if v.op == "result":
                 name = v.args[0]
                 state = [self._read(q, slot) for slot in self.states[name]]
                 self.body.results[name] = reduction_codegen.finished(self.b, done[name], state)
 
 
-def _above(values: Sequence[Value], kept: Sequence[int] | dict[int, _Slot]) -> Iterator[Value]:
+def _uncached(values: Sequence[Value], cached: Sequence[int] | dict[int, _Slot]) -> Iterator[Value]:
     """The subexpressions of `values` that are not inside kept ones."""
-    seen: set[int] = set(kept)
+    visited: set[int] = set(cached)
     stack = list(values)
     while stack:
         v = stack.pop()
-        if id(v) not in seen:
-            seen.add(id(v))
+        if id(v) not in visited:
+            visited.add(id(v))
             yield v
             stack += [a for a in v.args if isinstance(a, Value)]
 
 
-def _kept(kernel: Kernel, stage: Stage, sym: Sym) -> list[Value]:
+def _invariants(kernel: Kernel, stage: Stage, sym: Sym) -> list[Value]:
     """The largest expressions that differ from column to column but not from row to row, and cost more than a load."""
     loops = {l.sym for l in stage_loops(stage)}
     if not loops:
@@ -393,9 +408,9 @@ def _kept(kernel: Kernel, stage: Stage, sym: Sym) -> list[Value]:
             syms = (
                 free_syms(v.args[1]) if v.op == "load" else free_syms(v.args[0]) if v.op == "index" else set()
             )
-            parts = [fact(a) for a in v.args if isinstance(a, Value)]
-            rows = not loops.isdisjoint(syms) or any(r for r, _ in parts)
-            columns = v.op == "result" or sym in syms or any(c for _, c in parts)
+            partials = [fact(a) for a in v.args if isinstance(a, Value)]
+            rows = not loops.isdisjoint(syms) or any(r for r, _ in partials)
+            columns = v.op == "result" or sym in syms or any(c for _, c in partials)
             found = facts[id(v)] = rows, columns
         return found
 

@@ -47,7 +47,7 @@ def suffix(elem: str, lanes: int) -> str:
     return short if lanes == 1 else f"v{lanes}{short}"
 
 
-def number(elem: str, value: float | int | bool) -> str:
+def literal(elem: str, value: float | int | bool) -> str:
     """The literal of `value` in type `elem`; integers wrap."""
     if elem == "float":
         return _hex(_round_to_float(float(value)))
@@ -149,11 +149,11 @@ class Builder:
 
     def const(self, elem: str, value: float | int | bool) -> Ref:
         """A literal of LLVM type `elem`."""
-        return Ref(number(elem, value), elem)
+        return Ref(literal(elem, value), elem)
 
     def like(self, ref: Ref, value: float | int | bool) -> Ref:
         """A literal of the type of `ref`'s elements."""
-        return Ref(number(ref.elem, value), ref.elem)
+        return Ref(literal(ref.elem, value), ref.elem)
 
     def widen(self, ref: Ref, lanes: int | None = None) -> Ref:
         """The scalar in every lane."""
@@ -170,7 +170,7 @@ class Builder:
             f"shufflevector {vector} {first.text}, {vector} poison, {zeros}", ref.elem, lanes, ref.depth
         )
 
-    def together(self, refs: Sequence[Ref]) -> tuple[list[Ref], int, int]:
+    def broadcast(self, refs: Sequence[Ref]) -> tuple[list[Ref], int, int]:
         """Operands with equal lanes, that number of lanes, and the depth at which all exist."""
         lanes = max(r.lanes for r in refs)
         wide = [r if r.lanes == lanes else self.widen(r, lanes) for r in refs]
@@ -180,17 +180,17 @@ class Builder:
 
     def op(self, opcode: str, a: Ref, b: Ref) -> Ref:
         """A binary instruction; of a scalar and a vector, the scalar is repeated."""
-        (a, b), lanes, depth = self.together((a, b))
+        (a, b), lanes, depth = self.broadcast((a, b))
         return self.pure(f"{opcode} {a}, {b.text}", a.elem, lanes, depth)
 
     def compare(self, predicate: str, a: Ref, b: Ref) -> Ref:
         """`predicate` is an opcode with its condition: `fcmp olt`, `icmp eq`."""
-        (a, b), lanes, depth = self.together((a, b))
+        (a, b), lanes, depth = self.broadcast((a, b))
         return self.pure(f"{predicate} {a}, {b.text}", "i1", lanes, depth)
 
     def select(self, condition: Ref, a: Ref, b: Ref) -> Ref:
         """`a` in the lanes where `condition` (i1) holds, else `b`."""
-        (condition, a, b), lanes, depth = self.together((condition, a, b))
+        (condition, a, b), lanes, depth = self.broadcast((condition, a, b))
         return self.pure(f"select {condition}, {a}, {b}", a.elem, lanes, depth)
 
     def insert(self, vector: Ref, x: Ref, lane: int) -> Ref:
@@ -224,7 +224,7 @@ class Builder:
 
     def intrinsic(self, name: str, *args: Ref, tail: str = "") -> Ref:
         """An LLVM intrinsic overloaded on the type of its operands, which is its result's. `tail`: immediates."""
-        wide, lanes, depth = self.together(args)
+        wide, lanes, depth = self.broadcast(args)
         elem = wide[0].elem
         full = f"@llvm.{name}.{suffix(elem, lanes)}"
         kind = type_text(elem, lanes)
@@ -263,7 +263,7 @@ class Builder:
 
     def call(self, name: str, elem: str, *args: Ref) -> Ref:
         """A helper function without side effects; operands and result have equal lanes."""
-        wide, lanes, depth = self.together(args)
+        wide, lanes, depth = self.broadcast(args)
         return self.pure(
             f"call {type_text(elem, lanes)} {name}({', '.join(map(str, wide))})", elem, lanes, depth
         )

@@ -31,7 +31,7 @@ from smelt.codegen.llvm.vectorization import (
 from smelt.loops.kernel_ir import Kernel, Loop, stage_stores, stage_values, walk
 from smelt.shapes.expr import Size, Sym, bounds, ceil_div, likely, numel, static
 
-PIECE_CYCLES = 20_000  # a thread's piece of work should hide its launch (about 5 us)
+THREAD_CYCLES = 20_000  # a thread's piece of work should hide its launch (about 5 us)
 ITEM_CYCLES = 4_000  # an item should hide the decoding of its number
 TILE = 64  # iterations of the loop that shares cache lines with gathered lanes
 
@@ -53,7 +53,7 @@ class _Items:
     tiles of `tile`, then chunks of the vector loop. `serial` loops run inside an item."""
 
     loops: tuple[Loop, ...]
-    part: Loop | None
+    segment: Loop | None
     length: int
     serial: tuple[Loop, ...]
     tile: Loop | None
@@ -87,7 +87,7 @@ class _Emitter:
         if any(isinstance(l.size, int) and l.size >= ANY for l in self.kernel.outer):
             points, cycles = self._flat_items()
             text = _frame(name, self.entry, [self.b.lines()], self.exit)
-            return KernelText(text, 0, ceil(PIECE_CYCLES / cycles), points)
+            return KernelText(text, 0, ceil(THREAD_CYCLES / cycles), points)
         if self.choice.outer is None:
             extent, cycles = self._inner_items()
         elif column_strips.applies(self.kernel, self.choice.outer, self.b.lanes):
@@ -99,7 +99,7 @@ class _Emitter:
         for scratch in self.scratch:
             self.b.line(f"call void @free({scratch})")
         text = _frame(name, self.entry, [self.b.lines()], self.exit)
-        return KernelText(text, extent, ceil(PIECE_CYCLES / cycles))
+        return KernelText(text, extent, ceil(THREAD_CYCLES / cycles))
 
     def _sizes(self) -> dict[Sym, Ref]:
         b = self.b
@@ -179,33 +179,33 @@ class _Emitter:
         items = self._divide(sym)
         size = self._size(sym)
         counts: list[Size] = [l.size for l in items.loops]
-        if items.part:
-            counts.append(ceil_div(items.part.size, items.length))
+        if items.segment:
+            counts.append(ceil_div(items.segment.size, items.length))
         if items.tile:
             counts.append(ceil_div(items.tile.size, TILE))
         counts.append(ceil_div(size, items.chunk))
         with self.b.loop(Ref("%begin", "i64"), Ref("%end", "i64"), 1) as item:
             indices = self.loops.decode(item.index, counts)
             syms = {**self.loops.sizes, **{l.sym: r for l, r in zip(items.loops, indices)}}
-            start, stop = self.loops.piece(indices[-1], items.chunk, size)
+            start, stop = self.loops.segment(indices[-1], items.chunk, size)
             point = Point(syms, sym, None, True)
 
             def blocks(p: Point) -> None:
-                tile = self.loops.piece(indices[-2], TILE, items.tile.size) if items.tile else None
+                tile = self.loops.segment(indices[-2], TILE, items.tile.size) if items.tile else None
                 self.loops.lanes(p, sym, size, start, stop, lambda q: self._tiled(q, items.tile, tile))
 
-            if items.part is None:
+            if items.segment is None:
                 self.loops.nest(point, items.serial, blocks)
             else:
-                part = self.loops.piece(indices[len(items.loops)], items.length, items.part.size)
-                with self.b.loop(*part, 1) as it:
-                    self.loops.nest(point.at(items.part.sym, it.index), items.serial, blocks)
+                segment = self.loops.segment(indices[len(items.loops)], items.length, items.segment.size)
+                with self.b.loop(*segment, 1) as it:
+                    self.loops.nest(point.at(items.segment.sym, it.index), items.serial, blocks)
         return numel(counts), items.cycles
 
-    def _tiled(self, p: Point, loop: Loop | None, piece: tuple[Ref, Ref] | None) -> None:
-        if loop is None or piece is None:
+    def _tiled(self, p: Point, loop: Loop | None, tile_range: tuple[Ref, Ref] | None) -> None:
+        if loop is None or tile_range is None:
             return self.stages.run(p)
-        with self.b.loop(*piece, 1) as tile:
+        with self.b.loop(*tile_range, 1) as tile:
             self.stages.run(p.at(loop.sym, tile.index))
 
     def _size(self, sym: Sym) -> Size:
@@ -231,11 +231,11 @@ class _Emitter:
         while whole and others and cycles * bounds(others[-1].size)[1] <= ITEM_CYCLES:
             serial.insert(0, others.pop())
             cycles *= bounds(serial[0].size)[1]
-        part, length = None, max(1, round(ITEM_CYCLES / cycles))
+        segment, length = None, max(1, round(ITEM_CYCLES / cycles))
         if whole and length > 1 and others and not isinstance(others[-1].size, int):
-            part = others.pop()
+            segment = others.pop()
             cycles *= length
-        return _Items(tuple(others), part, length, tuple(serial), tile, chunk, cycles)
+        return _Items(tuple(others), segment, length, tuple(serial), tile, chunk, cycles)
 
     def _shared_lines(self, sym: Sym, others: Sequence[Loop]) -> Loop | None:
         """An outer loop along which something is contiguous that lanes gather or scatter: run inside the lanes' loop,

@@ -8,7 +8,7 @@ from smelt.codegen.llvm import reduction_codegen
 from smelt.codegen.llvm.llvm_types import TYPES
 from smelt.codegen.llvm.loop_body import Body, Point, scalar
 from smelt.codegen.llvm.loop_nests import Loops
-from smelt.codegen.llvm.partial_reductions import ended
+from smelt.codegen.llvm.partial_reductions import truncated
 from smelt.codegen.llvm.reduction_codegen import State
 from smelt.codegen.llvm.reduction_loops import ReduceLoops
 from smelt.codegen.llvm.scan_loops import Scan
@@ -65,7 +65,7 @@ class Stages:
                 scan.at(p.at(loop.sym, end, self.loops.mask_last(size, end)), carry)
 
     def _reduce(self, p: Point, stage: ReduceStage, vector: Sym | None) -> None:
-        if not p.outer_lanes and (found := ended(stage)) is not None:
+        if not p.outer_lanes and (found := truncated(stage)) is not None:
             stage, left = found.stage, scalar(self.b, found.left, p.syms)
             some = self.b.intrinsic("smax", left, self.b.const("i64", 0))
             self.loops.sizes[found.count] = self.b.intrinsic("smin", some, self.loops.count(found.most))

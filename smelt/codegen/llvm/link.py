@@ -18,7 +18,7 @@ from smelt.runtime.fork_locks import LINKS, hold_at_fork
 _LINKED: WeakKeyDictionary[Library, Any] = (
     WeakKeyDictionary()
 )  # its functions by name; freed with the library
-_NUMBER = itertools.count()
+_COUNTER = itertools.count()
 _LOCK = hold_at_fork(threading.RLock(), LINKS)
 
 
@@ -46,7 +46,7 @@ def _link(library: Library) -> Any:
         builder.import_symbol(name, _linked(other)[name])
     for name in library.exports:
         builder.export_symbol(name)
-    return builder.link(_jit(), f"smelt{next(_NUMBER)}")
+    return builder.link(_jit(), f"smelt{next(_COUNTER)}")
 
 
 @functools.cache
@@ -54,10 +54,10 @@ def _jit() -> llvm.LLJIT:
     return llvm.create_lljit_compiler(machine(host()))
 
 
-def _refuse_foreign(made_for: Processor) -> None:
-    here = processor(host())
-    if made_for.triple != here.triple:
-        raise PlanError(f"code for {made_for.triple}; this is {here.triple}")
-    missing = made_for.needs - here.needs
+def _refuse_foreign(target: Processor) -> None:
+    host_processor = processor(host())
+    if target.triple != host_processor.triple:
+        raise PlanError(f"code for {target.triple}; this is {host_processor.triple}")
+    missing = target.needs - host_processor.needs
     if missing:
-        raise PlanError(f"code for {made_for.name}; {here.name} lacks {', '.join(sorted(missing))}")
+        raise PlanError(f"code for {target.name}; {host_processor.name} lacks {', '.join(sorted(missing))}")

@@ -86,9 +86,9 @@ class Body:
         b, t = self.b, TYPES[self.buffers[buffer].dtype]
         scale = b.lanes if p.outer_lanes and self.buffers[buffer].role == "local" else 1
         address = self.pointers[buffer]
-        for part in self._by_depth(p, index * scale):
+        for offset in self._by_depth(p, index * scale):
             address = b.pure(
-                f"getelementptr {t.memory}, {address}, {part}", "ptr", 1, max(address.depth, part.depth)
+                f"getelementptr {t.memory}, {address}, {offset}", "ptr", 1, max(address.depth, offset.depth)
             )
         return address
 
@@ -97,17 +97,17 @@ class Body:
         what they change fits the addressing mode of the access."""
         if isinstance(e, int) or len(e.terms) == 1:
             return [self.scalar_index(p, e)]
-        parts: dict[int, list[Ref]] = {}
+        by_depth: dict[int, list[Ref]] = {}
         for monomial, factor in e.terms:
             term = _term(self.b, monomial, factor, p.syms, "i64")
-            parts.setdefault(term.depth, []).append(term)
-        inner = max(parts)
+            by_depth.setdefault(term.depth, []).append(term)
+        inner = max(by_depth)
         if e.const:
-            parts[inner].append(self.b.const("i64", e.const))
+            by_depth[inner].append(self.b.const("i64", e.const))
         sums = []
-        for depth in sorted(parts):
-            total = parts[depth][0]
-            for term in parts[depth][1:]:
+        for depth in sorted(by_depth):
+            total = by_depth[depth][0]
+            for term in by_depth[depth][1:]:
                 total = self.b.op("add nsw", total, term)
             sums.append(total)
         return sums
@@ -148,9 +148,9 @@ class Body:
         address = self._address(p, buffer, index)
         if mask is None:
             return from_memory(b, self._read(buffer, f"load {t.memory}, {address}", t.memory, 1, address), t)
-        wanted = b.any_lane(mask if p.mask is None or mask.lanes == 1 else b.op("and", mask, p.mask))
+        is_loaded = b.any_lane(mask if p.mask is None or mask.lanes == 1 else b.op("and", mask, p.mask))
         zero = Ref(self._zero(), "ptr")
-        address = b.select(wanted, address, zero)
+        address = b.select(is_loaded, address, zero)
         x = from_memory(b, self._read(buffer, f"load {t.memory}, {address}", t.memory, 1, address), t)
         return x if mask.lanes == 1 else b.select(mask, x, b.like(x, 0))
 
@@ -272,8 +272,8 @@ class Body:
 
 def iota(b: Builder, elem: str, stride: int = 1) -> Ref:
     """<0, stride, 2*stride, ...>"""
-    numbers = ", ".join(f"{elem} {i * stride}" for i in range(b.lanes))
-    return Ref(f"<{numbers}>", elem, b.lanes)
+    lane_offsets = ", ".join(f"{elem} {i * stride}" for i in range(b.lanes))
+    return Ref(f"<{lane_offsets}>", elem, b.lanes)
 
 
 def scalar(b: Builder, e: Size, syms: Mapping[Sym, Ref]) -> Ref:

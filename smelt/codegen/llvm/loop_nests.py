@@ -44,7 +44,7 @@ class Loops:
                 rest = b.op("udiv", rest, self.count(count))
         return digits[::-1]
 
-    def piece(self, number: Ref, chunk: int, size: Size) -> tuple[Ref, Ref]:
+    def segment(self, number: Ref, chunk: int, size: Size) -> tuple[Ref, Ref]:
         """[start, stop) of piece `number` of range(size)."""
         b = self.b
         if chunk >= bounds(size)[1]:

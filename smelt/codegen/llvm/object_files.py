@@ -19,7 +19,9 @@ from smelt.codegen.llvm.parallel_emission import emit_object
 from smelt.plan.machine_code import Library
 from smelt.runtime.fork_locks import EMISSION, hold_at_fork
 
-PART = 60_000  # characters of a module that pays a thread: about 40 ms; each module costs about 2 ms
+MODULE_CHARACTERS = (
+    60_000  # characters of a module that pays a thread: about 40 ms; each module costs about 2 ms
+)
 
 _LOCK = hold_at_fork(threading.RLock(), EMISSION)
 
@@ -47,19 +49,19 @@ def assemble_functions(
             images = [_emitted(text, target, verify) for text in _modules(writers.values(), target)]
         else:
             with ThreadPoolExecutor(threads, "smelt-llvm") as pool:
-                texts = _modules(writers.values(), target, PART)
+                texts = _modules(writers.values(), target, MODULE_CHARACTERS)
                 images = list(pool.map(lambda text: _emitted(text, target, verify), texts))
         return Library(processor(target), tuple(images), tuple(writers))
 
 
 def _modules(
-    writers: Iterable[Callable[[Module], str]], target: Host, part: float = float("inf")
+    writers: Iterable[Callable[[Module], str]], target: Host, limit: float = float("inf")
 ) -> Iterator[str]:
     """The texts of modules of about `part` characters."""
     module, functions = Module(target), list[str]()
     for write in writers:
         functions.append(write(module))
-        if sum(map(len, functions)) >= part:
+        if sum(map(len, functions)) >= limit:
             yield module.text(functions)
             module, functions = Module(target), []
     if functions:

@@ -15,7 +15,7 @@ from smelt.shapes.expr import Size, Sym, affine, bounds, free_syms
 
 
 @dataclass(frozen=True)
-class Ended:
+class Truncated:
     """`stage` has as many points as `count` says, which is `left` but at least 0 and at most the original's `most`."""
 
     stage: ReduceStage
@@ -24,7 +24,7 @@ class Ended:
     most: Size
 
 
-def ended(stage: ReduceStage) -> Ended | None:
+def truncated(stage: ReduceStage) -> Truncated | None:
     """`stage` without a condition that ends it; None if it has none."""
     if len(stage.loops) != 1 or stage.stores:
         return None
@@ -33,10 +33,10 @@ def ended(stage: ReduceStage) -> Ended | None:
     if condition is None or others or (left := _left(condition, loop)) is None:
         return None
     count = Sym(f"{loop.sym.name}_end", 0, bounds(loop.size)[1], likely=loop.sym.likely)
-    without = _Without(condition)
+    without = _Assuming(condition)
     reductions = tuple(Reduction(r.name, r.kind, without(r.value.args[1])) for r in stage.reductions)
-    made = replace(stage, loops=(Loop(loop.sym, count),), reductions=reductions)
-    return Ended(made, count, left, loop.size)
+    rewritten = replace(stage, loops=(Loop(loop.sym, count),), reductions=reductions)
+    return Truncated(rewritten, count, left, loop.size)
 
 
 def _condition(r: Reduction) -> Value | None:
@@ -59,7 +59,7 @@ def _left(condition: Value, loop: Loop) -> Size | None:
     return end - line[1]
 
 
-class _Without:
+class _Assuming:
     """Values where a condition holds."""
 
     def __init__(self, condition: Value) -> None:
@@ -69,10 +69,10 @@ class _Without:
     def __call__(self, v: Value) -> Value:
         found = self._done.get(v)
         if found is None:
-            found = self._done[v] = self._made(v)
+            found = self._done[v] = self._rewritten(v)
         return found
 
-    def _made(self, v: Value) -> Value:
+    def _rewritten(self, v: Value) -> Value:
         if v.op == "where" and v.args[0] is self._condition:
             return self(v.args[1])
         if v.op == "load" and v.args[2] is self._condition:

@@ -98,12 +98,12 @@ def across_lanes(b: Builder, kind: str, t: Type, x: State) -> State:
     lanes = x[0].lanes
     while lanes > 1:
         half = lanes // 2
-        x = combine(b, kind, t, [_part(b, r, 0, half) for r in x], [_part(b, r, half, half) for r in x])
+        x = combine(b, kind, t, [_partial(b, r, 0, half) for r in x], [_partial(b, r, half, half) for r in x])
         lanes = half
     return x
 
 
-def _part(b: Builder, x: Ref, start: int, count: int) -> Ref:
+def _partial(b: Builder, x: Ref, start: int, count: int) -> Ref:
     if count == 1:
         return b.pure(f"extractelement {x}, i64 {start}", x.elem, 1, x.depth)
     picks = ", ".join(f"i32 {i}" for i in range(start, start + count))
@@ -135,15 +135,15 @@ def _at_point(body: Body, p: Point, stage: ReduceStage, r: Reduction) -> State:
 
 def with_point(body: Body, p: Point, stage: ReduceStage, states: list[State]) -> list[State]:
     """`states` joined with what the point `p` contributes; squares are summed with one rounding."""
-    joined: list[State] = []
+    combined: list[State] = []
     for r, state in zip(stage.reductions, states, strict=True):
         if _sums_squares(r):
             root = body.value(p, r.value.args[0])
-            joined.append([body.b.fma(root, root, state[0])])
+            combined.append([body.b.fma(root, root, state[0])])
         else:
             t = TYPES[r.value.dtype]
-            joined.append(combine(body.b, r.kind, t, state, _at_point(body, p, stage, r)))
-    return joined
+            combined.append(combine(body.b, r.kind, t, state, _at_point(body, p, stage, r)))
+    return combined
 
 
 def _sums_squares(r: Reduction) -> bool:

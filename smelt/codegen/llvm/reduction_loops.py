@@ -96,21 +96,21 @@ class ReduceLoops:
         zero, whole, may_skip = b.const("i64", 0), self.loops.count(size), bounds(size)[0] < 1
         most = bounds(size)[1]
         if not self.rounds_off or most // step * additions <= 2 * CHAIN:
-            return self.unless(may_skip, whole, rounds, states)
+            return self.skip_if_empty(may_skip, whole, rounds, states)
         block = step * max(1, CHAIN >> (additions.bit_length() - 1))
-        first = self.emptied(self.fresh(states))
+        first = self.as_next_level(self.fresh(states))
         levels = [first for _ in range(cascade_levels(min(-(-most // block), MANY), self.stage))]
         with b.loop(zero, whole, block, _flat_sets(levels), may_skip) as it:
             end = b.op("add", it.index, b.const("i64", block))
             stop = b.intrinsic("smin", end, whole) if size % block != 0 else end
-            part = self.emptied(rounds(it.index, stop, self.fresh(states)))
-            it.next = _flat_sets(self.carry(end, block, self.split(it.carried, first), part))
+            partial = self.as_next_level(rounds(it.index, stop, self.fresh(states)))
+            it.next = _flat_sets(self.propagate(end, block, self.split(it.carried, first), partial))
         lowest, *higher = self.split(it.next, first)
         for level in higher:
             lowest = self.join(level, lowest)
-        return self.join(states, self.filled(lowest, states))
+        return self.join(states, self.as_accumulators(lowest, states))
 
-    def unless(
+    def skip_if_empty(
         self,
         may_skip: bool,
         whole: Ref,
@@ -125,20 +125,22 @@ class ReduceLoops:
             it.next = _flat(rounds(zero, whole, self.like(it.carried, states)))
         return self.like(it.next, states)
 
-    def carry(self, end: Ref, block: int, levels: list[list[State]], part: list[State]) -> list[list[State]]:
+    def propagate(
+        self, end: Ref, block: int, levels: list[list[State]], partial: list[State]
+    ) -> list[list[State]]:
         """`part` joined to the first of `levels`, and levels that have CHAIN parts by now to those above them. `end`: a
         multiple of `block`, which is a power of two, for each part."""
         b = self.b
-        levels = [self.join(levels[0], part), *levels[1:]]
+        levels = [self.join(levels[0], partial), *levels[1:]]
         for k in range(len(levels) - 1):
             mask = b.const("i64", block * CHAIN ** (k + 1) - 1)
             full = b.compare("icmp eq", b.op("and", end, mask), b.const("i64", 0))
-            above = self.join(levels[k + 1], levels[k])
-            levels[k + 1] = self.choose(full, above, levels[k + 1])
-            levels[k] = self.choose(full, self.emptied(self.fresh(part)), levels[k])
+            upper = self.join(levels[k + 1], levels[k])
+            levels[k + 1] = self.choose(full, upper, levels[k + 1])
+            levels[k] = self.choose(full, self.as_next_level(self.fresh(partial)), levels[k])
         return levels
 
-    def emptied(self, states: list[State]) -> list[State]:
+    def as_next_level(self, states: list[State]) -> list[State]:
         """What accumulators hold, as the next level of a cascade does."""
         pairs = list(zip(self.stage.reductions, states, strict=True))
         if self.vector and not self.open:
@@ -147,7 +149,7 @@ class ReduceLoops:
             ]
         return [reduction_codegen.wide(self.b, r, s) for r, s in pairs]
 
-    def filled(self, states: list[State], like: list[State]) -> list[State]:
+    def as_accumulators(self, states: list[State], like: list[State]) -> list[State]:
         """Accumulators, of as many lanes as those of `like`, that hold what a level of a cascade does."""
         narrow = [
             reduction_codegen.narrow(self.b, r, s) for r, s in zip(self.stage.reductions, states, strict=True)
@@ -181,9 +183,9 @@ class ReduceLoops:
         flat = _flat_sets(sets)
         with b.loop(start, stop, self.step * self.unroll, flat) as it:
             carried = self.split(it.carried, states)
-            for u, part in enumerate(carried):
+            for u, partial in enumerate(carried):
                 where = b.op("add", it.index, b.const("i64", u * self.step)) if u else it.index
-                it.next += _flat(self.accumulate(p.at(sym, where), part, None))
+                it.next += _flat(self.accumulate(p.at(sym, where), partial, None))
         sets = self.split(it.next, states)
         while len(sets) > 1:
             sets = [self.join(x, y) for x, y in zip(sets[::2], sets[1::2])]
@@ -255,11 +257,11 @@ def _flat_sets(sets: list[list[State]]) -> list[Ref]:
     return [r for states in sets for r in _flat(states)]
 
 
-def cascade_levels(parts: int, stage: ReduceStage) -> int:
+def cascade_levels(partials: int, stage: ReduceStage) -> int:
     """How many levels a cascade of that many parts has above the first accumulators: at most 2 * CHAIN parts are added up on
     each of them, where they are no more precise than the values."""
     precise = all(r.value.dtype is not torch.float64 for r in stage.reductions)
-    return 1 if precise or parts <= 2 * CHAIN else 1 + cascade_levels(parts // CHAIN, stage)
+    return 1 if precise or partials <= 2 * CHAIN else 1 + cascade_levels(partials // CHAIN, stage)
 
 
 def _unroll(stage: ReduceStage) -> int:

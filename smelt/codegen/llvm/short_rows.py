@@ -63,7 +63,7 @@ class Row:
     size: Size
     sym: Sym
     factor: int
-    rest: int
+    remainder: int
 
 
 def row_of(kernel: Kernel) -> Row | None:
@@ -95,13 +95,13 @@ def of_length(kernel: Kernel, row: Row, decisions: Decisions, target: Host) -> t
 
     if not at_most(LONG_VECTORS):
         return kernel, {}
-    is_size = row.factor == 1 and row.rest == 0
+    is_size = row.factor == 1 and row.remainder == 0
     unit = lanes if is_size and decisions.is_zero(row.sym % lanes) else 1
     most = next(n for n in _LENGTHS if at_most(n))
     if most <= INLINE_VECTORS:
-        made = _narrowed(kernel, row, lanes, unit, (most - 1, most))
-        if has_short_rows(made[0], choose(made[0], lanes), lanes):
-            return made
+        symbol = _narrowed(kernel, row, lanes, unit, (most - 1, most))
+        if has_short_rows(symbol[0], choose(symbol[0], lanes), lanes):
+            return symbol
         most = 1 << (most - 1).bit_length()
     return _narrowed(kernel, row, lanes, unit, (most // 2, most))
 
@@ -111,10 +111,10 @@ def _narrowed(
 ) -> tuple[Kernel, dict[Sym, Size]]:
     """The kernel for rows of more vectors than the first of `vectors`, and no more than the second, where the symbol is a
     multiple of `unit`."""
-    ends = (vectors[0] * lanes + 1 - row.rest, vectors[1] * lanes - row.rest)
+    ends = (vectors[0] * lanes + 1 - row.remainder, vectors[1] * lanes - row.remainder)
     low, high = max(-(-ends[0] // row.factor), row.sym.lo), min(ends[1] // row.factor, row.sym.hi)
     low, high = -(-low // unit), high // unit
     if low == high:
         return at_sizes(kernel, {row.sym: low * unit}), {}
-    made = Sym(row.sym.name, low, high, likely=high)
-    return at_sizes(kernel, {row.sym: made * unit}), {made: row.sym // unit}
+    symbol = Sym(row.sym.name, low, high, likely=high)
+    return at_sizes(kernel, {row.sym: symbol * unit}), {symbol: row.sym // unit}

@@ -164,7 +164,7 @@ def _log_tail(b: Builder, f: Ref) -> Ref:
     return b.fma(cube, b.polynomial(f, LOG), _f(b, "fmul", square, -0.5))
 
 
-def _log_parts(b: Builder, x: Ref) -> tuple[Ref, Ref, Ref]:
+def _log_terms(b: Builder, x: Ref) -> tuple[Ref, Ref, Ref]:
     """(e, f, t): log(x) = e*ln(2) + f + t, t small against f. For finite x > 0, denormal too."""
     small = b.compare("fcmp olt", x, b.like(x, 2.0**-126))
     x = b.select(small, _f(b, "fmul", x, 2.0**23), x)
@@ -189,12 +189,12 @@ def _log_sum(b: Builder, e: Ref, f: Ref, t: Ref) -> Ref:
 
 def log(b: Builder, x: Ref) -> Ref:
     """Natural logarithm of float32; NaN below 0, -inf at 0."""
-    return _log_edges(b, x, _log_sum(b, *_log_parts(b, x)))
+    return _log_edges(b, x, _log_sum(b, *_log_terms(b, x)))
 
 
 def _log_base(b: Builder, x: Ref, base: float) -> Ref:
     """log(x)/log(base), with 1/log(base) in two parts and e*log_base(2) added exactly rounded last."""
-    e, f, t = _log_parts(b, x)
+    e, f, t = _log_terms(b, x)
     hi = 1.4375 if base == 2 else 0.43359375  # few bits, so that f*hi loses little
     lo = 1 / math.log(base) - hi
     per_e = 1.0 if base == 2 else 0.30078125
@@ -307,7 +307,7 @@ def _trigonometric(name: str, shift: int) -> Callable[[Builder, Ref], Ref]:
 
 def helper_at(b: Builder, name: str, write: Callable[[Builder, list[Ref]], Ref], *args: Ref) -> Ref:
     """A call of the module function `name`, written by `write` on first use, at the lanes that the operands have."""
-    wide, lanes, _ = b.together(args)
+    wide, lanes, _ = b.broadcast(args)
     sized = b if b.lanes == lanes else Builder(b.module, lanes)
     return b.call(helper(sized, name, wide[0].elem, len(wide), write), wide[0].elem, *wide)
 
@@ -429,8 +429,8 @@ def _each_lane(b: Builder, symbol: str, args: list[Ref]) -> Ref:
     elem, lanes = args[0].elem, args[0].lanes
     result = Ref("poison", elem, lanes)
     for i in range(lanes):
-        parts = [b.pure(f"extractelement {a}, i64 {i}", elem, 1, a.depth) for a in args]
-        one = b.call(symbol, elem, *parts)
+        scalars = [b.pure(f"extractelement {a}, i64 {i}", elem, 1, a.depth) for a in args]
+        one = b.call(symbol, elem, *scalars)
         result = b.pure(f"insertelement {result}, {one}, i64 {i}", elem, lanes, one.depth)
     return result
 

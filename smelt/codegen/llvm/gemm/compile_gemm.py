@@ -33,10 +33,10 @@ def compile_products(products: Sequence[Product]) -> list[CompiledKernel]:
         text.append(body)
     text += (f"declare void @{symbol}()" for symbol in imports)
     library = assemble(module.text(text), [p.name for p in products], host(), imports=imports)
-    return [compiled(p, Function(library, p.name)) for p in products]
+    return [with_code(p, Function(library, p.name)) for p in products]
 
 
-def compiled(p: Product, function: Function, sizes: tuple[Size, ...] = ()) -> CompiledKernel:
+def with_code(p: Product, function: Function, sizes: tuple[Size, ...] = ()) -> CompiledKernel:
     """`function` as the code of `p`. `sizes`: the numbers that it takes."""
     batch = p.batch[0] * p.batch[1]
     count = extent(p.m, p.n, p.k, batch, p.dtype)
@@ -46,11 +46,11 @@ def compiled(p: Product, function: Function, sizes: tuple[Size, ...] = ()) -> Co
 
 def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
     """The names of the library's functions that `p` calls, and the text of its entry point, descriptor and epilogue."""
-    calls = called(p, tile)
+    calls = library_functions(p, tile)
     words: dict[str, Size | str] = {**descriptor(p, tile, p.lengths)}
     words |= {word: address(tile.function(name)) for word, name in calls.items()}
     text = []
-    for word, full in finishes(p, tile).items():
+    for word, full in epilogue_variants(p, tile).items():
         text.append(write_epilogue(module, f"{p.name}.{word}", p, tile, full=full))
         words[word] = address(f"{p.name}.{word}")
     table = ", ".join(f"i64 {words[name]}" for name in WORDS)
@@ -63,7 +63,7 @@ def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
     return sorted(set(calls.values())), "".join(text)
 
 
-def called(p: Product, tile: Tile, tall: int = 0) -> dict[str, str]:
+def library_functions(p: Product, tile: Tile, tall: int = 0) -> dict[str, str]:
     """By word of the descriptor, the function of the library that it is the address of. `tall`: rows of a tall tile, where
     `p` stands for others that have some."""
     high, low = cut(p.m, p.n, p.k, tile).heights
@@ -78,7 +78,7 @@ def called(p: Product, tile: Tile, tall: int = 0) -> dict[str, str]:
     }
 
 
-def finishes(p: Product, tile: Tile) -> dict[str, bool]:
+def epilogue_variants(p: Product, tile: Tile) -> dict[str, bool]:
     """By word of the descriptor, whether the epilogue that it is the address of is of full panels; of those that `p`
     needs."""
     found = {}
@@ -119,7 +119,7 @@ def is_direct(p: Product, tile: Tile) -> bool:
 
 def descriptor(p: Product, tile: Tile, of: Lengths) -> dict[str, Size]:
     """The words that are no addresses, of `p` with these lengths; those of epilogues are 0."""
-    pieces = cut(of.m, p.n, of.k, tile)
+    tiling = cut(of.m, p.n, of.k, tile)
     strides: dict[str, Size] = {
         f"{name}_{word}": stride * tile.size
         for name, x in (("a", p.a), ("b", p.b), ("c", p.c))
@@ -128,14 +128,14 @@ def descriptor(p: Product, tile: Tile, of: Lengths) -> dict[str, Size]:
     return strides | {
         "n": p.n,
         "k": of.k,
-        "kc": pieces.kc,
-        "k_blocks": pieces.k_blocks,
-        "panels": pieces.panels,
-        "row_blocks": pieces.row_blocks,
-        "block_tiles": pieces.block_tiles,
-        "tiles": pieces.tiles,
-        "rows": pieces.rows,
-        "tall": pieces.tall,
+        "kc": tiling.kc,
+        "k_blocks": tiling.k_blocks,
+        "panels": tiling.panels,
+        "row_blocks": tiling.row_blocks,
+        "block_tiles": tiling.block_tiles,
+        "tiles": tiling.tiles,
+        "rows": tiling.rows,
+        "tall": tiling.tall,
         "a_row": of.row * tile.size,
         "a_k": of.col * tile.size,
         "b_k": p.b.row * tile.size,

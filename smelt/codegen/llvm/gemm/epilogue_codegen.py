@@ -24,11 +24,11 @@ class Slots:
     """Numbers that code reads from the slots of %buffers from `first` on. Equal ones are one."""
 
     first: int
-    places: dict[int, int] = field(default_factory=dict)
+    slot_of: dict[int, int] = field(default_factory=dict)
 
     def of(self, number: int) -> int:
         """The slot of `number`."""
-        return self.places.setdefault(number, self.first + len(self.places))
+        return self.slot_of.setdefault(number, self.first + len(self.slot_of))
 
 
 def write_epilogue(
@@ -65,8 +65,8 @@ class _Writer:
         """Columns [first, first + lanes) of the current row."""
         p, tile, b = self.p, self.tile, self.b
         mask = None if self.full else self._columns_from(first)
-        place = self._at(source, b.const("i64", first * tile.size))
-        total = b.ordered(f"load {tile.vector}, {place}, align {tile.size}", tile.scalar, tile.lanes)
+        address = self._at(source, b.const("i64", first * tile.size))
+        total = b.ordered(f"load {tile.vector}, {address}, align {tile.size}", tile.scalar, tile.lanes)
         value = (
             total
             if p.epilogue.value is None
@@ -74,13 +74,13 @@ class _Writer:
         )
         outer, inner = BATCH // p.batch[1], BATCH % p.batch[1]
         index = outer * p.c.outer + inner * p.c.inner + ROW * p.c.row + COL
-        place = self._at(self._buffer(2 + len(p.epilogue.inputs)), self._bytes(index, first, tile.size))
+        address = self._at(self._buffer(2 + len(p.epilogue.inputs)), self._bytes(index, first, tile.size))
         if mask is None:
-            b.line(f"store {value}, {place}, align {tile.size}")
+            b.line(f"store {value}, {address}, align {tile.size}")
             return
         name = f"@llvm.masked.store.{suffix(tile.scalar, tile.lanes)}.p0"
         b.declare(name, f"void {name}({tile.vector}, ptr, {tile.mask})")
-        b.line(f"call void {name}({value}, ptr align {tile.size} {place.text}, {mask})")
+        b.line(f"call void {name}({value}, ptr align {tile.size} {address.text}, {mask})")
 
     def _value(self, value: Value, total: Ref, first: int, mask: Ref | None, memo: dict[int, Ref]) -> Ref:
         """`value` at columns first.. of the current row; one vector, or a scalar that all columns share."""
@@ -109,30 +109,30 @@ class _Writer:
         buffer, index, _ = value.args
         t, lanes, size = TYPES[value.dtype], self.tile.lanes, value.dtype.itemsize
         varies = affine(index, COL) != (0, index)
-        place = self._at(self._buffer(2 + buffer), self._bytes(index, first if varies else 0, size))
+        address = self._at(self._buffer(2 + buffer), self._bytes(index, first if varies else 0, size))
         if mask is None or not varies:
             kind = type_text(t.memory, lanes if varies else 1)
             ref = self.b.pure(
-                f"load {kind}, {place}, align {size}", t.memory, lanes if varies else 1, place.depth
+                f"load {kind}, {address}, align {size}", t.memory, lanes if varies else 1, address.depth
             )
         else:
             kind, name = type_text(t.memory, lanes), f"@llvm.masked.load.{suffix(t.memory, lanes)}.p0"
             self.b.declare(name, f"{kind} {name}(ptr, {type_text('i1', lanes)}, {kind})")
-            operands = f"ptr align {size} {place.text}, {mask}, {kind} zeroinitializer"
-            depth = max(place.depth, mask.depth)
+            operands = f"ptr align {size} {address.text}, {mask}, {kind} zeroinitializer"
+            depth = max(address.depth, mask.depth)
             ref = self.b.pure(f"call {kind} {name}({operands})", t.memory, lanes, depth)
         return from_memory(self.b, ref, t)
 
     def _columns_from(self, first: int) -> Ref:
         """The mask of lanes whose column, counted from `first`, is below `cols`."""
         b, lanes = self.b, self.tile.lanes
-        numbers = ", ".join(f"i32 {first + i}" for i in range(lanes))
+        lane_indices = ", ".join(f"i32 {first + i}" for i in range(lanes))
         cols = b.widen(b.convert("trunc", Ref("%cols", "i64"), "i32"), lanes)
-        return b.compare("icmp slt", Ref(f"<{numbers}>", "i32", lanes), cols)
+        return b.compare("icmp slt", Ref(f"<{lane_indices}>", "i32", lanes), cols)
 
     def _buffer(self, number: int) -> Ref:
-        place = self._at(Ref("%buffers", "ptr"), self.b.const("i64", 8 * number))
-        return self.b.pure(f"load ptr, {place}, align 8", "ptr", 1, place.depth)
+        address = self._at(Ref("%buffers", "ptr"), self.b.const("i64", 8 * number))
+        return self.b.pure(f"load ptr, {address}, align 8", "ptr", 1, address.depth)
 
     def _at(self, pointer: Ref, offset: Ref) -> Ref:
         depth = max(pointer.depth, offset.depth)
@@ -147,7 +147,7 @@ class _Writer:
         """`factor` times an index expression, whose quotients are of non-negative numbers."""
         b = self.b
         if isinstance(e, int):
-            return self._number(e * factor)
+            return self._maybe_from_slot(e * factor)
         if factor != 1 or not isinstance(e, (Sym, Quotient)):
             return self._sum(e, factor)
         if isinstance(e, Sym):
@@ -156,13 +156,13 @@ class _Writer:
 
     def _sum(self, e: Expr, factor: int) -> Ref:
         b = self.b
-        total = self._number(e.const * factor)
+        total = self._maybe_from_slot(e.const * factor)
         for atoms, coefficient in e.terms:
             # A column's place is a constant in any case: neighbours are.
             scale = (
                 b.const("i64", coefficient * factor)
                 if atoms == (COL,)
-                else self._number(coefficient * factor)
+                else self._maybe_from_slot(coefficient * factor)
             )
             term = scale
             for atom in atoms:
@@ -170,10 +170,10 @@ class _Writer:
             total = b.op("add", term, total)
         return total
 
-    def _number(self, number: int) -> Ref:
+    def _maybe_from_slot(self, number: int) -> Ref:
         """A number that may be another one in a product of other sizes."""
         b = self.b
         if self.slots is None or number in (0, 1):
             return b.const("i64", number)
-        place = self._at(Ref("%buffers", "ptr"), b.const("i64", 8 * self.slots.of(number)))
-        return b.pure(f"load i64, {place}, align 8", "i64", 1, place.depth)
+        address = self._at(Ref("%buffers", "ptr"), b.const("i64", 8 * self.slots.of(number)))
+        return b.pure(f"load i64, {address}, align 8", "i64", 1, address.depth)

@@ -105,21 +105,21 @@ class _Block:
         outer, inner = t.div("%batch", d["inner_batch"]), t.rem("%batch", d["inner_batch"])
         return t.at(pointer, t.mul(outer, d[f"{which}_outer"]), t.mul(inner, d[f"{which}_inner"]))
 
-    def row_of(self, number: str) -> str:
+    def row_of(self, tile_index: str) -> str:
         """The first row of a tile: tall ones come first."""
         t, d = self.t, self.d
-        return t.add(t.mul(number, d["rows"]), t.least(number, d["tall"]))
+        return t.add(t.mul(tile_index, d["rows"]), t.least(tile_index, d["tall"]))
 
     @contextmanager
     def tiles(self, depth: str) -> Iterator[_TileAt]:
         """A loop over the tiles of the block."""
         t, d, tile = self.t, self.d, self.tile
         run_bytes = t.mul(t.div(t.add(depth, tile.lanes - 1), tile.lanes), tile.line)
-        with t.loop(self.first_tile, self.last_tile) as number:
-            tall, row = t.test("slt", number, d["tall"]), self.row_of(number)
+        with t.loop(self.first_tile, self.last_tile) as tile_index:
+            tall, row = t.test("slt", tile_index, d["tall"]), self.row_of(tile_index)
             height = t.add(d["rows"], t.let(f"zext i1 {tall} to i64"))
             packed = t.at(self.packed_a, t.mul(t.sub(row, self.first_row), run_bytes))
-            yield _TileAt(number, tall, row, height, packed)
+            yield _TileAt(tile_index, tall, row, height, packed)
 
     def pack_rows(self, k0: str, depth: str) -> None:
         t, d = self.t, self.d
@@ -149,7 +149,7 @@ class _Block:
         ahead = _next_panel(t, tile, d, self.b, k0, panel, last, t.sub(self.last_tile, self.first_tile))
         with self.tiles(depth) as at:
             out = t.at(target, t.mul(t.sub(at.row, self.first_row), ldc))
-            fetch = t.at(ahead.start, t.mul(t.sub(at.number, self.first_tile), ahead.tile))
+            fetch = t.at(ahead.start, t.mul(t.sub(at.tile_index, self.first_tile), ahead.tile))
             kernel = t.choose(at.tall, tall_kernel, low_kernel, "ptr")
             t.do(
                 f"call void {kernel}(ptr {at.packed}, ptr {right}, ptr {out}, i64 {depth}, i64 {ldb}, i64 {ldc}, "
@@ -178,7 +178,7 @@ class _Block:
 class _TileAt:
     """A tile inside a loop over them: its number, whether it is tall, its first row, its height, its packed copy."""
 
-    number: str
+    tile_index: str
     tall: str
     row: str
     height: str

@@ -25,7 +25,7 @@ from smelt.codegen.llvm.object_files import assemble
 from smelt.plan.machine_code import Library
 from smelt.runtime.fork_locks import LIBRARY, hold_at_fork
 
-_PIECES: dict[str, Callable[[Tile], str]] = {
+_FUNCTIONS: dict[str, Callable[[Tile], str]] = {
     "pack_rows": pack_rows,
     "pack_rows_any": pack_rows_any,
     "pack_rows_transposed": pack_rows_transposed,
@@ -44,19 +44,23 @@ def provide(tile: Tile, names: Iterable[str]) -> dict[str, Library]:
     """By symbol (`tile.function(name)`), what defines the functions called `names`: keys of `_PIECES`, or
     `micro<rows>x<vectors>`. Those that no product has asked for yet are compiled."""
     with _LOCK:
-        wanted = sorted({*names, *_ALWAYS})
-        missing = [n for n in wanted if tile.function(n) not in _LIBRARIES]
+        required = sorted({*names, *_ALWAYS})
+        missing = [n for n in required if tile.function(n) not in _LIBRARIES]
         if missing:
             _compile(tile, missing)
-        return {s: _LIBRARIES[s] for s in map(tile.function, wanted)}
+        return {s: _LIBRARIES[s] for s in map(tile.function, required)}
 
 
 def _compile(tile: Tile, names: Sequence[str]) -> None:
     """No optimiser passes: the text is written as it should run, instruction selection does the rest."""
     symbols = [tile.function(n) for n in names]
-    known = [s for s in map(tile.function, _ALWAYS) if s in _LIBRARIES]
-    text = [declarations(tile), *(f"declare void @{s}()\n" for s in known), *(_write(tile, n) for n in names)]
-    library = assemble("".join(text), symbols, host(), imports={s: _LIBRARIES[s] for s in known})
+    shared = [s for s in map(tile.function, _ALWAYS) if s in _LIBRARIES]
+    text = [
+        declarations(tile),
+        *(f"declare void @{s}()\n" for s in shared),
+        *(_write(tile, n) for n in names),
+    ]
+    library = assemble("".join(text), symbols, host(), imports={s: _LIBRARIES[s] for s in shared})
     _LIBRARIES.update((s, library) for s in symbols)
 
 
@@ -64,4 +68,4 @@ def _write(tile: Tile, name: str) -> str:
     if name.startswith("micro"):
         rows, vectors = map(int, name.removeprefix("micro").split("x"))
         return micro(tile, rows, vectors)
-    return _PIECES[name](tile)
+    return _FUNCTIONS[name](tile)

@@ -135,5 +135,5 @@ GRAIN_FLOPS = 1 << 20  # about 10 us of one core; also bounds how often A is pac
 
 def extent(m: int, n: int, k: int, batch: int, dtype: torch.dtype) -> int:
     """Work items: panels x blocks of rows x batch."""
-    whole = cut(m, n, k, tile_for(dtype))
-    return static(batch * whole.row_blocks * whole.panels)
+    tiling = cut(m, n, k, tile_for(dtype))
+    return static(batch * tiling.row_blocks * tiling.panels)

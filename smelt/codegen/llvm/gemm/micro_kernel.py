@@ -20,9 +20,9 @@ def micro(tile: Tile, rows: int, vectors: int) -> str:
     _one_k(t, tile, rows, vectors, run)
     t.label("turn")
     with t.loop(0, "%next_rows") as row:
-        place = t.at("%no", t.mul(row, "%next_step"))
+        address = t.at("%no", t.mul(row, "%next_step"))
         for j in range(vectors):
-            prefetch(t, t.at(place, j * tile.line))
+            prefetch(t, t.at(address, j * tile.line))
     t.do("br label %again")
     t.label("again")
     t.do("%no.next = getelementptr i8, ptr %no, i64 %next_run")
@@ -85,9 +85,9 @@ def _store(t: FunctionText, tile: Tile, rows: int, vectors: int) -> None:
         for i in range(rows):
             line = t.at("%c", t.mul("%ldc", i))
             for j in range(vectors):
-                place, value = t.at(line, j * tile.line), f"%o{i}_{j}"
+                address, value = t.at(line, j * tile.line), f"%o{i}_{j}"
                 if block == "more":
-                    value = t.let(f"fadd {tile.vector} {value}, {t.load(tile.vector, place, tile.size)}")
-                t.store(tile.vector, value, place, tile.size)
+                    value = t.let(f"fadd {tile.vector} {value}, {t.load(tile.vector, address, tile.size)}")
+                t.store(tile.vector, value, address, tile.size)
         t.do("br label %end")
     t.label("end")

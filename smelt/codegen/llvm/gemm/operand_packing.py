@@ -25,8 +25,10 @@ def pack_rows(tile: Tile) -> str:
             to = t.at("%to", t.mul(t.div(k, tile.lanes), block))
             mask = "" if full else first_lanes(t, tile, t.sub("%k", k))
             with t.loop(0, "%count") as i:
-                place = t.at(source, t.mul(i, "%step"))
-                value = t.load(tile.vector, place, tile.size) if full else masked_load(t, tile, place, mask)
+                address = t.at(source, t.mul(i, "%step"))
+                value = (
+                    t.load(tile.vector, address, tile.size) if full else masked_load(t, tile, address, mask)
+                )
                 t.store(tile.vector, value, t.at(to, t.mul(i, tile.line)), tile.size)
     return t.function(tile.function("pack_rows"), PACK_PARAMETERS)
 
@@ -60,13 +62,13 @@ def pack_rows_transposed(tile: Tile) -> str:
         to = t.at("%to", t.mul(t.div(k, tile.lanes), block), t.mul(first, tile.line))
         for i, row in enumerate(transpose(t, tile, lines)):
             t.store(tile.vector, row, t.at(to, i * tile.line), tile.size)
-    rest_from, rest_to = (
+    left_from, left_to = (
         t.at("%from", t.mul(whole, "%kstep")),
         t.at("%to", t.mul(t.div(whole, tile.lanes), block)),
     )
-    rest = t.sub("%k", whole)
+    left = t.sub("%k", whole)
     t.do(
-        f"call void @{tile.function('pack_rows_any')}(ptr {rest_from}, ptr {rest_to}, i64 %count, i64 {rest}, i64 %step, "
+        f"call void @{tile.function('pack_rows_any')}(ptr {left_from}, ptr {left_to}, i64 %count, i64 {left}, i64 %step, "
         "i64 %kstep)"
     )
     return t.function(tile.function("pack_rows_transposed"), PACK_PARAMETERS)
@@ -82,8 +84,10 @@ def pack_panel(tile: Tile) -> str:
         with t.when(condition), t.loop(0, "%k") as k:
             source, to = t.at("%from", t.mul(k, "%kstep")), t.at("%to", t.mul(k, tile.row))
             for j, mask in enumerate(masks):
-                place = t.at(source, j * tile.line)
-                value = t.load(tile.vector, place, tile.size) if full else masked_load(t, tile, place, mask)
+                address = t.at(source, j * tile.line)
+                value = (
+                    t.load(tile.vector, address, tile.size) if full else masked_load(t, tile, address, mask)
+                )
                 t.store(tile.vector, value, t.at(to, j * tile.line), tile.size)
     return t.function(tile.function("pack_panel"), PACK_PARAMETERS)
 
@@ -128,10 +132,10 @@ def transpose(t: FunctionText, tile: Tile, rows: list[str]) -> list[str]:
     the shuffles that x86 and Arm have as single instructions."""
     group = 16 // tile.size  # elements of 128 bits
     groups = tile.lanes // group
-    parts = [_interleave(t, tile, rows[g * group : (g + 1) * group], group) for g in range(groups)]
+    squares = [_interleave(t, tile, rows[g * group : (g + 1) * group], group) for g in range(groups)]
     columns: list[str] = [""] * tile.lanes
     for c in range(group):
-        for g, column in enumerate(_exchange(t, tile, [part[c] for part in parts], group)):
+        for g, column in enumerate(_exchange(t, tile, [square[c] for square in squares], group)):
             columns[g * group + c] = column
     return columns
 

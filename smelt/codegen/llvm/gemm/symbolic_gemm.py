@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from smelt.codegen.llvm.gemm.compile_gemm import (
     DIRECT_TILES,
     address,
-    called,
     can_read_b_directly,
-    compiled,
+    with_code,
     descriptor,
-    finishes,
+    epilogue_variants,
+    library_functions,
 )
 from smelt.codegen.llvm.gemm.epilogue_codegen import Slots, write_epilogue
 from smelt.codegen.llvm.gemm.gemm_driver import WORDS
@@ -68,13 +68,13 @@ class SizedProducts:
         entries = [self._entry(p, f) for p, f in zip(products, finished)]
         self._compile_entries(dict.fromkeys(e for e in entries if e not in self._entries))
         return [
-            compiled(p, self._entries[entry], _words(p, p.lengths) + f.numbers)
+            with_code(p, self._entries[entry], _words(p, p.lengths) + f.numbers)
             for p, entry, f in zip(products, entries, finished)
         ]
 
     def _finish(self, module: Module, p: Product) -> _Finished:
         tile = tile_for(p.dtype)
-        words = finishes(p, tile)
+        words = epilogue_variants(p, tile)
         # All that epilogues depend on; how many rows there are, and how deep a product is, makes no difference.
         key = replace(p, name="", batch=(1, p.batch[1]), m=1, n=1, k=1, a=p.c, b=p.c), tuple(words)
         if key not in self._finished:
@@ -82,7 +82,7 @@ class SizedProducts:
             texts = [
                 (w, write_epilogue(module, ANY, p, tile, full=full, slots=slots)) for w, full in words.items()
             ]
-            self._finished[key] = _Finished(tuple(texts), tuple(slots.places))
+            self._finished[key] = _Finished(tuple(texts), tuple(slots.slot_of))
         return self._finished[key]
 
     def _compile_epilogues(self, module: Module, texts: Iterable[str]) -> None:
@@ -97,7 +97,7 @@ class SizedProducts:
     def _entry(self, p: Product, finished: _Finished) -> _Entry:
         tile = tile_for(p.dtype)
         rows = static(cut(p.m, p.n, p.k, tile).rows)  # of a low tile; others have tall ones, too
-        names = called(p, tile, min(rows + 1, tile.rows))
+        names = library_functions(p, tile, min(rows + 1, tile.rows))
         words = [(word, tile.function(name)) for word, name in names.items()]
         words += [(word, self._epilogues[text][0]) for word, text in finished.texts]
         return _Entry(tile, tuple(words), _slot(p))
@@ -130,8 +130,8 @@ def _words(p: Product, of: Lengths) -> tuple[Size, ...]:
 
 def work(p: Product, of: Lengths) -> tuple[Size, Size]:
     """With these lengths: work items, and how many would pay a thread."""
-    pieces = cut(of.m, p.n, of.k, tile_for(p.dtype))
-    return pieces.row_blocks * (p.batch[0] * p.batch[1] * pieces.panels), _flops(p, of) // GRAIN_FLOPS
+    tiling = cut(of.m, p.n, of.k, tile_for(p.dtype))
+    return tiling.row_blocks * (p.batch[0] * p.batch[1] * tiling.panels), _flops(p, of) // GRAIN_FLOPS
 
 
 def _flops(p: Product, of: Lengths) -> Size:
@@ -142,10 +142,10 @@ def of_lengths(code: CompiledKernel, p: Product, of: Lengths, decisions: Decisio
     """`code`, which is that of `p`, for these lengths, which are p's at the sizes of `decisions`. These note
     what the code is chosen by."""
     tile = tile_for(p.dtype)
-    pieces = cut(of.m, p.n, of.k, tile)
-    decisions.equal(pieces.rows, cut(p.m, p.n, p.k, tile).rows)
+    tiling = cut(of.m, p.n, of.k, tile)
+    decisions.equal(tiling.rows, cut(p.m, p.n, p.k, tile).rows)
     if can_read_b_directly(p, tile):
-        decisions.at_least(DIRECT_TILES, pieces.tiles)
+        decisions.at_least(DIRECT_TILES, tiling.tiles)
     count, _ = work(p, of)
     grain = ceil_div(count * GRAIN_FLOPS, _flops(p, of))
     return replace(code, extent=count, grain=grain, sizes=(*_words(p, of), *code.sizes[len(WORDS) :]))

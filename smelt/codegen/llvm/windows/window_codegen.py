@@ -86,26 +86,26 @@ class _Writer:
             to_row = self._offset(into, (row.index, self.scratch.row))
             if full > 4:
                 with b.loop(self._int(0), self._int(full), 1) as it:
-                    self._copy_piece(
+                    self._copy_chunk(
                         self._offset(from_row, (it.index, step * column)),
                         self._offset(to_row, (it.index, self.lanes)),
                         step,
                     )
             else:
                 for i in range(full):
-                    self._copy_piece(
+                    self._copy_chunk(
                         self._at(from_row, self._int(i * step * column)),
                         self._at(to_row, self._int(i * self.lanes)),
                         step,
                     )
             if width % step:
-                self._copy_piece(
+                self._copy_chunk(
                     self._at(from_row, self._int(full * step * column)),
                     self._at(to_row, self._int(full * self.lanes)),
                     width % step,
                 )
 
-    def _copy_piece(self, source: Ref, target: Ref, count: int) -> None:
+    def _copy_chunk(self, source: Ref, target: Ref, count: int) -> None:
         """`count` elements, at most one vector for each phase."""
         left, lanes = self.p.padding[1], self.lanes
         if self.p.stride[1] == 1:
@@ -118,12 +118,12 @@ class _Writer:
             beyond = self._at(source, self._int(lanes * self.p.x_strides[3]))
             high = self._columns(beyond, self._first(count - lanes))
         for parity in (0, 1):
-            number = (count - parity + 1) // 2
-            if number:
+            count_of_phase = (count - parity + 1) // 2
+            if count_of_phase:
                 value = self._every_second(low, high, parity)
                 column = left + parity
-                place = column % 2 * self.scratch.run + column // 2
-                self._store(value, self._at(target, self._int(place)), self._first(number))
+                pointer = column % 2 * self.scratch.run + column // 2
+                self._store(value, self._at(target, self._int(pointer)), self._first(count_of_phase))
 
     def _every_second(self, low: Ref, high: Ref, parity: int) -> Ref:
         picks = ", ".join(f"i32 {2 * i + parity}" for i in range(self.lanes))
@@ -163,23 +163,23 @@ class _Writer:
         if prod(p.kernel) <= UNROLLED_TAPS or p.stride[1] > 1:
             for j in range(p.kernel[1]):
                 run, column = j * p.dilation[1] % p.stride[1], j * p.dilation[1] // p.stride[1]
-                place = self._at(origin, self._int(run * self.scratch.run + column))
-                states = self._column(place, self._taps(weights, self._int(j)), states)
+                pointer = self._at(origin, self._int(run * self.scratch.run + column))
+                states = self._column(pointer, self._taps(weights, self._int(j)), states)
             return states
         with b.loop(self._int(0), self._int(p.kernel[1]), 1, states) as it:
-            place = self._offset(origin, (it.index, p.dilation[1]))
-            it.next = self._column(place, self._taps(weights, it.index), it.carried)
+            pointer = self._offset(origin, (it.index, p.dilation[1]))
+            it.next = self._column(pointer, self._taps(weights, it.index), it.carried)
         return it.next
 
-    def _column(self, place: Ref, taps: Sequence[Ref], states: list[Ref]) -> list[Ref]:
+    def _column(self, pointer: Ref, taps: Sequence[Ref], states: list[Ref]) -> list[Ref]:
         """`states` with one column of the window: each input row is loaded once, for all output rows it belongs to."""
         p, states = self.p, list(states)
         for y in range((self.rows - 1) * p.stride[0] + (p.kernel[0] - 1) * p.dilation[0] + 1):
             uses = [(r, divmod(y - r * p.stride[0], p.dilation[0])) for r in range(self.rows)]
-            uses_here = [(r, i) for r, (i, rest) in uses if rest == 0 and 0 <= i < p.kernel[0]]
-            if uses_here:
-                value = self._load(self._at(place, self._int(y * self.scratch.row)), None)
-                for r, i in uses_here:
+            row_uses = [(r, i) for r, (i, rest) in uses if rest == 0 and 0 <= i < p.kernel[0]]
+            if row_uses:
+                value = self._load(self._at(pointer, self._int(y * self.scratch.row)), None)
+                for r, i in row_uses:
                     states[r] = self._step(states[r], value, taps[i] if taps else None)
         return states
 
@@ -202,11 +202,11 @@ class _Writer:
         if weights is None:
             return []
         column = self._offset(weights, (j, self.p.w_strides[2]))
-        places = [self._at(column, self._int(i * self.p.w_strides[1])) for i in range(self.p.kernel[0])]
+        addresses = [self._at(column, self._int(i * self.p.w_strides[1])) for i in range(self.p.kernel[0])]
         elem = self.type.elem
         if prod(self.p.kernel) <= REGISTER_TAPS:
-            return [self.b.widen(self.b.pure(f"load {elem}, {x}", elem, 1, x.depth)) for x in places]
-        return [self.b.widen(self.b.ordered(f"load {elem}, {x}", elem, 1)) for x in places]
+            return [self.b.widen(self.b.pure(f"load {elem}, {x}", elem, 1, x.depth)) for x in addresses]
+        return [self.b.widen(self.b.ordered(f"load {elem}, {x}", elem, 1)) for x in addresses]
 
     def _finish(self, value: Ref, syms: dict[Sym, Ref], result: Ref) -> None:
         """The epilogue of one vector, and its store."""
@@ -224,9 +224,9 @@ class _Writer:
     def _int(self, value: int) -> Ref:
         return self.b.const("i64", value)
 
-    def _buffer(self, number: int) -> Ref:
+    def _buffer(self, count_of_phase: int) -> Ref:
         b = self.b
-        slot = b.pure(f"getelementptr ptr, ptr %buffers, i64 {number}", "ptr", 1, 0)
+        slot = b.pure(f"getelementptr ptr, ptr %buffers, i64 {count_of_phase}", "ptr", 1, 0)
         return b.pure(f"load ptr, {slot}", "ptr", 1, 0)
 
     def _at(self, base: Ref, index: Ref) -> Ref:
@@ -259,11 +259,11 @@ class _Writer:
         if stride == 1:
             return self._load(address, mask)
         offsets = iota(b, "i64", stride)
-        places = b.pure(f"getelementptr {elem}, {address}, {offsets}", "ptr", self.lanes, address.depth)
+        addresses = b.pure(f"getelementptr {elem}, {address}, {offsets}", "ptr", self.lanes, address.depth)
         mask = mask or b.widen(b.const("i1", True))
         name = f"@llvm.masked.gather.{suffix(elem, self.lanes)}.v{self.lanes}p0"
         b.declare(name, f"{kind} {name}(<{self.lanes} x ptr>, i32, {type_text('i1', self.lanes)}, {kind})")
-        text = f"call {kind} {name}({places}, i32 {self.type.bytes}, {mask}, {kind} zeroinitializer)"
+        text = f"call {kind} {name}({addresses}, i32 {self.type.bytes}, {mask}, {kind} zeroinitializer)"
         return b.ordered(text, elem, self.lanes)
 
     def _load(self, address: Ref, mask: Ref | None) -> Ref:
