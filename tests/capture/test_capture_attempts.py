@@ -1,4 +1,4 @@
-"""Each row of the table of attempts: a program that needs it, its attempts in order, and eager's results."""
+"""Each rule of `RETRY_RULES`: a program that triggers it, its attempts in order, and eager's results."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def number_that_makes_the_program_raise() -> Any:
     return f
 
 
-def told_that_it_compiles() -> Any:
+def raises_while_compiling() -> Any:
     def f(x: Any) -> Any:
         if torch.compiler.is_compiling():
             raise ValueError("not while compiling")
@@ -85,7 +85,7 @@ def told_that_it_compiles() -> Any:
     return f
 
 
-def raises_whatever_it_is_told() -> Any:
+def always_raises() -> Any:
     def f(x: Any) -> Any:
         smelt.is_compiling()
         raise ValueError("in any case")
@@ -93,7 +93,7 @@ def raises_whatever_it_is_told() -> Any:
     return f
 
 
-def view_at_a_place_that_a_tensor_holds() -> Any:
+def view_at_an_index_in_a_tensor() -> Any:
     def f(table: Any, at: Any) -> Any:
         return table[at]
 
@@ -110,7 +110,7 @@ def condition_in_a_call() -> Any:
     return f
 
 
-def condition_beside_what_cannot_be_rebuilt() -> Any:
+def condition_next_to_an_object_without_reconstruction() -> Any:
     def inner(x: Any) -> Any:
         held = memoryview(b"abc")
         y = x + 1 if x.sum() > 0 else x - 1
@@ -122,7 +122,7 @@ def condition_beside_what_cannot_be_rebuilt() -> Any:
     return f
 
 
-def condition_where_no_frame_can_be_left() -> Any:
+def condition_without_a_possible_break() -> Any:
     def f(x: Any) -> Any:
         held = memoryview(b"abc")
         y = x + 1 if x.sum() > 0 else x - 1
@@ -157,20 +157,20 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], list[tuple[Any, ...]], list[list[st
         [(X, 1), (X, 7), (X, 2)],
         [["first"], ["symbolic", "plain"], ["symbolic"]],
     ),
-    "UserException": (told_that_it_compiles, PAIR, [["first", "as eager"], ["as eager"]]),
-    "UserException, final": (raises_whatever_it_is_told, PAIR, [["first", "as eager"]] * 2),
+    "UserException": (raises_while_compiling, PAIR, [["first", "as eager"], ["as eager"]]),
+    "UserException, final": (always_raises, PAIR, [["first", "as eager"]] * 2),
     "NotCopies": (
-        view_at_a_place_that_a_tensor_holds,
+        view_at_an_index_in_a_tensor,
         [(X, ONE), (Y, ONE)],
         [["first", "views", "views, stop 1 deep"], ["views", "views, stop 1 deep"]],
     ),
     "Unsupported": (condition_in_a_call, PAIR, [["first", "stop 2 deep"]] * 2),
     "Unsupported, in the caller": (
-        condition_beside_what_cannot_be_rebuilt,
+        condition_next_to_an_object_without_reconstruction,
         PAIR,
         [["first", "stop 2 deep", "stop 1 deep"]] * 2,
     ),
-    "Unsupported, final": (condition_where_no_frame_can_be_left, PAIR, [["first", "stop 1 deep"]] * 2),
+    "Unsupported, final": (condition_without_a_possible_break, PAIR, [["first", "stop 1 deep"]] * 2),
 }
 
 
@@ -197,7 +197,7 @@ def test_attempts_in_order(name: str) -> None:
     assert run(make(), calls) == attempts
 
 
-def test_a_backend_that_takes_tensors_only() -> None:
+def test_backend_without_number_inputs() -> None:
     def f(x: Any, step: float) -> Any:
         return x * step
 
@@ -219,7 +219,7 @@ class Noisy(torch.autograd.Function):
         return grad * torch.rand_like(grad)
 
 
-def test_a_program_without_a_joint_graph() -> None:
+def test_no_joint_graph() -> None:
     """A backward that draws random numbers stays as it is. That there is no joint graph is found once."""
     wanted: list[bool] = []
 
@@ -242,7 +242,7 @@ def test_a_program_without_a_joint_graph() -> None:
     "only_thread, later",
     [pytest.param(True, [], id="no other thread"), pytest.param(False, [["first"]], id="other threads")],
 )
-def test_the_world_changes_once(
+def test_state_changes_once_during_capture(
     monkeypatch: pytest.MonkeyPatch, only_thread: bool, later: list[list[str]]
 ) -> None:
     """Captured once more, from the start. A second change is final, unless another thread may have made it: then the next
@@ -269,7 +269,7 @@ def test_the_world_changes_once(
 @pytest.mark.parametrize(
     "error", [WorldChanged("changed"), RuntimeError("dictionary changed size during iteration")]
 )
-def test_the_world_changes_all_the_time(
+def test_state_changes_during_each_capture(
     monkeypatch: pytest.MonkeyPatch, error: Exception, only_thread: bool
 ) -> None:
     """Other threads that outrun every capture have a reason of their own; no bug of smelt is reported."""
@@ -400,7 +400,7 @@ ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows(name: str) -> None:
+def test_rules(name: str) -> None:
     failures, attempts, start = ROWS[name]
     pending, made = list(failures), []
 
@@ -413,23 +413,23 @@ def test_rows(name: str) -> None:
     assert done == (Success(made[-1], start) if start is not None else failures[0].error)
 
 
-def test_a_whole_graph_is_wanted() -> None:
+def test_fullgraph() -> None:
     assert first_success(replace(FIRST, may_break=False), lambda attempt: FailedAttempt(HERE)) is HERE
 
 
-def test_what_the_backend_said_is_told_where_plain_numbers_cannot_be_captured() -> None:
+def test_the_backend_error_is_final_if_the_retry_cannot_be_captured() -> None:
     refused = BackendError("no code for it")
     pending = [FailedAttempt(refused, used_symbols=True), FailedAttempt(HERE)]
     assert first_success(replace(FIRST, may_break=False), lambda attempt: pending.pop(0)) is refused
 
 
-def test_numbers_that_change() -> None:
+def test_dynamic_numbers() -> None:
     changed = {("arg", 2)}
     assert FIRST.generalized(changed, set()).symbolic == FIRST.symbolic | changed
     assert PLAIN.generalized(changed, changed) == PLAIN
 
 
-def test_sizes_that_change() -> None:
+def test_dynamic_sizes() -> None:
     first, second = ("arg", 0, "x"), ("arg", 1, "y")
     wanted = replace(PLAIN, sizes=SymbolicSizes(enabled=True))
     changed = wanted.generalized(set(), {(first, 4)})
@@ -446,7 +446,7 @@ def test_sizes_that_change() -> None:
     assert weaker and not weaker.sizes.enabled
 
 
-def test_a_fixed_size_that_changes_is_tried_once_more() -> None:
+def test_a_specialized_size_that_changes_is_retried() -> None:
     place = ("arg", 0, "x")
     fixed = SymbolicSizes(enabled=True).specializing([frozenset((place,))], now=False)
     again = fixed.with_observed({(place, 4)})
@@ -459,7 +459,7 @@ def test_a_fixed_size_that_changes_is_tried_once_more() -> None:
     assert not worked.with_observed({(place, 6)}).is_specialized(place)
 
 
-def test_sizes_that_must_be_one() -> None:
+def test_sizes_that_must_be_equal() -> None:
     first, second, third = ("arg", 0, "x"), ("arg", 1, "y"), ("arg", 2, "z")
     start = replace(
         PLAIN, sizes=SymbolicSizes(enabled=True).with_observed({(first, 3), (second, 4), (third, 5)})

@@ -1,6 +1,6 @@
-"""The world changes between two calls: the compiled function must notice, whatever was changed and however it was read.
+"""State that changes between two calls: a guard must fail, whatever changed and however the program reads it.
 
-Each case changes one thing, compares with eager, takes it back, and compares again.
+Each case changes one thing, compares with eager, reverts the change, and compares again.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def test_global_state(state: str) -> None:
     assert len(entries_of(c.__code__)) == 2
 
 
-def test_what_does_not_matter_does_not_recompile() -> None:
+def test_irrelevant_changes_do_not_recompile() -> None:
     net, x = Net().eval(), torch.randn(2, 3)
     c = compiled()
     same(c, net, x)

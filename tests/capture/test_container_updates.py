@@ -1,4 +1,4 @@
-"""Containers that are given other contents: what they then hold, in which order, and that nobody finds them empty."""
+"""Replaced contents of containers: elements and order are right, and other threads never find a container empty."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def emptied(base, target, items):
 
 
 @pytest.mark.parametrize("kind", [dict, Table, collections.Counter, collections.OrderedDict, Ordered, set])
-def test_the_same_as_clearing_and_filling(kind) -> None:
+def test_equals_clear_and_refill(kind) -> None:
     base = next(b for b in (collections.OrderedDict, dict, set) if issubclass(kind, b))
     rng = random.Random(0)
     for _ in range(300):
@@ -65,7 +65,7 @@ class Shared:
         self.dict = {"a": 1, "b": 2}
 
 
-def test_other_threads_never_find_them_empty() -> None:
+def test_other_threads_never_find_a_container_empty() -> None:
     """Python would let a reader see the moment after `clear()`; a replay has none."""
     shared = Shared()
 

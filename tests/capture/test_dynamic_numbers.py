@@ -1,4 +1,4 @@
-"""A number that changes from call to call is generalised on its second change: two entries answer all calls."""
+"""A number that changes between calls is symbolic from its second change on: two entries accept all calls."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ SCHEDULES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_two_entries_answer_a_hundred_calls(name: str) -> None:
+def test_two_entries_accept_a_hundred_calls(name: str) -> None:
     compiled = check(SCHEDULES[name], [(X, n) for n in range(1, 101)])
     assert len(entries(compiled)) == 2
 
 
-def test_changing_numbers_are_generalised_together() -> None:
+def test_dynamic_numbers_are_generalized_together() -> None:
     state = types.SimpleNamespace(a=0, b=0.5)
     compiled = smelt.compile(lambda x, n: x * state.a + state.b * n)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_changing_numbers_are_generalised_together() -> None:
     assert len(entries(compiled)) == 2
 
 
-def test_the_first_entry_still_answers_its_value() -> None:
+def test_the_first_entry_still_accepts_its_value() -> None:
     compiled = check(lambda x, n: x * n, [(X, n) for n in (3, 4, 3, 5, 3)])
     assert len(entries(compiled)) == 2
     assert (
@@ -118,7 +118,7 @@ def test_ints_and_floats_get_an_entry_each() -> None:
     assert len(entries(check(lambda x, v: x * v, [(X, v) for v in values]))) == 3
 
 
-def test_a_bool_is_never_generalised() -> None:
+def test_a_bool_is_always_specialized() -> None:
     compiled = check(
         lambda x, flag: x * 2 if flag else x * flag, [(X, b) for b in (True, False, True, False)]
     )
@@ -126,7 +126,7 @@ def test_a_bool_is_never_generalised() -> None:
     assert all("bool" not in e.guards and "L['flag'] == " in e.guards for e in entries(compiled))
 
 
-def test_ints_beyond_64_bits_are_part_of_the_trace() -> None:
+def test_ints_beyond_64_bits_are_specialized() -> None:
     compiled = check(lambda x, n: x + n % 7, [(X, n) for n in (1, 2, 3, 1 << 70, 4, (1 << 70) + 1)])
     assert "L['n'] == 1180591620717411303424" in entries(compiled)[2].guards
     assert len(entries(compiled)) == 4
@@ -173,12 +173,12 @@ PINNED: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", PINNED)
-def test_what_needs_the_number_itself_pins_it(name: str) -> None:
+def test_operations_that_specialize(name: str) -> None:
     compiled = check(PINNED[name], [(X, n) for n in (1, 2, 3)])
     assert [f"L['n'] == {n}" in e.guards for n, e in zip((1, 2, 3), entries(compiled))] == [True] * 3
 
 
-def test_text_of_a_number_is_made_by_the_compiled_frame(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_compiled_frame_formats_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     def fn(x: torch.Tensor, n: int) -> Any:
         print(f"step {n}", n / 2, [n], "%d of %5.1f" % (n, n))  # noqa: UP031
         return x * n, f"{n / 3:.3f}", str(n), repr(n) + "!", "{}-{:>4}".format(n, n), {"n": n}  # noqa: UP032
@@ -191,14 +191,14 @@ def test_text_of_a_number_is_made_by_the_compiled_frame(capsys: pytest.CaptureFi
     assert len(entries(compiled)) == 2
 
 
-def test_a_pinned_number_is_a_constant_of_the_graphs() -> None:
+def test_a_specialized_number_is_a_constant_of_the_graphs() -> None:
     compiled = check(lambda x, n: (x * n).sum(n - 1), [(X, n) for n in (1, 2)])
     assert entries(compiled)[1].traced.numbers == () and "mul(2)" in code(
         entries(compiled)[1].traced.torch_graph
     )
 
 
-def test_a_large_expression_pins() -> None:
+def test_a_large_expression_specializes() -> None:
     def fn(x: torch.Tensor, n: int) -> torch.Tensor:
         for i in range(100):
             n = n * 2 % 1000 + i
@@ -207,7 +207,7 @@ def test_a_large_expression_pins() -> None:
     assert len(entries(check(fn, [(X, n) for n in (1, 2, 3)]))) == 3
 
 
-def test_numbers_are_fixed_where_symbolic_ones_make_the_program_raise() -> None:
+def test_numbers_are_specialized_if_symbolic_ones_raise() -> None:
     def fn(x: torch.Tensor, n: int) -> torch.Tensor:
         return x + int.__add__(n, 1)  # a function of C that wants an int
 
@@ -246,13 +246,13 @@ def test_the_compiled_frame_is_python() -> None:
         assert line in lines
 
 
-def test_nothing_changes_for_what_does_not_change() -> None:
+def test_constant_numbers_stay_specialized() -> None:
     compiled = check(lambda x, n: x * n, [(X, 3)] * 3)
     (entry,) = entries(compiled)
     assert entry.traced.numbers == () and "graph(inputs)" in entry.source and "number" not in entry.guards
 
 
-def test_a_changed_number_is_reported_as_why() -> None:
+def test_a_changed_number_is_the_reported_reason() -> None:
     found: list[str] = []
     with events.subscribed(lambda e: found.append(str(e.data["failure"])) if e.kind == "recompile" else None):
         check(lambda x, n: x * n, [(X, n) for n in (1, 2, 3)])
@@ -372,7 +372,7 @@ def test_arithmetic_builds_expressions() -> None:
     assert type(n / 2) is Float and not pinned and required == [("(n // 2)", int), ("(n / 2)", float)]
 
 
-def test_comparisons_decide() -> None:
+def test_comparisons_are_guarded() -> None:
     n, pinned, required = symbolic(3)
     assert (n > 2) is True and (n == 2) is False and bool(n) is True and not pinned
     assert required == [("(n > 2)", True), ("(n == 2)", False), ("(n != 0)", True)]
@@ -393,13 +393,13 @@ def test_comparisons_decide() -> None:
         "{:d}".format,
     ],
 )
-def test_other_code_pins(use: Callable[[Any], Any]) -> None:
+def test_other_code_specializes(use: Callable[[Any], Any]) -> None:
     n, pinned, _ = symbolic(3)
     found = use(n)
     assert found == use(3) and type(found) not in (Int, Float) and pinned == ["n"]
 
 
-def test_a_pinned_number_computes_plain_ones() -> None:
+def test_arithmetic_on_a_specialized_number_is_plain() -> None:
     n, pinned, required = symbolic(3)
     assert hash(n) == 3 and type(n + 1) is int and (n > 2) is True
     assert pinned == ["n"] and not required
@@ -408,7 +408,7 @@ def test_a_pinned_number_computes_plain_ones() -> None:
 # ------------------------------------------------------------------------------------------------------- options
 
 
-def test_dynamic_false_generalises_nothing() -> None:
+def test_dynamic_false_specializes_everything() -> None:
     compiled = smelt.compile(lambda x, n: x * n, dynamic=False)
     with torch.no_grad():
         for n in (1, 2, 3):
@@ -429,7 +429,7 @@ def test_a_backend_that_takes_tensors_only() -> None:
     assert len(entries(compiled)) == 3
 
 
-def test_a_bool_among_numbers_that_change() -> None:
+def test_a_bool_among_dynamic_numbers() -> None:
     def fn(x: torch.Tensor, n: int) -> torch.Tensor:
         return x + n + 1
 
@@ -472,7 +472,7 @@ class Decides(Keeps):
 @pytest.mark.parametrize("read_before", [False, True])
 @pytest.mark.parametrize("function", [Keeps, Multiplies, Decides])
 @pytest.mark.parametrize("backend", ["eager", "smelt"])
-def test_custom_functions_read_numbers_that_change(
+def test_custom_functions_read_dynamic_numbers(
     backend: str, function: type[torch.autograd.Function], read_before: bool
 ) -> None:
     def fn(x: torch.Tensor, held: Held, n: int) -> torch.Tensor:

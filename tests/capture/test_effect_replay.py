@@ -1,4 +1,4 @@
-"""Programs that change objects from outside. Capture must leave the world as it was; replaying the graph and the effects
+"""Programs that mutate environment objects. Capture must leave all objects unchanged; replaying the graph and the effects
 must then give eager's result and eager's final state.
 """
 
@@ -567,7 +567,7 @@ def test_everything_is_rolled_back_when_capture_fails():
         ("asynchronous", "unsupported-call"),
     ],
 )
-def test_what_is_refused(name, reason):
+def test_refused_effects(name, reason):
     iterator = iter({1, 2})
 
     async def numbers():
@@ -588,7 +588,7 @@ def test_what_is_refused(name, reason):
     assert Counted.total == 0 and not torch.is_grad_enabled()
 
 
-def test_what_reads_the_outside_world_is_refused():
+def test_reads_of_the_outside_world_are_refused():
     array, generator = numpy.ones(2, dtype=numpy.float32), torch.Generator()
     programs = [
         lambda x: x * random.random(),

@@ -1,4 +1,4 @@
-"""What a program made and dropped is gone: entries do not keep it alive, and answer no call without it."""
+"""Lifetimes: entries do not keep objects alive that the program drops, and accept no call without them."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def alive() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_came_over_a_break_is_gone(name: str) -> None:
+def test_objects_that_crossed_a_break_are_released(name: str) -> None:
     make, use = PROGRAMS[name]
     make = smelt.disable(make)
     compiled = smelt.compile(lambda x: use(make(), x), backend="eager")
@@ -160,7 +160,7 @@ def test_what_came_over_a_break_is_gone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_an_argument_is_gone_after_the_call(name: str) -> None:
+def test_an_argument_is_released_after_the_call(name: str) -> None:
     make, use = PROGRAMS[name]
     compiled = smelt.compile(types.FunctionType(use.__code__, globals(), "use"), backend="eager")
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_an_argument_is_gone_after_the_call(name: str) -> None:
     assert inspect.entries(compiled)
 
 
-def test_an_entry_answers_while_what_it_is_about_lives() -> None:
+def test_an_entry_accepts_calls_while_its_objects_live() -> None:
     compiled = smelt.compile(lambda a, x: a().f(x), backend="eager")
     kept = a_class()
     for _ in range(3):
@@ -179,7 +179,7 @@ def test_an_entry_answers_while_what_it_is_about_lives() -> None:
     assert compiled(kept, torch.ones(3)).tolist() == [15.0, 15.0, 15.0]
 
 
-def test_an_entry_whose_class_is_gone_says_so() -> None:
+def test_an_entry_whose_class_is_dead_reports_that() -> None:
     compiled = smelt.compile(lambda a, x: x * a.k, backend="eager")
     for _ in range(2):
         compiled(a_class(), torch.ones(3))

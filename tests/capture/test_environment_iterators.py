@@ -1,7 +1,7 @@
-"""Iterators that come from outside, above all those of loops that are resumed behind a graph break.
+"""Iterators of the environment, mostly those of loops that resume after a graph break.
 
-Each row is a function and what makes its arguments, call by call. What it returns or raises, what is left in the iterators
-among the arguments, and the lists and tensors among them must be eager's.
+Each row is a function and a factory of its arguments, call by call. Its result or exception, the remaining items of the
+iterators among the arguments, and the lists and tensors among them must equal eager's.
 """
 
 from __future__ import annotations
@@ -637,7 +637,7 @@ def _observed(fn: Callable[..., Any], given: Make) -> Any:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_everything_is_eagers(name: str) -> None:
+def test_equals_eager(name: str) -> None:
     fn, given = ROWS[name].fn, ROWS[name].given
     compiled = smelt.compile(fn, backend="eager")
     for make in given * 2:
@@ -651,7 +651,7 @@ _CAUSES = {"data-dependent-condition", "graph-break-requested"}
 @pytest.mark.parametrize(
     "name", ["over_a_list", "over_enumerate", "over_zip", "over_a_range", "over_a_module_list", "over_items"]
 )
-def test_the_graph_does_not_break_where_the_loop_goes_on(name: str) -> None:
+def test_a_resumed_loop_does_not_break_again(name: str) -> None:
     compiled = smelt.compile(ROWS[name].fn, backend="eager")
     for make in ROWS[name].given * 2:
         compiled(torch.ones(3), *make())
@@ -659,7 +659,7 @@ def test_the_graph_does_not_break_where_the_loop_goes_on(name: str) -> None:
     assert graph_count(compiled) <= 4
 
 
-def test_the_ways_through_a_loop_have_a_bounded_number_of_graphs() -> None:
+def test_the_paths_through_a_loop_have_a_bounded_number_of_graphs() -> None:
     def fn(x: torch.Tensor, steps: list[int]) -> torch.Tensor:
         for step in steps:
             x = x.reshape(1, -1).expand(step, 3).sum(0)
@@ -691,7 +691,7 @@ def test_the_ways_through_a_loop_have_a_bounded_number_of_graphs() -> None:
         lambda: iter("a\u0100c"),
     ],
 )
-def test_looking_ahead_leaves_the_iterator_where_it_is(make: Callable[[], Iterator[Any]]) -> None:
+def test_reading_ahead_does_not_advance_the_iterator(make: Callable[[], Iterator[Any]]) -> None:
     items = list(make())
     for taken in range(4):
         iterator = make()
@@ -702,7 +702,7 @@ def test_looking_ahead_leaves_the_iterator_where_it_is(make: Callable[[], Iterat
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_other_objects_have_no_such_parts(part: Part) -> None:
+def test_other_objects_have_no_iterator_parts(part: Part) -> None:
     for other in (object(), iter(set()), (n for n in ()), itertools.count(), map(int, ())):
         with pytest.raises((TypeError, ValueError)):
             PARTS[part](other)

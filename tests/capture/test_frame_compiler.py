@@ -1,4 +1,4 @@
-"""From a call to an entry and back: what is compiled when, what runs eagerly and why, and what users see of it."""
+"""From a call to an entry: what is compiled, what runs eagerly and why, and what users observe."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_entries_grow_with_module_classes() -> None:
     assert "L['mod']" in reason.source and "A" in reason.expected and "B" in reason.found
 
 
-def test_a_new_shape_or_value_makes_an_entry() -> None:
+def test_a_new_shape_or_value_creates_an_entry() -> None:
     x = torch.ones(3)
     check(lambda x, n: x * n, (x, 2), (x, 3), (torch.ones(4), 3), (x.double(), 3), n_entries=4)
 
 
-def test_the_limit_names_what_keeps_changing(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_recompile_limit_names_the_changing_values(caplog: pytest.LogCaptureFixture) -> None:
     def f(x: Any, step: int) -> Any:
         return x + len(range(step))
 
@@ -105,7 +105,7 @@ def test_the_limit_names_what_keeps_changing(caplog: pytest.LogCaptureFixture) -
             assert c(torch.zeros(1), i).item() == i
     assert len(entries(c)) == 3 and reasons(c) == [RECOMPILE_LIMIT]
     assert len(caplog.records) == 1
-    assert "L['step'] was 0, 1, 2, 3" in caplog.text and "test_frame.py" in caplog.text
+    assert "L['step'] was 0, 1, 2, 3" in caplog.text and "test_frame_compiler.py" in caplog.text
     with pytest.raises(Unsupported, match="recompile-limit"):
         c = compiled(f, recompile_limit=1, fullgraph=True)
         c(torch.zeros(1), 0)
@@ -128,11 +128,11 @@ def test_a_graph_break_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_fullgraph_raises_on_the_users_line() -> None:
-    with pytest.raises(Unsupported, match=r"data-dependent.*test_frame.py:\d+ in branches"):
+    with pytest.raises(Unsupported, match=r"data-dependent.*test_frame_compiler.py:\d+ in branches"):
         compiled(branches, fullgraph=True)(torch.ones(2))
 
 
-def test_the_users_exception_is_eagers() -> None:
+def test_user_exceptions_are_those_of_eager() -> None:
     def f(x: Any, d: Any) -> Any:
         return x + d["missing"]
 
@@ -175,7 +175,7 @@ def test_gradients_and_none() -> None:
     assert [e.traced.needs_grad for e in entries(c)] == [True, False] and not reasons(c)
 
 
-def test_disabled_nothing_new_is_compiled() -> None:
+def test_set_disabled() -> None:
     c = compiled(lambda x: x + 1)
     with set_disabled():
         assert c(torch.ones(1)).item() == 2
@@ -219,7 +219,7 @@ def test_everything_is_freed_with_the_callable() -> None:
     assert entry() is None and weight() is None
 
 
-def test_events_tell_the_story() -> None:
+def test_events_in_order() -> None:
     seen: list[str] = []
     c = compiled(lambda x: x + 1)
     with events.subscribed(lambda e: seen.append(e.kind)):
@@ -247,7 +247,7 @@ def test_threads_compile_once() -> None:
     assert not wrong and len(entries(c)) == 2
 
 
-def test_modules_made_after_torch_compile_was_used() -> None:
+def test_modules_created_after_a_use_of_torch_compile() -> None:
     """torch.compile wraps Module.__init__ to tag new modules; a slice of a ModuleList is a new module."""
     layers = torch.nn.ModuleList([torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh()])
     torch.compile(layers[0], backend="eager")(torch.ones(2))

@@ -1,6 +1,6 @@
-"""The world changes between two calls: whatever changes what a call does must fail a guard of the first capture.
+"""Completeness of guards: each change of state that changes the effect of a call must fail a guard of the first capture.
 
-Each change is applied to a small BERT. If no guard notices it, what was captured before must still be right.
+Each change is applied to a small BERT. If no guard fails, the earlier capture must still be correct.
 """
 
 import benchmarks.models  # noqa: F401  declares what transformers needs to import

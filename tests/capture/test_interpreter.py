@@ -1,4 +1,4 @@
-"""Python programs, captured and replayed: each must give eager's result, and its guards must accept the call.
+"""Python programs, captured and replayed: each must return eager's result, and its guards must accept the call.
 
 PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is tested.
 """

@@ -342,7 +342,7 @@ def test_interrupt_aborts_capture_without_effects() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt("mine"), GeneratorExit()])
-def test_the_programs_own_interrupts_keep_its_effects(error: BaseException) -> None:
+def test_interrupts_of_the_program_keep_its_effects(error: BaseException) -> None:
     seen: list[int] = []
 
     def fn(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What an outside object leads to, where no attribute and no dictionary holds it, is guarded, or read at a graph break."""
+"""State that neither an attribute nor a dictionary holds is guarded, or read at a graph break."""
 
 import ast
 import decimal
@@ -63,12 +63,12 @@ def results(compile, fn, change):
 
 
 @pytest.mark.parametrize("make", (stored_super, stored_comparison_key))
-def test_what_stored_objects_hold(make):
+def test_state_of_stored_objects(make):
     assert results(smelt.compile, *make())[0] == results(lambda fn: fn, *make())[0]
 
 
 @pytest.mark.parametrize("name", DECIMALS)
-def test_decimals_are_computed_in_the_threads_context(name):
+def test_decimal_arithmetic_uses_the_context_of_the_thread(name):
     seen = []
     for compile in (smelt.compile, lambda fn: fn):
         with decimal.localcontext() as context:
@@ -118,7 +118,7 @@ def log_format():
     (text_wrapper, annotations, encoder, syntax_tree, log_record, log_format),
     ids=lambda f: f.__name__,
 )
-def test_what_the_library_reads(make):
+def test_state_that_the_library_reads(make):
     assert results(smelt.compile, *make())[0] == results(lambda fn: fn, *make())[0]
 
 
@@ -187,7 +187,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_what_arrays_of_other_classes_hold(name):
+def test_state_of_array_subclasses(name):
     make, change, read = ARRAYS[name]
 
     def world():

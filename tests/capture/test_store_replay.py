@@ -1,4 +1,4 @@
-"""Replayed effects: each kind of effect, on each kind of object it can happen to, leaves what eager would leave."""
+"""Replayed effects, for each kind of effect and of object, leave the same state as eager."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_attributes(cls: Any) -> None:
     assert not hasattr(x, "a")
 
 
-def test_plain_attributes_read_like_python() -> None:
+def test_plain_attributes_are_plain_statements() -> None:
     x = Plain()
     assert "obj.count = 1" in replay(x, fx.SetAttr(x, "count", 1))[1]
 
@@ -102,7 +102,10 @@ def test_contents(x: Any, items: tuple[Any, ...]) -> None:
 def test_changes_of_a_set() -> None:
     x = {1, 2, "a"}
     text = replay(
-        x, fx.SetChange(x, "update", ((3, 4),)), fx.Change(x, "discard", (2,)), fx.Change(x, "clear", ())
+        x,
+        fx.SetChange(x, "update", ((3, 4),)),
+        fx.SetChange(x, "discard", (2,)),
+        fx.SetChange(x, "clear", ()),
     )[1]
     assert "set.update(obj, (3, 4))" in text and "set.discard(obj, 2)" in text and not x
 

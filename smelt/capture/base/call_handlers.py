@@ -26,15 +26,14 @@ CLASS_METHODS: dict[tuple[type, str], Handler] = {}
 FUNCTIONS: dict[Any, Handler] = {}
 # by module and qualified name: Python functions of modules that the program may import later
 LAZY_FUNCTIONS: dict[tuple[str, str], Handler] = {}
-SUBSTITUTES: dict[
-    tuple[str, str], FunctionType
-] = {}  # replacements of such functions, which the VM interprets
+# replacements of such functions, which the VM interprets
+SUBSTITUTES: dict[tuple[str, str], FunctionType] = {}
 # `(vm, function, args, kwargs)`, by code: functions that library functions create
 CODE_HANDLERS: dict[Any, Handler] = {}
 # `(vm, function, args, kwargs)`, by module: functions and unbound methods that Cython compiled
 CYTHON_FUNCTIONS: dict[str, Handler] = {}
-# Handlers of `BUILTINS` whose Python callee returns, through their result handlers, the result of the call, so that the graph
-# can break inside the callee. Other handlers clear the call site.
+# Handlers of `BUILTINS` whose Python callee returns, through their result handlers, the result of the call, so that the
+# graph can break inside the callee. Other handlers clear the call site.
 BREAKABLE_HANDLERS: set[Handler] = set()
 TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
 TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the attribute

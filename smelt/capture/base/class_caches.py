@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 def cached_by_class(function: Callable[..., T]) -> Callable[..., T]:
-    """`functools.cache` for a function whose first argument is a class. Results for classes that the program may drop are not
-    cached, so that the cache does not keep them alive."""
+    """`functools.cache` for a function whose first argument is a class. Results for classes that the program may drop are
+    not cached, so that the cache does not keep them alive."""
     cached: Callable[..., T] = functools.cache(function)
 
     @functools.wraps(function)

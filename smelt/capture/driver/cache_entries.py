@@ -76,9 +76,8 @@ class Record:
     breaks: list[Reason] = field(default_factory=list)  # why the graph breaks
     failures: int = 0  # captures that ended in an exception of the user's code
     races: int = 0  # captures during which another thread changed guarded state
-    refused: set[tuple[object, ...]] = field(
-        default_factory=set
-    )  # paths of sizes specialized despite their marks
+    # paths of sizes specialized despite their marks
+    refused: set[tuple[object, ...]] = field(default_factory=set)
     no_joint_graph_reason: Reason | None = None  # why the graph runs eagerly under autograd
 
 

@@ -132,7 +132,7 @@ def capture_frame(
             vm.exceptions.restore()
             if vm.trace.numbers.symbols is not None:
                 vm.trace.numbers.symbols.release()
-            vm.trace.numbers.symbols_for_unbacked = None  # it keeps the machine alive, which keeps it
+            vm.trace.numbers.symbols_for_unbacked = None  # a reference cycle with the VM
             vm.env.sizes.end()
             if captured is None:
                 vm.release()

@@ -228,9 +228,11 @@ def _compiled(
     compiled_code = function.__code__
     function.__code__ = compiled_code.replace(co_flags=compiled_code.co_flags | code.co_flags & FUTURE)
     for inner, position, _ in writer.functions:  # innermost first: each is called by the next
-        made = cast(FunctionType, function.__globals__[inner])
+        inner_function = cast(FunctionType, function.__globals__[inner])
         if position.scope.get("__name__") != function.__globals__["__name__"]:
-            made = FunctionType(made.__code__, {**function.__globals__, **position.warning_globals()}, inner)
-            function.__globals__[inner] = made
-        position.disguise(made)
+            inner_function = FunctionType(
+                inner_function.__code__, {**function.__globals__, **position.warning_globals()}, inner
+            )
+            function.__globals__[inner] = inner_function
+        position.disguise(inner_function)
     return CompiledFrame(function, source, tuple(writer.collect), direct_graph)

@@ -56,7 +56,7 @@ class EditedProgram:
         return self._checked(results, inputs)
 
     def _checked(self, results: object, inputs: tuple[object, ...]) -> Sequence[object]:
-        values = {sym: place.source.read(inputs[place.input]) for sym, place in self._sizes.items()}
+        values = {sym: size.source.read(inputs[size.input]) for sym, size in self._sizes.items()}
         if not isinstance(results, (tuple, list)) or len(results) != len(self._expected):
             what = f"{len(results)} results" if isinstance(results, (tuple, list)) else type(results).__name__
             texts = ", ".join(spec_text(at_numbers(spec, values)) for spec in self._expected)

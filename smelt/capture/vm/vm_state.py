@@ -103,9 +103,8 @@ class Scopes:
     """Global variables and the scopes that the trace created."""
 
     globals: dict[tuple[int, str], object] = field(default_factory=dict)  # by id of the namespace and name
-    created: dict[int, dict[str, object]] = field(
-        default_factory=dict
-    )  # scopes that the trace created, by id
+    # scopes that the trace created, by id
+    created: dict[int, dict[str, object]] = field(default_factory=dict)
 
 
 @dataclass
@@ -144,9 +143,8 @@ class Contexts:
     transforms: tuple[int, str | None, bool, int]
     entered: list[EnteredManager] = field(default_factory=list)
     exited: list[ExitedManager] = field(default_factory=list)
-    process: dict[FunctionType, tuple[object, ...]] = field(
-        default_factory=dict
-    )  # by setter: the settings before
+    # by setter: the settings before
+    process: dict[FunctionType, tuple[object, ...]] = field(default_factory=dict)
     variables: dict[int, object] = field(default_factory=dict)  # values of ContextVars, by id
     tokens: list[tuple[ContextVar[object], Token[object]]] = field(default_factory=list)
     under_modes: bool = False  # a torch mode handled calls before the trace

@@ -1,4 +1,4 @@
-"""CPU code: kernels to machine code through LLVM, in this process."""
+"""CPU code generation: kernels to machine code through LLVM, in this process."""
 
 from smelt.codegen.llvm.compile import compile_kernels
 

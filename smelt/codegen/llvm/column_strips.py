@@ -1,12 +1,13 @@
-"""Outer mode over strips of columns: stages whose loops run down rows that lie apart in memory (a sum over dim 0).
+"""Outer mode over strips of columns, for stages that loop over rows (a sum over dim 0).
 
-One vector after the other would take a cache line of every row, again and again. Instead a *strip* of neighbouring lanes
-goes through a stage together, a few rows at a time and along memory. What belongs to a column and not to a row (partial
-results of reductions, expressions that the stage's loops do not change) waits in *slots*: scratch arrays with one element
-for each column of the strip, which stay in the first-level cache.
+One vector at a time would load a cache line of every row again and again. Instead a *strip* of neighbouring lanes
+passes through a stage at once, a few rows at a time, along memory. Values per column (partial results of reductions,
+expressions that are invariant in the stage's loops) are stored in *slots*: scratch arrays with one element per column
+of the strip, which stay in the L1 cache.
 
-An item is a granule of columns; consecutive items are taken together, as strips as wide as slots are. Rows are added in
-groups, pairwise, and many groups as a cascade (`reduce_loops`); no split of the items changes a result.
+An item is a granule of columns; consecutive items are processed as strips as wide as the slots. Rows are added in
+groups, pairwise, and many groups as a cascade (`reduction_loops.py`); results do not depend on how the items are
+split.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ GROUP_ROWS, GROUP_OPS = 8, 160  # rows taken together: streams of memory, instru
 
 
 def applies(kernel: Kernel, sym: Sym, lanes: int) -> bool:
-    """Whether lanes along `sym` are better taken in strips: some stage runs down rows, whatever rows hold is contiguous
-    along `sym`, and there is more than one vector of it."""
+    """Whether strips suit lanes along `sym`: some stage loops over rows, all row accesses are contiguous along `sym`,
+    and there is more than one vector of columns."""
     size = next(l.size for l in kernel.outer if l.sym is sym)
     rows = [s for s in kernel.stages if any(l.size != 1 for l in stage_loops(s))]
     if likely(size) <= lanes or not rows or any(b.role == "local" for b in kernel.buffers):
@@ -59,7 +60,7 @@ def applies(kernel: Kernel, sym: Sym, lanes: int) -> bool:
 
 
 def _moving(stage: Stage) -> Iterator[Size]:
-    """The indices at which a stage reads and writes other elements at each of its points."""
+    """The indices of the accesses that vary with the stage's own loops."""
     syms = {l.sym for l in stage_loops(stage)}
     loads = (v.args[1] for v in walk(stage_values(stage)) if v.op == "load")
     for e in (*loads, *(s.index for s in stage_stores(stage))):
@@ -77,8 +78,8 @@ class _Slot:
 
 
 class Strips:
-    """Emits the kernel's items. `left`, `right`: the columns of the strip at hand. `entry`: the function's first lines,
-    where slots are made."""
+    """Emits the kernel's items. `left`, `right`: the columns of the current strip. `entry`: the function's entry
+    block, which allocates the slots."""
 
     def __init__(self, kernel: Kernel, body: Body, loops: Loops, entry: list[str], choice: Choice) -> None:
         assert choice.outer is not None, "strips are of an outer loop"
@@ -105,7 +106,7 @@ class Strips:
     # ---- items
 
     def items(self) -> tuple[Size, float]:
-        """The number of items, and the estimated cycles of one."""
+        """Emit all items; the number of items, and the estimated cycles of one."""
         b, per, sizes = self.b, ceil_div(self.size, self.granule), self.loops.sizes
         others = [l for l in self.kernel.outer if l.sym is not self.sym]
         rows = numel([l.size for l in others])
@@ -127,7 +128,7 @@ class Strips:
         return rows * per, self.point_cost * self.granule
 
     def _range(self, p: Point, first: Ref, last: Ref) -> None:
-        """The granules [first, last) of one point of the other loops, strip by strip."""
+        """Emit the granules [first, last) of one point of the other loops, strip by strip."""
         b, granule = self.b, self.b.const("i64", self.granule)
         start = b.op("mul", first, granule)
         stop = b.intrinsic("smin", b.op("mul", last, granule), self.loops.count(self.size))
@@ -143,8 +144,8 @@ class Strips:
             self._stage(p, stage)
 
     def _vectors(self, p: Point, inside: Callable[[Point], None], stores: bool) -> None:
-        """`inside` at each vector of the strip. Masks are cheap where nothing is stored, and spare a copy of `inside` for
-        the last vector."""
+        """Emit `inside` for each vector of the strip. Masks are cheap where nothing is stored, and save a copy of
+        `inside` for the last vector."""
         b = self.b
         if stores or self.size % b.lanes == 0 or not b.target.masks:
             return self.loops.lanes(p, self.sym, self.size, self.left, self.right, inside)
@@ -152,7 +153,7 @@ class Strips:
             inside(p.at(self.sym, it.index, self.loops.mask_below(it.index, self.size)))
 
     def _slot_vectors(self, p: Point, inside: Callable[[Point], None]) -> None:
-        """The same where only slots are touched, which have room for whole vectors."""
+        """Like `_vectors`, for code that accesses slots only: they have room for full vectors."""
         with self.b.loop(self.left, self.right, self.b.lanes) as it:
             inside(p.at(self.sym, it.index))
 
@@ -169,7 +170,7 @@ class Strips:
             self._rows(p, stage, cached, [])
 
     def _cache_invariants(self, p: Point, stage: Stage) -> dict[int, _Slot]:
-        """Slots with the expressions that the stage's loops do not change, by id of the value."""
+        """Compute the stage's loop-invariant expressions into slots; the slots by id of the value."""
         values = self.invariants[id(stage)]
         slots = {id(v): self._slot(TYPES[v.dtype].elem) for v in values}
 
@@ -183,7 +184,7 @@ class Strips:
         return slots
 
     def _new_states(self, p: Point, stage: ReduceStage, wide: bool) -> list[list[_Slot]]:
-        """Slots for the stage's reductions, before any row. `wide`: for the upper levels of a cascade."""
+        """Slots for the stage's reductions, initialized. `wide`: for the upper levels of a cascade."""
         start = reduction_codegen.start(self.b, stage, self.b.lanes)
         if wide:
             start = [
@@ -195,7 +196,7 @@ class Strips:
         return slots
 
     def _rows(self, p: Point, stage: Stage, cached: dict[int, _Slot], slots: list[list[_Slot]]) -> None:
-        """All points of the stage, in groups of rows of its innermost loop."""
+        """Emit all points of the stage, in groups of rows of its innermost loop."""
         loops = stage_loops(stage)
         if not loops:
             return self._vectors(p, lambda q: self._group(q, stage, cached, slots, None, ()), True)
@@ -209,7 +210,7 @@ class Strips:
         slots: list[list[_Slot]],
         loops: Sequence[Loop],
     ) -> None:
-        """All points of `loops`, outermost first."""
+        """Emit all points of `loops`, outermost first."""
         loop, remainder = loops[0], loops[1:]
         if not remainder:
             return self._row_loop(p, stage, cached, slots, loop)
@@ -253,8 +254,8 @@ class Strips:
         rounds: Callable[[Ref, Ref, list[list[_Slot]]], None],
         slots: list[list[_Slot]],
     ) -> None:
-        """What `rounds(start, stop, into)` adds over range(0, size, step) goes to `slots`, where sums of floats are cascades
-        as in `reduce_loops`. One round is that many `additions`."""
+        """Add the results of `rounds(start, stop, into)` over range(0, size, step) to `slots`; sums of floats are
+        cascades as in `reduction_loops.py`. `additions`: of one round."""
         b, zero, full_width, most = self.b, self.b.const("i64", 0), self.loops.count(size), bounds(size)[1]
         may_skip = bounds(size)[0] < 1
         if not isinstance(stage, ReduceStage) or not self._cascades(stage, most // step * additions):
@@ -289,7 +290,7 @@ class Strips:
     def _flush(
         self, p: Point, stage: ReduceStage, level: list[list[_Slot]], upper: list[list[_Slot]]
     ) -> None:
-        """Adds what `level` holds to the level above it."""
+        """Add the partial results of `level` to the level above, and reset them."""
 
         def flush(q: Point) -> None:
             self._add(q, stage, upper, self._get(q, level))
@@ -298,7 +299,7 @@ class Strips:
         self._slot_vectors(p, flush)
 
     def _add(self, q: Point, stage: ReduceStage, into: list[list[_Slot]], states: list[State]) -> None:
-        """Joins partial results to those in slots, as precisely as these are."""
+        """Combine partial results with those in slots, in the precision of the slots."""
         before = self._get(q, into)
         for k, (r, slots) in enumerate(zip(stage.reductions, into, strict=True)):
             if slots[0].elem != states[k][0].elem:
@@ -314,7 +315,7 @@ class Strips:
         sym: Sym | None,
         rows: Sequence[Ref],
     ) -> None:
-        """One vector of columns at some rows (`sym` None: of a stage without loops)."""
+        """Emit one vector of columns at some rows (`sym` None: of a stage without loops)."""
         self._bind_results(q, stage_values(stage), cached)
         cached_values = {v: self._read(q, slot) for v, slot in cached.items()}
         points = [q.at(sym, r) for r in rows] if sym is not None else [q]
@@ -344,7 +345,7 @@ class Strips:
         return _Slot(address, elem, memory)
 
     def _address(self, q: Point, slot: _Slot) -> Ref:
-        """The address of the elements of the columns at `q`."""
+        """The address of the slot's elements for the columns at `q`."""
         b = self.b
         left = b.op("sub", b.const("i64", 0), self.left)
         base = b.pure(f"getelementptr {slot.memory}, {slot.address}, {left}", "ptr", 1, left.depth)
@@ -373,7 +374,7 @@ class Strips:
     def _bind_results(
         self, q: Point, values: Sequence[Value], cached: Sequence[int] | dict[int, _Slot] = ()
     ) -> None:
-        """Makes the reductions that `values` use (outside of what is kept) known at the columns of `q`."""
+        """Load the reductions that `values` use (except inside cached values) at the columns of `q`."""
         done = {r.name: r for s in self.kernel.stages if isinstance(s, ReduceStage) for r in s.reductions}
         for v in _uncached(values, cached):
             if v.op == "result":
@@ -383,7 +384,7 @@ class Strips:
 
 
 def _uncached(values: Sequence[Value], cached: Sequence[int] | dict[int, _Slot]) -> Iterator[Value]:
-    """The subexpressions of `values` that are not inside kept ones."""
+    """The subexpressions of `values` that are not inside cached ones."""
     visited: set[int] = set(cached)
     stack = list(values)
     while stack:
@@ -395,14 +396,14 @@ def _uncached(values: Sequence[Value], cached: Sequence[int] | dict[int, _Slot])
 
 
 def _invariants(kernel: Kernel, stage: Stage, sym: Sym) -> list[Value]:
-    """The largest expressions that differ from column to column but not from row to row, and cost more than a load."""
+    """The largest expressions that vary with the column but not with the row, and cost more than a load."""
     loops = {l.sym for l in stage_loops(stage)}
     if not loops:
         return []
     facts: dict[int, tuple[bool, bool]] = {}
 
     def fact(v: Value) -> tuple[bool, bool]:
-        """(changes with the rows, with the columns)"""
+        """(varies with the rows, varies with the columns)"""
         found = facts.get(id(v))
         if found is None:
             syms = (
@@ -419,7 +420,7 @@ def _invariants(kernel: Kernel, stage: Stage, sym: Sym) -> list[Value]:
 
 
 def _is_cheap(kernel: Kernel, v: Value, sym: Sym) -> bool:
-    """Reading it where it is costs no more than reading it from a slot."""
+    """Whether computing the value again costs no more than loading it from a slot."""
     if v.op == "result":
         return True
     if v.op != "load" or v.args[2] is not None:
@@ -429,7 +430,8 @@ def _is_cheap(kernel: Kernel, v: Value, sym: Sym) -> bool:
 
 
 def _group_rows(stage: Stage) -> int:
-    """As many as memory streams and code size allow; of maps few, they have no partial results to read and write."""
+    """Rows per group: limited by memory streams and code size; few for maps, which have no partial results to load and
+    store."""
     values = list(walk(stage_values(stage)))
     moving = len(set(_moving(stage)))
     ops = sum(8 * (v.op in MATH_OPS) + (v.op not in ("const", "index")) for v in values)

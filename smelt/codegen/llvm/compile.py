@@ -1,4 +1,4 @@
-"""Kernels to machine code: equal kernels share code, new ones are compiled together."""
+"""Kernels to machine code: equal kernels share code; new ones are compiled in one batch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from smelt.shapes.expr import Sym, free_syms, proves_le, subs
 
 @dataclass(frozen=True, eq=False)
 class _KernelCode(Function):
-    """The code of one kernel, as `text` says it."""
+    """The code of one kernel, whose LLVM text is `text`."""
 
     text: KernelText = field(kw_only=True)
 
     @property
     def source(self) -> str:
-        """LLVM's text of the function."""
+        """The function's LLVM IR."""
         return self.text.text
 
 
@@ -42,8 +42,8 @@ _LOCK = hold_at_fork(threading.RLock(), KERNELS)
 def compile_kernels(
     kernels: Sequence[Kernel], config: Config, target: Host | None = None
 ) -> list[CompiledKernel]:
-    """Machine code for `kernels`, in order. It is kept for equal kernels as long as somebody holds it. Thread-safe. Raises
-    NeedsFixedSize for loops of a stage that may have no points."""
+    """Machine code for `kernels`, in order. Equal kernels share code as long as a reference to it is alive.
+    Thread-safe. Raises NeedsFixedSize for a stage whose loops may be empty."""
     target = target or host()
     refuse_unknown(kernels)
     assert all(k.sums is None for k in kernels), "sums beside rows are kernels of their own on a CPU"
@@ -53,14 +53,14 @@ def compile_kernels(
 
 
 def refuse_unknown(kernels: Iterable[Kernel]) -> None:
-    """Raises NeedsFixedSize for loops of a stage that may have no points."""
+    """Raise NeedsFixedSize for a stage whose loops may be empty."""
     for size in (loop.size for k in kernels for stage in k.stages for loop in stage_loops(stage)):
         if not isinstance(size, int) and not proves_le(1, size):
             raise NeedsFixedSize(f"a loop over {size} elements, which may be none", free_syms(size))
 
 
 def _sizeless(kernel: Kernel, target: Host) -> Kernel:
-    """The kernel whose code `kernel` uses. Symbols of sizes are numbered, so that layers of a model share code."""
+    """The kernel whose code `kernel` uses. Size symbols are numbered, so that layers of a model share code."""
     if is_flat(kernel):
         return of_any_size(kernel, count_lanes(kernel, target.lanes))
     return at_sizes(kernel, dict(zip(kernel.sizes, _numbered(kernel))))
@@ -96,7 +96,7 @@ def _codes(kernels: Sequence[Kernel], config: Config, target: Host) -> list[_Ker
 
 
 def _compile(kernels: Mapping[Kernel, str], config: Config, target: Host) -> dict[Kernel, _KernelCode]:
-    """Code for kernels that have none; the values are the names of their functions."""
+    """Compile kernels that have no code yet; the values are their function names."""
     texts: dict[str, KernelText] = {}
 
     def write(module: Module, kernel: Kernel, symbol: str) -> str:

@@ -1,8 +1,8 @@
-"""Elementwise kernels over one loop: machine code that does for every size.
+"""Elementwise kernels over one loop: machine code that is independent of the size.
 
-An optimiser updates hundreds of parameters of different sizes by the same few operations. What differs from kernel to
-kernel is how far the loop goes, which the caller of the function says anyway. So such kernels are compiled as one of ANY
-points: items are vectors where the size is a multiple of them, else points, whose last vector is masked.
+An optimizer updates hundreds of parameters of different sizes with the same few operations. The kernels differ only in
+the loop bound, which the caller passes as the item range anyway. They are compiled as one kernel over ANY points: an
+item is a vector if the size is a multiple of the lanes, else a point, and the last vector is masked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ANY = 1 << 40  # stands for every size that is a multiple of a vector; ANY + 1 f
 
 
 def is_flat(kernel: Kernel) -> bool:
-    """Whether all that depends on the size of `kernel` is where its loop ends."""
+    """Whether `kernel` depends on its size only through the loop bound."""
     if len(kernel.outer) != 1 or len(kernel.stages) != 1:
         return False
     (loop,), (stage,) = kernel.outer, kernel.stages
@@ -38,7 +38,8 @@ def _is_linear(e: Size, sym: Sym) -> bool:
 
 
 def over_one_point(kernel: Kernel) -> Kernel:
-    """A kernel without loops as one over a loop of one point, which may be flat (step counters are counted like weights)."""
+    """A kernel without loops as a kernel over a loop of one point, which may be flat (step counters are updated like
+    weights)."""
     if kernel.outer or len(kernel.stages) != 1 or not isinstance(kernel.stages[0], MapStage):
         return kernel
     sym = Sym("o0", 0, 0)
@@ -46,7 +47,7 @@ def over_one_point(kernel: Kernel) -> Kernel:
 
 
 def of_any_size(kernel: Kernel, lanes: int) -> Kernel:
-    """The kernel to compile for a flat one."""
+    """The size-independent kernel to compile for a flat one."""
     (loop,) = kernel.outer
     size = ANY if loop.size % lanes == 0 else ANY + 1
     sym = Sym("o0", 0, size - 1)
@@ -56,7 +57,7 @@ def of_any_size(kernel: Kernel, lanes: int) -> Kernel:
 
 
 def _moved(kernel: Kernel, loop: Loop, index: Callable[[Size], Size]) -> Kernel:
-    """The same stores and loads over `loop`, at other indices."""
+    """The same stores and loads over `loop`, with substituted indices."""
     (stage,) = kernel.stages
     assert isinstance(stage, MapStage)
     done: dict[Value, Value] = {}

@@ -1,4 +1,4 @@
-"""The machine that code is generated for: its name, its features, the width of its vectors."""
+"""The target machine: its name, its features, its vector width."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LLVM = 22  # the oldest whose masked loads and stores are spelt as the printer d
 
 @dataclass(frozen=True)
 class Host:
-    """`bits` is the width of one vector register. `masks`: masked loads cost next to nothing (AVX-512). `scalef`: y * 2**n
+    """`bits`: the width of a vector register. `masks`: masked loads cost next to nothing (AVX-512). `scalef`: y * 2**n
     is one instruction."""
 
     cpu: str
@@ -25,13 +25,13 @@ class Host:
     scalef: bool
 
     def lanes(self, element_bytes: int) -> int:
-        """Elements of that many bytes in one vector register."""
+        """Elements of `nbytes` bytes in one vector register."""
         return self.bits // (8 * element_bytes)
 
 
 @functools.cache
 def host() -> Host:
-    """The machine that this process runs on. Raises BackendError if llvmlite brings too old an LLVM."""
+    """The host of this process. Raises BackendError if llvmlite's LLVM is too old."""
     if llvm.llvm_version_info[0] < LLVM:
         found = ".".join(map(str, llvm.llvm_version_info))
         raise BackendError(f"llvmlite brings LLVM {found}; smelt needs {LLVM} (llvmlite 0.48 or newer)")
@@ -52,12 +52,12 @@ def _initialize() -> None:
 
 
 def processor(target: Host) -> Processor:
-    """The same as plans tell it."""
+    """The host in the form that plans record."""
     return Processor(llvm.get_process_triple(), target.cpu, target.features)
 
 
 def machine(target: Host) -> llvm.TargetMachine:
-    """A new one: it must not be shared by threads."""
+    """A new target machine: threads must not share one."""
     _initialize()
     triple = llvm.Target.from_triple(llvm.get_process_triple())
     # The large code model: the linker may place code and its constants more than 2 GiB apart, where 32-bit offsets abort.

@@ -1,10 +1,10 @@
 """LLVM IR as text, emitted already hoisted and without common subexpressions.
 
-A `Builder` writes one function. It keeps a stack of scopes, one per loop nest level; a pure instruction goes to the
-outermost scope in which all its operands exist, once. So no optimiser pass has to find what a loop does not change.
+A `Builder` writes one function. It has a stack of scopes, one per loop nest level; a pure instruction is emitted once,
+in the outermost scope in which all its operands exist. So no optimizer pass has to hoist loop invariants.
 
-What always holds: a scope's lines dominate whatever a deeper open scope writes; identical text of a pure
-instruction in an open scope names the same value.
+Invariants: a scope's lines dominate those of deeper open scopes; identical text of a pure instruction in an open scope
+names the same value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def type_text(elem: str, lanes: int) -> str:
 
 @functools.cache
 def suffix(elem: str, lanes: int) -> str:
-    """How intrinsics name a type: v16f32."""
+    """The type's suffix in intrinsic names: v16f32."""
     short = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}.get(elem, elem)
     return short if lanes == 1 else f"v{lanes}{short}"
 
@@ -72,7 +72,7 @@ def _round_to_float(value: float) -> float:
 
 
 class Scope:
-    """The lines of one nest level, and the pure instructions already there."""
+    """The lines of one nest level, and the pure instructions emitted in it."""
 
     __slots__ = ("lines", "memo")
 
@@ -92,7 +92,7 @@ class Loop:
 
 
 class Module:
-    """The declarations and shared helper functions that the functions of one module ask for, each once."""
+    """The declarations and shared helper functions that the functions of one module request, each once."""
 
     def __init__(self, target: Host) -> None:
         self.target = target
@@ -105,7 +105,7 @@ class Module:
 
 
 class Builder:
-    """Writes one function. `lanes` is the width of its vectors."""
+    """Writes one function. `lanes`: the width of its vectors."""
 
     def __init__(self, module: Module, lanes: int) -> None:
         self.module, self.lanes = module, lanes
@@ -122,12 +122,12 @@ class Builder:
     # ---- instructions
 
     def fresh(self) -> str:
-        """A name that no register has."""
+        """An unused register name."""
         self._names += 1
         return f"%v{self._names}"
 
     def pure(self, text: str, elem: str, lanes: int, depth: int) -> Ref:
-        """A value that depends on its operands alone; placed at `depth`, where they all exist."""
+        """A value that depends on its operands alone; emitted at `depth`, where they all exist."""
         scope = self.scopes[depth]
         ref = scope.memo.get(text)
         if ref is None:
@@ -136,13 +136,13 @@ class Builder:
         return ref
 
     def ordered(self, text: str, elem: str, lanes: int) -> Ref:
-        """A value that depends on memory being written: stays where it is."""
+        """A value that depends on memory being written: emitted at the current position."""
         ref = Ref(self.fresh(), elem, lanes, self.depth)
         self.scopes[-1].lines.append(f"  {ref.text} = {text}")
         return ref
 
     def line(self, text: str) -> None:
-        """Appends an instruction where the builder is."""
+        """Append an instruction at the current position."""
         self.scopes[-1].lines.append("  " + text)
 
     # ---- operands
@@ -152,11 +152,11 @@ class Builder:
         return Ref(literal(elem, value), elem)
 
     def like(self, ref: Ref, value: float | int | bool) -> Ref:
-        """A literal of the type of `ref`'s elements."""
+        """A literal of the element type of `ref`."""
         return Ref(literal(ref.elem, value), ref.elem)
 
     def widen(self, ref: Ref, lanes: int | None = None) -> Ref:
-        """The scalar in every lane."""
+        """The scalar broadcast to all lanes."""
         lanes = lanes or self.lanes
         if ref.lanes == lanes:
             return ref
@@ -171,7 +171,7 @@ class Builder:
         )
 
     def broadcast(self, refs: Sequence[Ref]) -> tuple[list[Ref], int, int]:
-        """Operands with equal lanes, that number of lanes, and the depth at which all exist."""
+        """The operands with equal lanes, that number of lanes, and the depth at which all exist."""
         lanes = max(r.lanes for r in refs)
         wide = [r if r.lanes == lanes else self.widen(r, lanes) for r in refs]
         return wide, lanes, max(r.depth for r in refs)
@@ -179,12 +179,12 @@ class Builder:
     # ---- operations
 
     def op(self, opcode: str, a: Ref, b: Ref) -> Ref:
-        """A binary instruction; of a scalar and a vector, the scalar is repeated."""
+        """A binary instruction; a scalar operand is broadcast to a vector one."""
         (a, b), lanes, depth = self.broadcast((a, b))
         return self.pure(f"{opcode} {a}, {b.text}", a.elem, lanes, depth)
 
     def compare(self, predicate: str, a: Ref, b: Ref) -> Ref:
-        """`predicate` is an opcode with its condition: `fcmp olt`, `icmp eq`."""
+        """A comparison. `predicate` is an opcode with its condition: `fcmp olt`, `icmp eq`."""
         (a, b), lanes, depth = self.broadcast((a, b))
         return self.pure(f"{predicate} {a}, {b.text}", "i1", lanes, depth)
 
@@ -203,27 +203,29 @@ class Builder:
         return self.pure(f"extractelement {vector}, i64 {lane}", vector.elem, 1, vector.depth)
 
     def shifted(self, before: Ref, x: Ref, count: int) -> Ref:
-        """The lanes of `x` moved `count` places on, behind the last ones of `before`."""
+        """The lanes of `x` moved up by `count`, after the last ones of `before`."""
         lanes, depth = x.lanes, max(before.depth, x.depth)
         picks = ", ".join(f"i32 {lanes - count + i}" for i in range(lanes))
         return self.pure(f"shufflevector {before}, {x}, <{lanes} x i32> <{picks}>", x.elem, lanes, depth)
 
     def convert(self, opcode: str, a: Ref, elem: str) -> Ref:
-        """A conversion instruction (zext, fptrunc, bitcast, ...) to elements of type `elem`; `a` if it has it."""
+        """A conversion instruction (zext, fptrunc, bitcast, ...) to elements of type `elem`; `a` itself if it has that
+        type."""
         if a.elem == elem:
             return a
         return self.pure(f"{opcode} {a} to {type_text(elem, a.lanes)}", elem, a.lanes, a.depth)
 
     def fneg(self, a: Ref) -> Ref:
-        """-a, with the sign of zero and NaN turned as well."""
+        """-a, with the sign of zero and NaN flipped as well."""
         return self.pure(f"fneg {a}", a.elem, a.lanes, a.depth)
 
     def freeze(self, a: Ref) -> Ref:
-        """`a`, which LLVM may not take for undefined any more."""
+        """`a`, frozen: LLVM must not treat it as undefined."""
         return self.pure(f"freeze {a}", a.elem, a.lanes, a.depth)
 
     def intrinsic(self, name: str, *args: Ref, tail: str = "") -> Ref:
-        """An LLVM intrinsic overloaded on the type of its operands, which is its result's. `tail`: immediates."""
+        """An LLVM intrinsic overloaded on the type of its operands, which is also its result type. `tail`: immediate
+        operands."""
         wide, lanes, depth = self.broadcast(args)
         elem = wide[0].elem
         full = f"@llvm.{name}.{suffix(elem, lanes)}"
@@ -238,14 +240,14 @@ class Builder:
         return self.intrinsic("fma", a, b, c)
 
     def polynomial(self, x: Ref, coefficients: Sequence[float]) -> Ref:
-        """Horner; coefficients from the constant term up."""
+        """A polynomial by Horner's rule; coefficients from the constant term up."""
         y = self.like(x, coefficients[-1])
         for c in reversed(coefficients[:-1]):
             y = self.fma(y, x, self.like(x, c))
         return y
 
     def any_lane(self, condition: Ref) -> Ref:
-        """Whether `condition` (i1) holds in some lane."""
+        """Whether `condition` (i1) holds in any lane."""
         if condition.lanes == 1:
             return condition
         return self.reduce_lanes("or", condition)
@@ -257,12 +259,12 @@ class Builder:
         return self.pure(f"call {a.elem} {name}({a})", a.elem, 1, a.depth)
 
     def declare(self, name: str, signature: str) -> None:
-        """Declares a function of the module, once; `signature` as after `declare`."""
+        """Declare a function in the module, once; `signature` as after `declare`."""
         if name not in self.module.declarations:
             self.module.declarations[name] = "declare " + signature
 
     def call(self, name: str, elem: str, *args: Ref) -> Ref:
-        """A helper function without side effects; operands and result have equal lanes."""
+        """A call of a pure helper function; operands and result have equal lanes."""
         wide, lanes, depth = self.broadcast(args)
         return self.pure(
             f"call {type_text(elem, lanes)} {name}({', '.join(map(str, wide))})", elem, lanes, depth
@@ -274,8 +276,8 @@ class Builder:
     def loop(
         self, start: Ref, stop: Ref, step: int, carried: Sequence[Ref] = (), may_skip: bool = False
     ) -> Iterator[Loop]:
-        """`for index in range(start, stop, step)`, at least once (the test comes after the body) unless it `may_skip`. After
-        the block `Loop.next` holds the carried values of the last round."""
+        """Open `for index in range(start, stop, step)`, executed at least once (the test comes after the body) unless
+        it `may_skip`. After the block `Loop.next` holds the carried values of the last iteration."""
         self._labels += 1
         n = self._labels
         depth = len(self.scopes)
@@ -316,7 +318,7 @@ class Builder:
 
     @contextmanager
     def when(self, condition: Ref) -> Iterator[None]:
-        """The block runs only if the scalar `condition` holds; it gives no values."""
+        """Execute the block only if the scalar `condition` holds; it yields no values."""
         self._labels += 1
         n = self._labels
         self.scopes.append(Scope())
@@ -334,8 +336,8 @@ class Builder:
 
 
 def helper(b: Builder, name: str, elem: str, arity: int, write: Callable[[Builder, list[Ref]], Ref]) -> str:
-    """The name of a module function over `b.lanes` lanes of `elem`, written by `write` on first use. Calls are
-    cheaper to compile than long bodies inlined at every use."""
+    """The name of a module function over `b.lanes` lanes of `elem`, written by `write` on first use. Calls compile
+    faster than long bodies inlined at every use."""
     full = f"@smelt.{name}.{suffix(elem, b.lanes)}"
     if full not in b.module.helpers:
         kind = type_text(elem, b.lanes)

@@ -1,9 +1,8 @@
 """One kernel as one LLVM function: `void name(void **buffers, i64 begin, i64 end)`.
 
-`buffers` holds the addresses of the kernel's buffers that are not local, in order, and behind them the kernel's sizes, each
-an i64. [begin, end) is a range of *items*:
-outer points in inner mode, blocks of them in outer mode (see `vectorize`). Any split of [0, extent) into ranges
-gives the same results.
+`buffers` holds the addresses of the kernel's non-local buffers, in order, then the kernel's sizes, each an i64.
+[begin, end) is a range of *items*: outer points in inner mode, blocks of them in outer mode (see `vectorization.py`).
+Results do not depend on how [0, extent) is split into ranges.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ TILE = 64  # iterations of the loop that shares cache lines with gathered lanes
 
 @dataclass(frozen=True)
 class KernelText:
-    """The text of a kernel's function, its number of items, and how many a thread should take at least. `points`: of an
-    item, for a kernel of any size (`flat`), whose `extent` means nothing."""
+    """The text of a kernel's function, its number of items, and the minimum number per thread. `points`: of an item,
+    for a kernel of any size (`flat`), whose `extent` is meaningless."""
 
     text: str
     extent: Size
@@ -49,8 +48,8 @@ class KernelText:
 
 @dataclass(frozen=True)
 class _Items:
-    """How outer mode numbers its items: over `loops`, parts of `part` (a loop of no fixed size, `length` points each),
-    tiles of `tile`, then chunks of the vector loop. `serial` loops run inside an item."""
+    """How outer mode numbers its items: over `loops`, segments of `segment` (a loop of symbolic size, `length` points
+    each), tiles of `tile`, then chunks of the vector loop. `serial` loops run inside an item."""
 
     loops: tuple[Loop, ...]
     segment: Loop | None
@@ -125,7 +124,7 @@ class _Emitter:
         return pointers
 
     def _local(self, i: int, size: Size, t: Type, on_stack: bool) -> Ref:
-        """Scratch of one outer point, or of `lanes` of them side by side."""
+        """Scratch memory of one outer point, or of `lanes` adjacent ones."""
         count = size * (self.b.lanes if self.choice.outer is not None else 1)
         if bounds(count)[1] <= INLINE_VECTORS * self.b.lanes:
             count = bounds(count)[1]
@@ -155,7 +154,7 @@ class _Emitter:
         return numel(sizes), self.choice.point_cost
 
     def _flat_items(self) -> tuple[int, float]:
-        """Items of a kernel of any size: vectors, or points of which the last ones are fewer than a vector."""
+        """Emit the items of a kernel of any size: vectors, or points, of which the last are fewer than a vector."""
         b, sym, cost = self.b, self.choice.outer, self.choice.point_cost
         begin, end = Ref("%begin", "i64"), Ref("%end", "i64")
         if sym is None:
@@ -212,8 +211,7 @@ class _Emitter:
         return next(l.size for l in self.kernel.outer if l.sym is sym)
 
     def _divide(self, sym: Sym) -> _Items:
-        """Chooses items of about ITEM_CYCLES: part of the vector loop, or all of it and more loops, as far as these are of
-        fixed sizes."""
+        """Choose items of about ITEM_CYCLES: part of the vector loop, or all of it and further loops of constant size."""
         lanes, size = self.b.lanes, likely(self._size(sym))
         block = self.choice.point_cost * lanes
         others = [l for l in self.kernel.outer if l.sym is not sym]
@@ -238,8 +236,8 @@ class _Emitter:
         return _Items(tuple(others), segment, length, tuple(serial), tile, chunk, cycles)
 
     def _shared_lines(self, sym: Sym, others: Sequence[Loop]) -> Loop | None:
-        """An outer loop along which something is contiguous that lanes gather or scatter: run inside the lanes' loop,
-        it uses whole cache lines (a transpose)."""
+        """An outer loop along which an access is contiguous that lanes gather or scatter: inside the lanes' loop it
+        uses full cache lines (a transpose)."""
         for index in _indices(self.kernel):
             if lane_stride(index, sym, self.b.lanes) in (0, 1):
                 continue
@@ -250,7 +248,7 @@ class _Emitter:
 
 
 def _indices(kernel: Kernel) -> list[Size]:
-    """Where the kernel loads and stores, local buffers aside."""
+    """The indices of the kernel's loads and stores, except those of local buffers."""
     indices: list[Size] = []
     for stage in kernel.stages:
         for value in walk(stage_values(stage)):

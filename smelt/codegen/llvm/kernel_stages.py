@@ -18,14 +18,14 @@ from smelt.shapes.expr import Sym, bounds
 
 
 class Stages:
-    """Writes the stages of one kernel. Results of reductions go to `body.results`, where later stages find them."""
+    """Writes the stages of one kernel. Results of reductions are stored in `body.results` for later stages."""
 
     def __init__(self, kernel: Kernel, body: Body, loops: Loops, choice: Choice) -> None:
         self.kernel, self.body, self.loops, self.choice = kernel, body, loops, choice
         self.b = body.b
 
     def run(self, p: Point) -> None:
-        """All stages at one outer point (or at one vector of them), one after the other."""
+        """Emit all stages at one outer point (or at one vector of them), in order."""
         for i, stage in enumerate(self.kernel.stages):
             p.values.clear()  # what a stage loaded, another may have stored
             if any(l.size == 0 for l in stage_loops(stage)):
@@ -96,7 +96,7 @@ _STAGES: dict[type[Stage], Callable[..., None]] = {
 
 
 def _vector_last(loops: tuple[Loop, ...], vector: Sym | None) -> tuple[tuple[Loop, ...], Loop | None]:
-    """The scalar loops, and the one that becomes lanes."""
+    """The scalar loops, and the loop that becomes lanes."""
     if vector is None:
         return loops, None
     return tuple(l for l in loops if l.sym is not vector), next(l for l in loops if l.sym is vector)

@@ -23,8 +23,8 @@ _LOCK = hold_at_fork(threading.RLock(), LINKS)
 
 
 def address_of(function: Function) -> int:
-    """The address of a function, valid while its library lives. Thread-safe. Raises PlanError where this processor lacks
-    something that the code may use."""
+    """The address of a function, valid while its library is alive. Thread-safe. Raises PlanError if this processor
+    lacks a feature that the code may use."""
     with _LOCK:
         return _linked(function.library)[function.name]
 

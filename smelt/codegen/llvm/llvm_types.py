@@ -1,10 +1,10 @@
-"""How torch dtypes are held: in memory, and in registers; loads, stores and conversions between dtypes.
+"""The representation of torch dtypes in memory and in registers; loads, stores and conversions between dtypes.
 
-float16 and bfloat16 are computed in float32 registers whose values are always representable in the narrow type:
-every operation rounds its result. bool is a byte in memory and an i1 in registers.
+float16 and bfloat16 are computed in float32 registers whose values are always representable in the narrow type: every
+operation rounds its result. bool is a byte in memory and an i1 in registers.
 
-Conversions follow x86 ATen. Where C++ leaves them undefined (a float outside the integer's range, NaN), int32 and int64
-give their minimum, and narrower integers the low bits of the int32 result.
+Conversions follow x86 ATen. Where C++ leaves them undefined (a float outside the integer's range, NaN), int32 and
+int64 give their minimum, and narrower integers the low bits of the int32 result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TYPES: dict[torch.dtype, Type] = {
 
 
 def from_memory(b: Builder, x: Ref, t: Type) -> Ref:
-    """What was loaded as it is computed with: bool as i1, half precision as float32 (exactly)."""
+    """A loaded value in register form: bool as i1, half precision as float32 (exactly)."""
     if t.kind == "b":
         return b.compare("icmp ne", x, b.const("i8", 0))
     if t.narrow == "half":
@@ -58,7 +58,7 @@ def from_memory(b: Builder, x: Ref, t: Type) -> Ref:
 
 
 def to_memory(b: Builder, x: Ref, t: Type) -> Ref:
-    """What is to be stored, as it lies in memory; half precision was rounded before (`rounded`)."""
+    """A value in memory form; half precision must be rounded already (`rounded`)."""
     if t.kind == "b":
         return b.convert("zext", x, "i8")
     if t.narrow == "half":
@@ -111,7 +111,7 @@ def _to_float(b: Builder, x: Ref, source: Type, target: Type) -> Ref:
 
 
 def _float_to_int(b: Builder, x: Ref, target: Type) -> Ref:
-    """Out of range is poison in LLVM's rules; what x86 computes is a definite number, and freeze pins it."""
+    """A float as an integer. Out of range is poison in LLVM; x86 gives a definite number, which `freeze` pins."""
     wide = "i64" if target.bytes == 8 or (target.kind == "u" and target.bytes == 4) else "i32"
     return _resize(b, b.freeze(b.convert("fptosi", x, wide)), target.elem, signed=True)
 

@@ -19,8 +19,9 @@ INT32 = 1 << 31
 
 @dataclass
 class Point:
-    """Where code is being emitted. `syms`: loop symbols as scalar registers; that of `lane_sym` is the first lane's.
-    `mask`: which lanes exist (None: all). `outer_lanes`: lanes are outer points, so local buffers have lanes too."""
+    """A position in the emitted code. `syms`: loop symbols as scalar registers; that of `lane_sym` is the first
+    lane's. `mask`: the lanes that exist (None: all). `outer_lanes`: lanes are outer points, so local buffers have
+    lanes too."""
 
     syms: dict[Sym, Ref]
     lane_sym: Sym | None = None
@@ -29,13 +30,13 @@ class Point:
     values: dict[int, Ref] = field(default_factory=dict)
 
     def at(self, sym: Sym, where: Ref, mask: Ref | None = None) -> Point:
-        """The same with `sym` bound, and nothing computed yet."""
+        """The point with `sym` bound, and no values computed yet."""
         return Point({**self.syms, sym: where}, self.lane_sym, mask or self.mask, self.outer_lanes)
 
 
 class Body:
-    """Emits the values of one kernel. `pointers[i]` is buffer i's address; `results` the finished reductions. Points have
-    the kernel's sizes among their symbols."""
+    """Emits the values of one kernel. `pointers[i]`: buffer i's address; `results`: the finished reductions. Points
+    include the kernel's sizes among their symbols."""
 
     def __init__(self, b: Builder, buffers: tuple[Buffer, ...], pointers: list[Ref]) -> None:
         self.b, self.buffers, self.pointers = b, buffers, pointers
@@ -44,7 +45,7 @@ class Body:
     # ---- values
 
     def value(self, p: Point, v: Value) -> Ref:
-        """The register of `v` at `p`, one lane or all of them. What was computed at the point is found again."""
+        """The register of `v` at `p`, a scalar or a vector. Values computed at the point are reused."""
         ref = p.values.get(id(v))
         if ref is None:
             ref = p.values[id(v)] = self._compute(p, v)
@@ -82,7 +83,7 @@ class Body:
         return lane_stride(index, p.lane_sym, self.b.lanes)
 
     def _address(self, p: Point, buffer: int, index: Size) -> Ref:
-        """Of the first lane's element."""
+        """The address of the first lane's element."""
         b, t = self.b, TYPES[self.buffers[buffer].dtype]
         scale = b.lanes if p.outer_lanes and self.buffers[buffer].role == "local" else 1
         address = self.pointers[buffer]
@@ -93,8 +94,8 @@ class Body:
         return address
 
     def _by_depth(self, p: Point, e: Size) -> list[Ref]:
-        """`e` as summands, outermost first: what inner loops do not change becomes a base address of its own, and
-        what they change fits the addressing mode of the access."""
+        """`e` as summands, outermost first: those that inner loops do not change become a base address, and the rest
+        fits the addressing mode of the access."""
         if isinstance(e, int) or len(e.terms) == 1:
             return [self.scalar_index(p, e)]
         by_depth: dict[int, list[Ref]] = {}
@@ -113,7 +114,7 @@ class Body:
         return sums
 
     def _addresses(self, p: Point, buffer: int, index: Size, stride: int | None) -> Ref:
-        """Of every lane's element, for lanes that are not neighbours in memory."""
+        """The addresses of all lanes' elements, for lanes that are not adjacent in memory."""
         b, t = self.b, TYPES[self.buffers[buffer].dtype]
         if stride is not None:
             base, offsets = self._address(p, buffer, index), self._iota("i64", stride)
@@ -123,7 +124,7 @@ class Body:
         return b.pure(f"getelementptr {t.memory}, {base}, {offsets}", "ptr", b.lanes, depth)
 
     def _read(self, buffer: int, text: str, elem: str, lanes: int, *operands: Ref) -> Ref:
-        """A load: hoisted and shared when the kernel never writes the buffer."""
+        """A load: hoisted and shared if the kernel never writes the buffer."""
         if self.buffers[buffer].role == "in":
             return self.b.pure(text, elem, lanes, max(r.depth for r in operands))
         return self.b.ordered(text, elem, lanes)
@@ -143,7 +144,7 @@ class Body:
         return from_memory(self.b, self._gather(p, buffer, index, stride, mask, t), t)
 
     def _load_one(self, p: Point, buffer: int, index: Size, mask: Ref | None, t: Type) -> Ref:
-        """One element for all lanes. Under a mask it is read only if some lane wants it."""
+        """One element for all lanes. Under a mask it is loaded only if some lane is active."""
         b = self.b
         address = self._address(p, buffer, index)
         if mask is None:
@@ -183,13 +184,13 @@ class Body:
         return self._read(buffer, text, t.memory, b.lanes, addresses, mask)
 
     def stores(self, p: Point, stores: Sequence[Store]) -> None:
-        """All values before all stores, as a stage promises."""
+        """Emit a stage's stores, after all its values."""
         values = [self.value(p, s.value) for s in stores]
         for store, value in zip(stores, values, strict=True):
             self.store(p, store, value)
 
     def store(self, p: Point, s: Store, x: Ref) -> None:
-        """Writes `x` (of the store's value) at the point's existing lanes."""
+        """Store `x` (the store's value) in the point's active lanes."""
         b, t = self.b, TYPES[self.buffers[s.buffer].dtype]
         x = to_memory(b, x, t)
         if s.lookups:
@@ -223,7 +224,7 @@ class Body:
         b.line(f"call void {name}({x}, {addresses}, i32 {t.bytes}, {mask})")
 
     def _store_further(self, p: Point, s: Store, x: Ref, t: Type) -> None:
-        """Where lookups say, if that is in their range."""
+        """Store at the offsets of the lookups, where they are in range."""
         b = self.b
         at, inside = self.index_value(p, s.index, "i64"), b.const("i1", True)
         for lookup in s.lookups:
@@ -249,7 +250,7 @@ class Body:
         return _evaluate(self.b, e, p.syms, "i64")
 
     def index_value(self, p: Point, e: Size, elem: str) -> Ref:
-        """`e` for every lane, as integers of type `elem`; scalar when lanes agree."""
+        """`e` for every lane, as integers of type `elem`; a scalar if the lanes agree."""
         b = self.b
         stride = lane_stride(e, p.lane_sym, b.lanes)
         if stride is None:
@@ -277,7 +278,7 @@ def iota(b: Builder, elem: str, stride: int = 1) -> Ref:
 
 
 def scalar(b: Builder, e: Size, syms: Mapping[Sym, Ref]) -> Ref:
-    """`e`, i64, of scalars."""
+    """`e` as a scalar i64."""
     return _evaluate(b, e, syms, "i64")
 
 
@@ -288,7 +289,7 @@ def _resize(b: Builder, x: Ref, elem: str) -> Ref:
 
 
 def _fits(e: Size, limit: int) -> bool:
-    """No intermediate result of `e` leaves (-limit, limit)."""
+    """Whether no intermediate result of `e` leaves (-limit, limit)."""
     lo, hi = bounds(e)
     if lo <= -limit or hi >= limit:
         return False
@@ -332,7 +333,7 @@ def _term(b: Builder, atoms: tuple[Expr, ...], factor: int, syms: Mapping[Sym, R
 
 
 def _divide(b: Builder, e: Quotient, x: Ref, y: Ref) -> Ref:
-    """Floor-division or modulo; the divisor is positive."""
+    """Floor division or modulo; the divisor is positive."""
     if bounds(e.left)[0] >= 0:
         return b.op("udiv" if e.op == "//" else "urem", x, y)
     r = b.op("srem", x, y)

@@ -1,4 +1,4 @@
-"""The loops of a kernel's function: scalar nests, the loop whose iterations are lanes, the numbers of work items."""
+"""The loops of a kernel's function: scalar nests, the loop over lanes, decoding of work item indices."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from smelt.shapes.expr import Size, Sym, bounds
 
 
 def count_vectors(size: Size, lanes: int) -> int | None:
-    """Of how many vectors range(size) is, the last one perhaps not full; None where that is not known."""
+    """The number of vectors of range(size), the last one possibly partial; None if it is not constant."""
     least, most = (-(-end // lanes) for end in bounds(size))
     return most if least == most else None
 
 
 class Loops:
-    """Writes loops around what is given as a function of the point. `inline`: rows of a few vectors are written without a
-    loop, so that what one stage computed the next ones find in registers. `sizes`: registers of the kernel's sizes."""
+    """Writes loops around a function of the point. `inline`: rows of a few vectors are unrolled, so that later stages
+    find the values of earlier ones in registers. `sizes`: registers of the kernel's sizes."""
 
     def __init__(self, b: Builder, inline: bool = False, sizes: Mapping[Sym, Ref] | None = None) -> None:
         self.b, self.inline, self.sizes = b, inline, dict(sizes or {})
 
     def count(self, size: Size) -> Ref:
-        """A size, i64."""
+        """A size as an i64."""
         return scalar(self.b, size, self.sizes)
 
     # ---- items
 
     def decode(self, item: Ref, counts: Sequence[Size]) -> list[Ref]:
-        """Row-major digits of an item's number."""
+        """The row-major digits of an item's index."""
         b = self.b
         digits: list[Ref] = []
         rest = item
@@ -45,7 +45,7 @@ class Loops:
         return digits[::-1]
 
     def segment(self, number: Ref, chunk: int, size: Size) -> tuple[Ref, Ref]:
-        """[start, stop) of piece `number` of range(size)."""
+        """The bounds [start, stop) of segment `number` of range(size), `chunk` points each."""
         b = self.b
         if chunk >= bounds(size)[1]:
             return b.const("i64", 0), self.count(size)
@@ -58,7 +58,7 @@ class Loops:
     # ---- nests and vectors
 
     def nest(self, p: Point, loops: Sequence[Loop], inside: Callable[[Point], None]) -> None:
-        """Scalar loops around `inside`."""
+        """Emit scalar loops around `inside`."""
         if not loops:
             return inside(p)
         loop, rest = loops[0], loops[1:]
@@ -70,9 +70,9 @@ class Loops:
     def lanes(
         self, p: Point, sym: Sym, size: Size, start: Ref, stop: Ref, inside: Callable[[Point], None]
     ) -> None:
-        """`inside` for vectors of `sym` over [start, stop) of range(size); start is a multiple of the lanes. The last
-        vector is masked, and is a copy of `inside`: masked stores in a loop cost up to a third of it (float32, Zen 5),
-        of bytes and words more than half."""
+        """Emit `inside` for vectors of `sym` over [start, stop) of range(size); start is a multiple of the lanes. The
+        last vector is masked, and is a copy of `inside`: masked stores in a loop cost up to a third of it (float32,
+        Zen 5), of bytes and words more than half."""
         b, lanes = self.b, self.b.lanes
         full, vectors = size - size % lanes, count_vectors(size, lanes)
         if vectors == 1 or (vectors is not None and self.inline):
@@ -90,7 +90,7 @@ class Loops:
                 inside(p.at(sym, end, self.mask_last(size, end)))
 
     def vectors(self, size: Size) -> Iterator[tuple[Ref, Ref | None]]:
-        """Where each vector of range(size) begins, and its mask, for a size of a known number of them."""
+        """The start and mask of each vector of range(size), for a constant number of vectors."""
         lanes, count = self.b.lanes, count_vectors(size, self.b.lanes)
         assert count is not None
         for k in range(count):
@@ -98,7 +98,7 @@ class Loops:
             yield first, None if k < count - 1 else self.mask_last(size, first)
 
     def mask_last(self, size: Size, full: Ref) -> Ref | None:
-        """The lanes of the last vector of range(size), which begins at `full`; None: all."""
+        """The mask of the last vector of range(size), which begins at `full`; None: all lanes."""
         if isinstance(size, int):
             return self.mask_first(size % self.b.lanes or self.b.lanes)
         if size % self.b.lanes == 0:
@@ -106,20 +106,20 @@ class Loops:
         return self.mask_left(full, self.count(size))
 
     def mask_first(self, count: int) -> Ref | None:
-        """The first `count` lanes; None: all."""
+        """The mask of the first `count` lanes; None: all."""
         if count == self.b.lanes:
             return None
         bits = ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(self.b.lanes))
         return Ref(f"<{bits}>", "i1", self.b.lanes)
 
     def mask_below(self, index: Ref, size: Size) -> Ref:
-        """Lanes whose iteration index + lane is less than `size`."""
+        """The mask of lanes whose iteration index + lane is less than `size`."""
         if not isinstance(size, int) or size >= 1 << 31:
             return self.mask_left(index, self.count(size))
         return self._first_lanes(self.b.op("sub", self.b.const("i64", size), index))
 
     def mask_left(self, index: Ref, end: Ref) -> Ref:
-        """Lanes whose iteration index + lane is less than `end`."""
+        """The mask of lanes whose iteration index + lane is less than `end`."""
         left = self.b.op("sub", end, index)
         return self._first_lanes(self.b.intrinsic("smin", left, self.b.const("i64", self.b.lanes)))
 

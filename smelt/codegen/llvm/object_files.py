@@ -1,7 +1,7 @@
-"""From IR text to object files: one library per graph, optimised little (the text is already hoisted and free of common
-subexpressions).
+"""IR text to object files: one library per graph, with few optimizer passes (the text is already hoisted and free of
+common subexpressions).
 
-Many functions are written as several modules, which threads emit side by side, the first while the rest is being written.
+Many functions become several modules, which threads emit in parallel, the first while the rest is being written.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def assemble(
     verify: bool = False,
     imports: Mapping[str, Library] | None = None,
 ) -> Library:
-    """Compiles a module. `verify` checks the IR first (LLVM aborts on broken IR otherwise). `imports`: what
-    defines the functions that the text only declares."""
+    """Compile a module. `verify`: check the IR first (LLVM aborts on broken IR otherwise). `imports`: the libraries
+    that define declared functions."""
     with _LOCK:
         return Library(processor(target), (_emitted(text, target, verify),), tuple(names), imports or {})
 
@@ -42,7 +42,7 @@ def assemble(
 def assemble_functions(
     writers: Mapping[str, Callable[[Module], str]], target: Host, verify: bool = False
 ) -> Library:
-    """Compiles functions: for each name what writes its text, given the module that will hold it."""
+    """Compile functions: name -> a writer of its text into the module that will hold it."""
     threads = torch.get_num_threads()
     with _LOCK:
         if threads == 1:
@@ -57,7 +57,7 @@ def assemble_functions(
 def _modules(
     writers: Iterable[Callable[[Module], str]], target: Host, limit: float = float("inf")
 ) -> Iterator[str]:
-    """The texts of modules of about `part` characters."""
+    """The texts of modules of about `limit` characters."""
     module, functions = Module(target), list[str]()
     for write in writers:
         functions.append(write(module))
@@ -69,7 +69,7 @@ def _modules(
 
 
 def _emitted(text: str, target: Host, verify: bool) -> bytes:
-    """A relocatable object file. Several threads may be here."""
+    """A relocatable object file. Thread-safe."""
     parsed = llvm.parse_assembly(text, llvm.create_context())
     if verify:
         parsed.verify()

@@ -1,9 +1,10 @@
-"""What smelt does to LLVM past llvmlite's interface, all of it here: object code is emitted by several threads at once.
+"""Parallel emission of object code: all access to LLVM beyond llvmlite's interface.
 
-llvmlite holds one lock around every call of LLVM. LLVM itself asks only that two threads share neither contexts nor target
-machines, and emission, nearly all of the time that compiling takes, would otherwise run on one core. llvmlite has no
-public way around its lock, so the function is looked up a second time in the library that llvmlite loaded (its name and
-the lock are private: `ffi.lib._name`, `ffi.lib._lock`). A fork must still wait for the lock: see `runtime.fork_locks`.
+llvmlite holds one lock around every call of LLVM. LLVM itself only requires that two threads share neither contexts
+nor target machines, and emission, nearly all of the compile time, would otherwise run on one core. llvmlite has no
+public way around its lock, so the function is looked up a second time in the library that llvmlite loaded (its name
+and the lock are private: `ffi.lib._name`, `ffi.lib._lock`). A fork must still wait for the lock: see
+`runtime.fork_locks`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _emit_to_memory.restype = ffi.lib.LLVMPY_TargetMachineEmitToMemory.restype
 
 
 def emit_object(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
-    """A relocatable object file of a module whose context no other thread uses; nor does it use `machine`. Several threads
-    may be here. Raises RuntimeError with LLVM's message."""
+    """A relocatable object file of a module whose context no other thread uses; nor may another use `machine`.
+    Callable from several threads at once. Raises RuntimeError with LLVM's message."""
     with ffi.OutputString() as error:
         buffer = _emit_to_memory(machine, module, 1, error)
         if not buffer:

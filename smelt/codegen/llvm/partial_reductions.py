@@ -1,6 +1,6 @@
-"""Reductions that end before their loop does: a part of a longer one, of which the last may be shorter.
+"""Reductions that end before their loop does: a chunk of a longer one, of which the last may be shorter.
 
-`for i < n: sum(where(n*o + i < end, x[...], 0))` is `for i < min(n, end - n*o): sum(x[...])`: no vector but the last has
+`for i < n: sum(where(n*o + i < end, x[...], 0))` is `for i < min(n, end - n*o): sum(x[...])`: only the last vector has
 a mask.
 """
 
@@ -16,7 +16,7 @@ from smelt.shapes.expr import Size, Sym, affine, bounds, free_syms
 
 @dataclass(frozen=True)
 class Truncated:
-    """`stage` has as many points as `count` says, which is `left` but at least 0 and at most the original's `most`."""
+    """`stage` has `count` points: `left`, but at least 0 and at most the original's `most`."""
 
     stage: ReduceStage
     count: Sym
@@ -25,7 +25,7 @@ class Truncated:
 
 
 def truncated(stage: ReduceStage) -> Truncated | None:
-    """`stage` without a condition that ends it; None if it has none."""
+    """`stage` without the condition that ends it; None if it has none."""
     if len(stage.loops) != 1 or stage.stores:
         return None
     (loop,) = stage.loops
@@ -40,7 +40,7 @@ def truncated(stage: ReduceStage) -> Truncated | None:
 
 
 def _condition(r: Reduction) -> Value | None:
-    """Where it does not hold, the reduction takes in what changes nothing."""
+    """The condition outside of which the reduction adds its neutral element."""
     if r.value.op != "where" or r.kind in ("argmax", "argmin"):
         return None
     condition, _, otherwise = r.value.args
@@ -49,7 +49,7 @@ def _condition(r: Reduction) -> Value | None:
 
 
 def _left(condition: Value, loop: Loop) -> Size | None:
-    """How many points of `loop` there are until `condition` ends; None: it is no end."""
+    """The number of points of `loop` before `condition` becomes false; None if it is not such a bound."""
     if condition.op != "lt" or any(v.op not in ("index", "const") for v in condition.args):
         return None
     at, end = (v.args[0] for v in condition.args)
@@ -60,7 +60,7 @@ def _left(condition: Value, loop: Loop) -> Size | None:
 
 
 class _Assuming:
-    """Values where a condition holds."""
+    """Simplifies values under the assumption that a condition holds."""
 
     def __init__(self, condition: Value) -> None:
         self._done: dict[Value, Value] = {}

@@ -30,7 +30,7 @@ _DEVICES = dict(device_log="log", fast_log="log", fast_sin="sin", fast_cos="cos"
 
 
 def emit(b: Builder, name: str, t: Type, *operands: Ref) -> Ref:
-    """`t` is the type of the operands (of the last one for `where`)."""
+    """Emit a pointwise operation. `t`: the type of the operands (of the last one for `where`)."""
     if t.kind == "f":
         name = _DEVICES.get(name, name)
         if name in MATH_OPS:
@@ -76,7 +76,8 @@ def _one_over(b: Builder, x: Ref) -> Ref:
 
 
 def _extreme(predicate: str) -> Code:
-    """NaN propagates: the ordered comparison gives y when either is NaN, so only a NaN x is left to put right."""
+    """Maximum or minimum; NaN propagates: the ordered comparison gives y if either is NaN, so only a NaN x needs a
+    correction."""
 
     def code(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
         best = b.select(b.compare(predicate, x, y), x, y)
@@ -86,7 +87,7 @@ def _extreme(predicate: str) -> Code:
 
 
 def _extreme_number(predicate: str) -> Code:
-    """NaN is ignored."""
+    """Maximum or minimum that ignores NaN."""
 
     def code(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
         best = b.select(b.compare(predicate, x, y), x, y)
@@ -102,7 +103,7 @@ def _sign_float(b: Builder, t: Type, x: Ref) -> Ref:
 
 
 def _signs_differ(b: Builder, r: Ref, y: Ref) -> Ref:
-    """r != 0 and r and y have different signs."""
+    """Whether r != 0 and r and y have different signs."""
     zero = b.like(r, 0.0)
     differ = b.op("xor", b.compare("fcmp olt", r, zero), b.compare("fcmp olt", y, zero))
     return b.op("and", differ, b.compare("fcmp une", r, zero))
@@ -114,7 +115,7 @@ def _remainder_float(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
 
 
 def _floordiv_float(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
-    """As ATen and Python: exact via fmod, then corrected; x/0 as IEEE."""
+    """Floor division as in ATen and Python: exact via fmod, then corrected; x/0 as IEEE."""
     zero = b.like(x, 0.0)
     r = function("fmod", t.elem)(b, x, y)
     q = b.op("fdiv", b.op("fsub", x, r), y)
@@ -205,7 +206,7 @@ def _fmod_int(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
 
 
 def _crosses(b: Builder, r: Ref, y: Ref) -> Ref:
-    """The remainder is not zero and its sign is not the divisor's."""
+    """Whether the remainder is not zero and its sign is not the divisor's."""
     zero = b.like(r, 0)
     return b.op("and", b.compare("icmp ne", r, zero), b.compare("icmp slt", b.op("xor", r, y), zero))
 
@@ -223,7 +224,7 @@ def _floordiv_int(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
 
 
 def _shift(opcode: str) -> Code:
-    """Counts outside [0, bits) give 0, or the sign for arithmetic shifts right."""
+    """A shift. Counts outside [0, bits) give 0, or the sign for arithmetic shifts right."""
 
     def code(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
         last = 8 * t.bytes - 1
@@ -236,7 +237,7 @@ def _shift(opcode: str) -> Code:
 
 
 def _pow_int(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
-    """By squaring; a negative exponent gives 0, except for the bases 1 and -1."""
+    """An integer power by squaring; a negative exponent gives 0, except for the bases 1 and -1."""
     return helper_at(b, f"pow.{t.kind}", lambda inner, xs: _write_pow_int(inner, t, *xs), x, y)
 
 
@@ -263,7 +264,7 @@ def _philox(b: Builder, t: Type, seed: Ref, counter: Ref, subsequence: Ref, lane
 
 
 def _write_philox(b: Builder, seed: Ref, counter: Ref, subsequence: Ref, lane: Ref) -> Ref:
-    """As `loops.philox.philox`."""
+    """Write the function of `loops.philox.philox`."""
     word, half = b.like(lane, philox.WORD), b.like(lane, 32)
     low, high = lambda x: b.op("and", x, word), lambda x: b.op("lshr", x, half)
     c = [low(counter), high(counter), low(subsequence), high(subsequence)]

@@ -20,7 +20,7 @@ _BINARY = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 def identity(b: Builder, kind: str, t: Type, lanes: int, position: str) -> State:
-    """`position`: integer type of positions."""
+    """The neutral partial result. `position`: integer type of positions."""
     elem = "i1" if kind in ("any", "all") else t.elem
     first = b.widen(b.const(elem, neutral(kind, t)), lanes)
     if kind not in ("argmax", "argmin"):
@@ -29,7 +29,7 @@ def identity(b: Builder, kind: str, t: Type, lanes: int, position: str) -> State
 
 
 def neutral(kind: str, t: Type) -> float | int | bool:
-    """What changes nothing where it takes part."""
+    """The reduction's neutral element."""
     if kind in ("sum", "any"):
         return 0
     if kind in ("prod", "all"):
@@ -45,12 +45,12 @@ def neutral(kind: str, t: Type) -> float | int | bool:
 
 
 def rounds_off(r: Reduction) -> bool:
-    """Whether the order in which partial results are joined decides how large rounding errors become."""
+    """Whether the order in which partial results are combined affects the size of rounding errors."""
     return r.kind == "sum" and TYPES[r.value.dtype].kind == "f"
 
 
 def wide(b: Builder, r: Reduction, state: State) -> State:
-    """The partial result as the higher levels of a cascade hold it: sums of float32 in float64."""
+    """The partial result in the precision of a cascade's upper levels: sums of float32 in float64."""
     return [b.convert("fpext", x, "double") for x in state] if rounds_off(r) else state
 
 
@@ -67,7 +67,7 @@ def first_state(b: Builder, kind: str, t: Type, value: Ref, position: Ref | None
 
 
 def combine(b: Builder, kind: str, t: Type, x: State, y: State) -> State:
-    """`x` and `y` joined. Narrow floats accumulate in float32 and round once, at the end."""
+    """`x` and `y` combined. Narrow floats accumulate in float32 and round once, at the end."""
     if kind == "any":
         return [b.op("or", x[0], y[0])]
     if kind == "all":
@@ -80,7 +80,7 @@ def combine(b: Builder, kind: str, t: Type, x: State, y: State) -> State:
 
 
 def _better(b: Builder, kind: str, t: Type, x: State, y: State) -> Ref:
-    """y wins over x: larger (smaller), or NaN, or equal and earlier."""
+    """Whether y wins over x: larger (smaller), or NaN, or equal and earlier."""
     wins = emit(b, "gt" if kind == "argmax" else "lt", t, y[0], x[0])
     ties = emit(b, "eq", t, y[0], x[0])
     if t.kind == "f":
@@ -116,13 +116,13 @@ def _partial(b: Builder, x: Ref, start: int, count: int) -> Ref:
 
 
 def start(b: Builder, stage: ReduceStage, lanes: int) -> list[State]:
-    """Before any point."""
+    """The partial results before any point."""
     where = position_type(stage)
     return [identity(b, r.kind, TYPES[r.value.dtype], lanes, where) for r in stage.reductions]
 
 
 def at_point(body: Body, p: Point, stage: ReduceStage) -> list[State]:
-    """What the point `p` contributes to each reduction."""
+    """The contribution of the point `p` to each reduction."""
     return [_at_point(body, p, stage, r) for r in stage.reductions]
 
 
@@ -134,7 +134,7 @@ def _at_point(body: Body, p: Point, stage: ReduceStage, r: Reduction) -> State:
 
 
 def with_point(body: Body, p: Point, stage: ReduceStage, states: list[State]) -> list[State]:
-    """`states` joined with what the point `p` contributes; squares are summed with one rounding."""
+    """`states` combined with the contribution of the point `p`; squares are summed with one rounding."""
     combined: list[State] = []
     for r, state in zip(stage.reductions, states, strict=True):
         if _sums_squares(r):
@@ -160,7 +160,7 @@ def join(b: Builder, stage: ReduceStage, xs: list[State], ys: list[State]) -> li
 
 
 def finished(b: Builder, r: Reduction, state: State) -> Ref:
-    """The result of a reduction from its last state."""
+    """The result of a reduction from its final partial result."""
     if r.kind in ("argmax", "argmin"):
         return b.convert("sext", state[1], "i64")
     state = narrow(b, r, state)

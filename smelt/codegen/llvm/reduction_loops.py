@@ -1,4 +1,4 @@
-"""The loops of a reduction: vectors, several accumulators, sums as cascades, and what remains."""
+"""The loops of a reduction: vectors, several accumulators, cascaded sums, and the remainder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ MANY = 1 << 20  # parts of a cascade that sums of unknown length are made for
 class ReduceLoops:
     """The loops of one reduce stage. `vector`: the last loop runs over lanes.
 
-    Sums of floats are cascades: after CHAIN additions (up to twice as many where there are no more) an accumulator is
-    emptied, its lanes added up, into one of the next level, which in turn is emptied after CHAIN of those. Rounding errors
-    then grow with the logarithm of the number of values (Higham, "The accuracy of floating point summation", 1993), and
-    what cancels between lanes does so early. The next level of float32 is float64, and is the last. Where sizes are no
-    numbers, sums are always cascades, and loops that may have no rounds are asked for them; lanes are added up at the end
-    only, as rows may be short."""
+    Sums of floats are cascades: after CHAIN additions (up to twice as many if there are no more) an accumulator is
+    emptied, its lanes added up, into one of the next level, which in turn is emptied after CHAIN of those. Rounding
+    errors then grow with the logarithm of the number of values (Higham, "The accuracy of floating point summation",
+    1993), and values that cancel between lanes do so early. The next level of float32 is float64, and is the last. For
+    symbolic sizes, sums are always cascades, and loops that may be empty are tested for it; lanes are added up at the
+    end only, as rows may be short.
+    """
 
     def __init__(self, body: Body, loops: Loops, stage: ReduceStage, vector: bool) -> None:
         self.body, self.loops, self.stage, self.vector = body, loops, stage, vector
@@ -40,7 +41,7 @@ class ReduceLoops:
         self.open = any(not isinstance(l.size, int) for l in stage.loops)
 
     def run(self, p: Point, loops: Sequence[Loop], states: list[State]) -> list[State]:
-        """`states` joined with the values at all points of `loops`, outermost first."""
+        """`states` combined with the values at all points of `loops`, outermost first."""
         loop, rest = loops[0], loops[1:]
         size = loop.size
         if not rest:
@@ -57,16 +58,16 @@ class ReduceLoops:
         return self.cascade(size, 1, prod(between) * self._additions(last), rounds, states)
 
     def _additions(self, size: int) -> int:
-        """How many values of the last loop one accumulator is given, as `innermost` takes them."""
+        """The number of values of the last loop that `innermost` adds to one accumulator."""
         return ceil(size / (self.step * (self.unroll if self._unrolled_groups(size) else 1)))
 
     def _unrolled_groups(self, size: int) -> int:
-        """How many groups of vectors of the last loop are taken before what remains."""
+        """The number of groups of vectors of the last loop before the remainder."""
         groups = size // (self.step * self.unroll)
         return groups if groups >= (2 if self.unroll > 1 else 2 * CHAIN) else 0
 
     def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
-        """The last loop: without a loop, unrolled, or one vector at a time."""
+        """Emit the last loop: fully unrolled, unrolled, or one vector at a time."""
         size = loop.size
         if self.loops.inline and self.vector and count_vectors(size, self.step) is not None:
             return self.straight(p, loop.sym, size, states)
@@ -90,8 +91,8 @@ class ReduceLoops:
         rounds: Callable[[Ref, Ref, list[State]], list[State]],
         states: list[State],
     ) -> list[State]:
-        """`states` joined with what `rounds(start, stop, ...)` joins over range(0, size, step), where one round is that many
-        `additions` to an accumulator. `size` is a multiple of `step`, a power of two."""
+        """`states` combined with the results of `rounds(start, stop, ...)` over range(0, size, step), where one round
+        makes `additions` additions to an accumulator. `size` is a multiple of `step`, a power of two."""
         b = self.b
         zero, whole, may_skip = b.const("i64", 0), self.loops.count(size), bounds(size)[0] < 1
         most = bounds(size)[1]
@@ -117,7 +118,7 @@ class ReduceLoops:
         rounds: Callable[[Ref, Ref, list[State]], list[State]],
         states: list[State],
     ) -> list[State]:
-        """What `rounds` joins to `states` over all of [0, whole), which is not asked where that may be empty and is."""
+        """`states` combined with the result of `rounds` over [0, whole); an empty range is skipped if `may_skip`."""
         zero = self.b.const("i64", 0)
         if not may_skip:
             return rounds(zero, whole, states)
@@ -128,8 +129,8 @@ class ReduceLoops:
     def propagate(
         self, end: Ref, block: int, levels: list[list[State]], partial: list[State]
     ) -> list[list[State]]:
-        """`part` joined to the first of `levels`, and levels that have CHAIN parts by now to those above them. `end`: a
-        multiple of `block`, which is a power of two, for each part."""
+        """Combine `partial` with the first of `levels`, and levels that hold CHAIN partial results with the level
+        above. `end`: a multiple of `block`, a power of two, for each partial result."""
         b = self.b
         levels = [self.join(levels[0], partial), *levels[1:]]
         for k in range(len(levels) - 1):
@@ -141,7 +142,7 @@ class ReduceLoops:
         return levels
 
     def as_next_level(self, states: list[State]) -> list[State]:
-        """What accumulators hold, as the next level of a cascade does."""
+        """Accumulators converted to the next level of a cascade."""
         pairs = list(zip(self.stage.reductions, states, strict=True))
         if self.vector and not self.open:
             pairs = [
@@ -150,7 +151,7 @@ class ReduceLoops:
         return [reduction_codegen.wide(self.b, r, s) for r, s in pairs]
 
     def as_accumulators(self, states: list[State], like: list[State]) -> list[State]:
-        """Accumulators, of as many lanes as those of `like`, that hold what a level of a cascade does."""
+        """A cascade level converted to accumulators with the lanes of `like`."""
         narrow = [
             reduction_codegen.narrow(self.b, r, s) for r, s in zip(self.stage.reductions, states, strict=True)
         ]
@@ -170,14 +171,14 @@ class ReduceLoops:
         ]
 
     def straight(self, p: Point, sym: Sym, size: Size, states: list[State]) -> list[State]:
-        """Without loops, into two accumulators by turns."""
+        """Emit the points without loops, alternating between two accumulators."""
         turns = [states, self.fresh(states)] if count_vectors(size, self.step) != 1 else [states]
         for i, (first, mask) in enumerate(self.loops.vectors(size)):
             turns[i % 2] = self.accumulate(p.at(sym, first, mask), turns[i % 2], mask)
         return self.join(*turns) if len(turns) > 1 else turns[0]
 
     def unrolled(self, p: Point, sym: Sym, start: Ref, stop: Ref, states: list[State]) -> list[State]:
-        """Full vectors, `unroll` accumulators to overlap the latency of adding."""
+        """Emit full vectors, with `unroll` accumulators to hide the latency of additions."""
         b = self.b
         sets = [states] + [self.fresh(states) for _ in range(self.unroll - 1)]
         flat = _flat_sets(sets)
@@ -192,7 +193,7 @@ class ReduceLoops:
         return sets[0]
 
     def remainder(self, p: Point, sym: Sym, size: int, done: int, states: list[State]) -> list[State]:
-        """[done, size), one vector at a time."""
+        """Emit [done, size), one vector at a time."""
         b, step = self.b, self.step
         full = size - size % step
         masked_loop = b.target.masks and size - done > step
@@ -211,7 +212,7 @@ class ReduceLoops:
         return states
 
     def open_remainder(self, p: Point, sym: Sym, size: Size, done: Size, states: list[State]) -> list[State]:
-        """The same for sizes that are no numbers."""
+        """Like `remainder`, for symbolic sizes."""
         count = self.loops.count
         with self.b.loop(count(done), count(size), self.step, _flat(states), may_skip=True) as it:
             mask = self.loops.mask_below(it.index, size) if self.vector and size % self.step != 0 else None
@@ -220,7 +221,7 @@ class ReduceLoops:
         return self.like(it.next, states)
 
     def accumulate(self, p: Point, states: list[State], mask: Ref | None) -> list[State]:
-        """Joins the values at `p` into `states`, in the lanes of `mask`."""
+        """Combine the values at `p` with `states`, in the lanes of `mask`."""
         b = self.b
         out: list[State] = []
         for new, state in zip(
@@ -231,7 +232,7 @@ class ReduceLoops:
         return out
 
     def fresh(self, states: list[State]) -> list[State]:
-        """Partial results before any point, of as many lanes as `states`."""
+        """Initial partial results, with the lanes of `states`."""
         return reduction_codegen.start(self.b, self.stage, states[0][0].lanes)
 
     def join(self, xs: list[State], ys: list[State]) -> list[State]:
@@ -258,13 +259,13 @@ def _flat_sets(sets: list[list[State]]) -> list[Ref]:
 
 
 def cascade_levels(partials: int, stage: ReduceStage) -> int:
-    """How many levels a cascade of that many parts has above the first accumulators: at most 2 * CHAIN parts are added up on
-    each of them, where they are no more precise than the values."""
+    """The number of levels of a cascade of that many partial results above the first accumulators: each adds up at
+    most 2 * CHAIN partial results if it is no more precise than the values."""
     precise = all(r.value.dtype is not torch.float64 for r in stage.reductions)
     return 1 if precise or partials <= 2 * CHAIN else 1 + cascade_levels(partials // CHAIN, stage)
 
 
 def _unroll(stage: ReduceStage) -> int:
-    """Accumulators: many for cheap values, which otherwise wait for the previous addition."""
+    """The number of accumulators: many for cheap values, which otherwise wait for the previous addition."""
     ops = sum(4 * (v.op in MATH_OPS) + 1 for v in walk(stage_values(stage))) + 2 * len(stage.reductions)
     return 4 if ops <= 6 else 2 if ops <= 14 else 1

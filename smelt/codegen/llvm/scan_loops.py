@@ -1,4 +1,4 @@
-"""Scans: one point after the other, or a vector of points at once, which is scanned within itself first."""
+"""Scans: point by point, or by vectors of points, each of which is first scanned within itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smelt.loops.kernel_ir import ScanStage
 
 
 class Scan:
-    """The points of one scan stage, which come in order. `vector`: lanes are neighbouring points of its loop."""
+    """The points of one scan stage, in order. `vector`: lanes are neighbouring points of its loop."""
 
     def __init__(self, body: Body, stage: ScanStage, vector: bool) -> None:
         self.body, self.stage, self.vector = body, stage, vector
@@ -20,14 +20,14 @@ class Scan:
         self.elem = "double" if precise else self.type.elem
 
     def start(self, lanes: int) -> State:
-        """The scan before its first point."""
+        """The state before the first point."""
         return [
             self._wide(r)
             for r in reduction_codegen.identity(self.b, self.stage.kind, self.type, lanes, "i64")
         ]
 
     def at(self, p: Point, carry: State) -> State:
-        """Stores the scan at `p` and gives it at the last of the points there."""
+        """Store the scan at `p`; the state at the last of its points."""
         b, kind, t = self.b, self.stage.kind, self.type
         value = self._wide(self.body.value(p, self.stage.store.value))
         state = reduction_codegen.first_state(b, kind, t, b.widen(value) if self.vector else value, None)

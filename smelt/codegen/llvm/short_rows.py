@@ -1,9 +1,9 @@
-"""Rows of a few vectors that several stages go over: without loops, what one stage loaded or computed the next ones find in
-registers, as a common subexpression.
+"""Rows of a few vectors that several stages iterate over: unrolled, so that later stages find loaded and computed
+values in registers, as common subexpressions.
 
-A row whose length is no number may be one of so many vectors, the last of which is masked: then one code does for the
-lengths of that many, and which one a launch takes is chosen when its sizes are known. Of longer rows, too, it is good to
-know about how long they are: sums are cascades of as many levels as that needs, and loops have rounds.
+A row of symbolic length may be compiled for a number of vectors, the last of which is masked: one code then serves all
+lengths of that many vectors, and a launch selects it once its sizes are known. Longer rows profit from a known range
+too: it bounds the levels of cascades, and loops are not empty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LENGTHS = (*range(1, INLINE_VECTORS + 1), *(1 << n for n in range(4, 9)))  # to
 
 
 def has_short_rows(kernel: Kernel, choice: Choice, lanes: int) -> bool:
-    """Whether the vector stages of `kernel`, several, go over the same few vectors."""
+    """Whether several vector stages of `kernel` iterate over the same few vectors."""
     if choice.outer is not None:
         return False
     vector = [s for s, sym in zip(kernel.stages, choice.inner) if sym is not None]
@@ -42,14 +42,15 @@ def has_short_rows(kernel: Kernel, choice: Choice, lanes: int) -> bool:
 
 
 def _instructions(stages: Sequence[Stage]) -> int:
-    """Of one vector of each stage, weighted. What is made of sizes alone counts as a constant, which it is in a row."""
+    """The weighted instructions of one vector of each stage. Values of sizes alone count as constants: they are
+    invariant in a row."""
     values = [v for s in stages for v in stage_values(s)]
     loops = {l.sym for s in stages for l in stage_loops(s)}
     return sum(12 * (v.op in MATH_OPS) + 1 for v in walk(values, lambda v: _varies(v, loops)))
 
 
 def _varies(value: Value, loops: Set[Sym]) -> bool:
-    """Whether it is made of anything else than constants and sizes."""
+    """Whether the value depends on more than constants and sizes."""
     found = walk([value])
     return any(
         v.op in ("load", "result") or (v.op == "index" and free_syms(v.args[0]) & loops) for v in found
@@ -58,7 +59,7 @@ def _varies(value: Value, loops: Set[Sym]) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """The length of a kernel's rows: `factor` times a symbol, and `rest`."""
+    """The length of a kernel's rows: `factor` times a symbol, plus `remainder`."""
 
     size: Size
     sym: Sym
@@ -67,7 +68,7 @@ class Row:
 
 
 def row_of(kernel: Kernel) -> Row | None:
-    """Of a kernel whose rows may be short, but are of no known number of vectors."""
+    """The row length of a kernel whose rows may be short but have a symbolic number of vectors."""
     loops = [
         stage_loops(s) for s in kernel.stages if isinstance(s, (MapStage, ReduceStage)) and stage_loops(s)
     ]
@@ -85,9 +86,9 @@ def row_of(kernel: Kernel) -> Row | None:
 
 
 def of_length(kernel: Kernel, row: Row, decisions: Decisions, target: Host) -> tuple[Kernel, dict[Sym, Size]]:
-    """The kernel for rows about as long as they are at the sizes of `decisions`, which note how long that is, and what its
-    symbols stand for. It is that of all rows that are of as many vectors, if these are few, or of up to twice as many; and
-    are of whole vectors, or not."""
+    """The kernel for row lengths close to those at the sizes of `decisions`, which record the range, and the values of
+    its symbols. It serves all rows of the same number of vectors, if that is small, or of up to twice as many; and
+    either rows of full vectors only, or all others."""
     lanes = count_lanes(kernel, target.lanes)
 
     def at_most(vectors: int) -> bool:
@@ -109,8 +110,8 @@ def of_length(kernel: Kernel, row: Row, decisions: Decisions, target: Host) -> t
 def _narrowed(
     kernel: Kernel, row: Row, lanes: int, unit: int, vectors: tuple[int, int]
 ) -> tuple[Kernel, dict[Sym, Size]]:
-    """The kernel for rows of more vectors than the first of `vectors`, and no more than the second, where the symbol is a
-    multiple of `unit`."""
+    """The kernel for rows of more vectors than vectors[0], and at most vectors[1], where the symbol is a multiple of
+    `unit`."""
     ends = (vectors[0] * lanes + 1 - row.remainder, vectors[1] * lanes - row.remainder)
     low, high = max(-(-ends[0] // row.factor), row.sym.lo), min(ends[1] // row.factor, row.sym.hi)
     low, high = -(-low // unit), high // unit

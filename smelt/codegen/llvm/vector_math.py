@@ -82,7 +82,7 @@ def _at_least(b: Builder, x: Ref, bound: float) -> Ref:
 
 
 def absolute(b: Builder, x: Ref) -> Ref:
-    """|x|, NaN's sign cleared as well."""
+    |x|; NaN's sign is cleared as well."""
     return b.intrinsic("fabs", x)
 
 
@@ -126,12 +126,12 @@ def _exp_reduced(b: Builder, n: Ref, r: Ref) -> Ref:
 
 
 def exp(b: Builder, x: Ref) -> Ref:
-    """e**x of float32: 2**n times a polynomial of the rest; beyond the ends inf and 0."""
+    """e**x of float32: 2**n times a polynomial of the remainder; inf and 0 beyond the range."""
     return _exp_reduced(b, *_reduce_exp(b, _at_least(b, _at_most(b, x, 89.0), -104.0)))
 
 
 def exp2(b: Builder, x: Ref) -> Ref:
-    """2**x of float32, in the same way."""
+    """2**x of float32, like `exp`."""
     x = _at_least(b, _at_most(b, x, 129.0), -151.0)
     n = b.intrinsic("rint", x)
     return _exp_reduced(b, n, _f(b, "fmul", b.op("fsub", x, n), math.log(2)))
@@ -176,7 +176,7 @@ def _log_terms(b: Builder, x: Ref) -> tuple[Ref, Ref, Ref]:
 
 
 def _log_edges(b: Builder, x: Ref, y: Ref) -> Ref:
-    """The result y = log(x) with the cases inf, NaN, 0 and negative put right."""
+    """The result y = log(x), corrected for inf, NaN, 0 and negative x."""
     y = b.select(b.compare("fcmp olt", x, b.like(x, INF)), y, x)
     y = b.select(b.compare("fcmp oeq", x, b.like(x, 0.0)), b.like(x, -INF), y)
     return b.select(b.compare("fcmp olt", x, b.like(x, 0.0)), b.like(x, math.nan), y)
@@ -248,7 +248,7 @@ def tanh(b: Builder, x: Ref) -> Ref:
 
 
 def erf(b: Builder, x: Ref) -> Ref:
-    """Of float32: a polynomial up to 0.9, 1 - e**-polynomial beyond, with the sign of x."""
+    """erf of float32: a polynomial up to 0.9, 1 - e**-polynomial beyond, with the sign of x."""
     a = absolute(b, x)
     small = b.fma(x, b.polynomial(b.op("fmul", x, x), ERF_SMALL), x)
     g = b.fneg(b.polynomial(_at_most(b, a, 4.0), ERF_LARGE))
@@ -288,7 +288,7 @@ def sine(b: Builder, x: Ref, shift: int) -> Ref:
 
 
 def _trigonometric(name: str, shift: int) -> Callable[[Builder, Ref], Ref]:
-    """A helper with a rarely taken branch to the C library for huge arguments."""
+    """A helper with a rarely executed branch to the C library for huge arguments."""
 
     def write(b: Builder, args: list[Ref]) -> Ref:
         (x,) = args
@@ -306,7 +306,7 @@ def _trigonometric(name: str, shift: int) -> Callable[[Builder, Ref], Ref]:
 
 
 def helper_at(b: Builder, name: str, write: Callable[[Builder, list[Ref]], Ref], *args: Ref) -> Ref:
-    """A call of the module function `name`, written by `write` on first use, at the lanes that the operands have."""
+    """A call of the module function `name`, written by `write` on first use, with the lanes of the operands."""
     wide, lanes, _ = b.broadcast(args)
     sized = b if b.lanes == lanes else Builder(b.module, lanes)
     return b.call(helper(sized, name, wide[0].elem, len(wide), write), wide[0].elem, *wide)
@@ -361,7 +361,7 @@ def power(b: Builder, args: list[Ref]) -> Ref:
 
 
 def pow(b: Builder, x: Ref, y: Ref) -> Ref:
-    """x**y of float32, in a function of its own in the module."""
+    """x**y of float32, in a separate function of the module."""
     return helper_at(b, "pow", power, x, y)
 
 
@@ -381,7 +381,7 @@ def _fmod_sign(b: Builder, x: Ref, y: Ref, r: Ref) -> Ref:
 
 
 def _fmod_wide(b: Builder, x: Ref, y: Ref) -> Ref:
-    """Of float32 with a quotient up to 2**277."""
+    """fmod of float32 with a quotient up to 2**277."""
     r, y_wide = b.convert("fpext", x, "double"), b.convert("fpext", y, "double")
     for _ in range(6):
         _, r = _fmod_step(b, r, y_wide)
@@ -404,7 +404,7 @@ def _write_fmod(b: Builder, args: list[Ref]) -> Ref:
 
 
 def fmod(b: Builder, x: Ref, y: Ref) -> Ref:
-    """C's fmod, exactly, in a function of its own in the module."""
+    """C's fmod, exact, in a separate function of the module."""
     return helper_at(b, "fmod", _write_fmod, x, y)
 
 
@@ -412,7 +412,7 @@ def fmod(b: Builder, x: Ref, y: Ref) -> Ref:
 
 
 def libm(name: str) -> Callable[..., Ref]:
-    """The C library's function, called for each lane."""
+    """The C library's function, called once per lane."""
 
     def call(b: Builder, *args: Ref) -> Ref:
         elem = args[0].elem
@@ -466,7 +466,7 @@ LIBM = (
 
 
 def function(name: str, elem: str) -> Callable[..., Ref]:
-    """How to compute `name` on `elem` (float or double)."""
+    """The code of `name` on `elem` (float or double)."""
     own = (FLOAT32 if elem == "float" else FLOAT64).get(name)
     return own or libm(name)
 

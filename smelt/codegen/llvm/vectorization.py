@@ -1,8 +1,9 @@
-"""Which loop becomes vector lanes.
+"""The choice of the loop that becomes vector lanes.
 
 *Inner*: within each stage, lanes are different iterations of one of its loops; reductions combine lanes at the end;
-what has no loops is scalar. *Outer*: lanes are different points of one outer loop, everything is vector, reductions
-need no combining. The choice is by estimated cost: what decides is which memory accesses become contiguous.
+stages without loops are scalar. *Outer*: lanes are different points of one outer loop, everything is vector,
+reductions need no combining. The choice is by estimated cost, which is dominated by which memory accesses become
+contiguous.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ LOCAL_BYTES = 256 << 10  # scratch that may live on the stack of one thread
 
 @dataclass(frozen=True)
 class Choice:
-    """`outer`: the symbol of the outer loop that is vectorised, or None for inner mode, where `inner[i]` is stage i's
-    (None: scalar). `point_cost`: cycles for one outer point."""
+    """`outer`: the symbol of the vectorized outer loop, or None for inner mode, where `inner[i]` is stage i's (None:
+    scalar). `point_cost`: cycles for one outer point."""
 
     outer: Sym | None
     inner: tuple[Sym | None, ...]
@@ -44,7 +45,7 @@ class Choice:
 
 @functools.lru_cache(1 << 16)
 def lane_stride(index: Size, sym: Sym | None, lanes: int) -> int | None:
-    """The distance between the elements that neighbouring lanes access when lanes are `lanes` consecutive values of
+    """The distance between the elements that neighbouring lanes access if lanes are `lanes` consecutive values of
     `sym` from a multiple of `lanes` on; None if it is not a constant. `x // 64` is the same for 16 aligned lanes."""
     if sym is None or sym not in free_syms(index):
         return 0
@@ -64,7 +65,7 @@ class _Access:
 
 @dataclass(frozen=True)
 class _StageFacts:
-    """What the cost of a stage depends on: likely trip count, accesses, arithmetic cost of one vector of results."""
+    """The inputs of a stage's cost: likely trip count, accesses, arithmetic cost of one vector of results."""
 
     stage: Stage
     trips: int
@@ -89,7 +90,7 @@ def _facts(kernel: Kernel, stage: Stage) -> _StageFacts:
 
 
 def _waste(size: int, lanes: int) -> float:
-    """Lanes computed for each lane used."""
+    """Lanes computed per lane used."""
     return ceil(size / lanes) * lanes / size if size else 1.0
 
 
@@ -153,12 +154,12 @@ def _locals_fit(kernel: Kernel, lanes: int) -> bool:
 
 
 def local_bytes(kernel: Kernel, lanes: int) -> int:
-    """Scratch memory of `lanes` outer points, likely."""
+    """The likely scratch memory of `lanes` outer points."""
     return sum(likely(x.size) * lanes * TYPES[x.dtype].bytes for x in kernel.buffers if x.role == "local")
 
 
 def count_lanes(kernel: Kernel, width: Callable[[int], int]) -> int:
-    """One lane count for the kernel: that of its widest common element, 4 bytes unless all it computes is 8 bytes."""
+    """One lane count for the kernel: that of its widest common element, 4 bytes unless it computes only 8-byte values."""
     sizes = {TYPES[x.dtype].bytes for x in kernel.buffers}
     sizes |= {TYPES[v.dtype].bytes for s in kernel.stages for v in stage_values(s)}
     return width(8 if sizes and min(sizes) == 8 else 4)

@@ -28,10 +28,10 @@ def _awaited(vm: VM, obj: object) -> Generator:
             return obj
         raise TypeError(NOT_AWAITABLE.format("generator"))
     found = attributes.python_method(vm, obj, "__await__")
-    made = None if found is None else vm.call_function(found, (obj,))
-    if type(made) is not Generator:
+    generator = None if found is None else vm.call_function(found, (obj,))
+    if type(generator) is not Generator:
         raise Unsupported(Reason(UNSUPPORTED_CALL, f"a {vm.class_of(obj).__qualname__} is awaited"))
-    return made
+    return generator
 
 
 @opcode("BEFORE_ASYNC_WITH")
@@ -53,13 +53,13 @@ def _get_aiter(vm: VM, frame: Frame, arg: int) -> None:
     if found is MISSING:
         name = vm.class_of(obj).__name__
         raise TypeError(f"'async for' requires an object with __aiter__ method, got {name}")
-    made = vm.call(found, (), {})
-    if attributes.load_special(vm, made, "__anext__") is MISSING:
-        name = vm.class_of(made).__name__
+    iterator = vm.call(found, (), {})
+    if attributes.load_special(vm, iterator, "__anext__") is MISSING:
+        name = vm.class_of(iterator).__name__
         raise TypeError(
             f"'async for' received an object from __aiter__ that does not implement __anext__: {name}"
         )
-    frame.stack[-1] = made
+    frame.stack[-1] = iterator
 
 
 @opcode("GET_ANEXT")

@@ -91,9 +91,8 @@ def _writable(vm: VM, target: C) -> C:
 
 @opcode("LIST_APPEND")
 def _list_append(vm: VM, frame: Frame, arg: int) -> None:
-    environment_mutations.record_mutation(
-        vm.env, frame.stack[-1 - arg]
-    )  # after a graph break it comes from outside
+    # After a graph break the list belongs to the environment.
+    environment_mutations.record_mutation(vm.env, frame.stack[-1 - arg])
     value = frame.stack.pop()
     vm.env.overlay.now(frame.stack[-arg]).append(value)
 

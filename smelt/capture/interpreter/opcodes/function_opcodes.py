@@ -131,9 +131,8 @@ def _call_function_ex(vm: VM, frame: Frame, arg: bool) -> None:
     )
     vm.frames.set_call_site(frame)
     trace_call = vm.trace.call
-    if (
-        keywords is not NULL and not kwargs and type(fn) is BuiltinFunctionType
-    ):  # other callables drop an empty dictionary
+    # Callables of other types drop an empty dictionary.
+    if keywords is not NULL and not kwargs and type(fn) is BuiltinFunctionType:
         trace_call.has_empty_kwargs = is_handled(trace_call, (fn.__self__, *args))
     try:
         stack[at:] = (call(vm, fn, args, kwargs),)

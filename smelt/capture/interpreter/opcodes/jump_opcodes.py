@@ -56,17 +56,17 @@ def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> 
 
 @opcode("TO_BOOL")
 def _to_bool(vm: VM, frame: Frame, arg: int) -> None:
-    """`bool(value)`. Before a jump, which takes nothing but a bool, it does what that does in earlier versions."""
+    """`bool(value)`. Before a jump, which takes only a bool, it also applies the assumption about the jump's condition."""
     value = frame.stack[-1]
     if type(value) is bool:
         return
-    at = frame.pc
-    name, target = frame.code.names[at], frame.instructions[at][1]
+    pc = frame.pc
+    name, target = frame.code.names[pc], frame.instructions[pc][1]
     holds = None
     if name == "POP_JUMP_IF_TRUE":
-        holds = assume_branch(vm, frame, value, target, at + 1)
+        holds = assume_branch(vm, frame, value, target, pc + 1)
     elif name == "POP_JUMP_IF_FALSE":
-        holds = assume_branch(vm, frame, value, at + 1, target)
+        holds = assume_branch(vm, frame, value, pc + 1, target)
     vm.frames.set_call_site(frame, TRUE)
     frame.stack[-1] = vm.truth(value) if holds is None else holds
 

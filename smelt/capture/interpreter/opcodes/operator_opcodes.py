@@ -43,9 +43,9 @@ def _load_super_attr(vm: VM, frame: Frame, arg: tuple[str, bool, bool]) -> None:
     name, is_method, _ = arg
     stack = frame.stack
     proxy, cls, obj = stack[-3:]
-    made = super(cls, obj) if proxy is super else vm.call(proxy, (cls, obj), {})
+    owner = super(cls, obj) if proxy is super else vm.call(proxy, (cls, obj), {})
     vm.frames.set_call_site(frame)
-    found = attributes.load_attr(vm, made, name)
+    found = attributes.load_attr(vm, owner, name)
     stack[-3:] = unbound_callable(found) if is_method else (found,)
 
 

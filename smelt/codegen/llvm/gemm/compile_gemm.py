@@ -1,4 +1,5 @@
-"""Products to machine code: for each a descriptor (numbers for the shared driver), its epilogue, a short entry point."""
+"""Products to machine code: for each a descriptor (parameters of the shared driver), its epilogue, a short entry
+point."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ DIRECT_TILES = 2
 
 
 def compile_products(products: Sequence[Product]) -> list[CompiledKernel]:
-    """Machine code for products of non-empty results (names differ)."""
+    """Machine code for products with non-empty results and distinct names."""
     module = Module(host())
     imports: dict[str, Library] = {}
     text: list[str] = []
@@ -37,7 +38,7 @@ def compile_products(products: Sequence[Product]) -> list[CompiledKernel]:
 
 
 def with_code(p: Product, function: Function, sizes: tuple[Size, ...] = ()) -> CompiledKernel:
-    """`function` as the code of `p`. `sizes`: the numbers that it takes."""
+    """`function` as the code of `p`. `sizes`: the numbers it takes as arguments."""
     batch = p.batch[0] * p.batch[1]
     count = extent(p.m, p.n, p.k, batch, p.dtype)
     flops = 2 * batch * p.m * p.n * max(p.k, 1)
@@ -45,7 +46,7 @@ def with_code(p: Product, function: Function, sizes: tuple[Size, ...] = ()) -> C
 
 
 def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
-    """The names of the library's functions that `p` calls, and the text of its entry point, descriptor and epilogue."""
+    """The library functions that `p` calls, and the text of its entry point, descriptor and epilogue."""
     calls = library_functions(p, tile)
     words: dict[str, Size | str] = {**descriptor(p, tile, p.lengths)}
     words |= {word: address(tile.function(name)) for word, name in calls.items()}
@@ -64,8 +65,8 @@ def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
 
 
 def library_functions(p: Product, tile: Tile, tall: int = 0) -> dict[str, str]:
-    """By word of the descriptor, the function of the library that it is the address of. `tall`: rows of a tall tile, where
-    `p` stands for others that have some."""
+    """Descriptor word -> the library function whose address it holds. `tall`: rows of a tall tile, if `p` represents
+    products of which some have tall tiles."""
     high, low = cut(p.m, p.n, p.k, tile).heights
     narrow = 1 if 0 < p.n % tile.columns <= tile.lanes else tile.vectors
     return {
@@ -79,8 +80,7 @@ def library_functions(p: Product, tile: Tile, tall: int = 0) -> dict[str, str]:
 
 
 def epilogue_variants(p: Product, tile: Tile) -> dict[str, bool]:
-    """By word of the descriptor, whether the epilogue that it is the address of is of full panels; of those that `p`
-    needs."""
+    """Descriptor word -> whether the epilogue whose address it holds is for full panels; only those that `p` needs."""
     found = {}
     if p.epilogue != NO_EPILOGUE and p.n >= tile.columns:
         found["epilogue_full"] = True
@@ -90,7 +90,7 @@ def epilogue_variants(p: Product, tile: Tile) -> dict[str, bool]:
 
 
 def address(symbol: str) -> str:
-    """Of a function, as a word of a descriptor."""
+    """A function's address, as a word of a descriptor."""
     return f"ptrtoint (ptr @{symbol} to i64)"
 
 
@@ -107,18 +107,18 @@ def _panel_packer(b: Matrix) -> str:
 
 
 def can_read_b_directly(p: Product, tile: Tile) -> bool:
-    """Whether rows of B are aligned."""
+    """Whether rows of B are aligned, so that panels need no packing."""
     return p.b.col == 1 and p.b.row * tile.size % tile.line == 0
 
 
 def is_direct(p: Product, tile: Tile) -> bool:
-    """Whether rows of B are read where they are."""
+    """Whether the product reads B without packing it."""
     few = static(cut(p.m, p.n, p.k, tile).tiles) <= DIRECT_TILES
     return few and can_read_b_directly(p, tile)
 
 
 def descriptor(p: Product, tile: Tile, of: Lengths) -> dict[str, Size]:
-    """The words that are no addresses, of `p` with these lengths; those of epilogues are 0."""
+    """The descriptor words of `p` for these lengths that are not addresses; epilogue addresses are 0."""
     tiling = cut(of.m, p.n, of.k, tile)
     strides: dict[str, Size] = {
         f"{name}_{word}": stride * tile.size

@@ -1,5 +1,5 @@
-"""What is done to each element of a product's (or window's) result before it is stored: any elementwise
-`loops.kernel_ir.Value`."""
+"""The epilogue of a product (or window): any elementwise `loops.kernel_ir.Value`, applied to each element before it is
+stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ BATCH, ROW, COL = Sym("gemm_batch"), Sym("gemm_row"), Sym("gemm_col")
 
 @dataclass(frozen=True)
 class Epilogue:
-    """C = value(product). Loads name `inputs` by number, with indices over BATCH, ROW and COL; None: the product itself."""
+    """C = value(product). Loads number `inputs` from 0, with indices over BATCH, ROW and COL. `value` None: the
+    product itself."""
 
     inputs: tuple[Buffer, ...] = ()
     value: Value | None = None
@@ -51,7 +52,7 @@ def refusal(epilogue: Epilogue, dtype: torch.dtype) -> str | None:
 
 
 def rewrite(value: Value, load: Callable[[int, Size], tuple[int, Size]], product: Value | None) -> Value:
-    """`value` with every load's (buffer, index) mapped by `load`, and the product replaced (None: kept)."""
+    """`value` with each load's (buffer, index) mapped by `load`, and the product replaced (None: unchanged)."""
     memo: dict[int, Value] = {}
 
     def visit(v: Value) -> Value:

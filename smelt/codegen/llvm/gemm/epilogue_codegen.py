@@ -1,7 +1,7 @@
 """Machine code of an epilogue: the function that finishes one tile of a matrix product.
 
-What differs between products of other sizes (strides, divisors) is constants of the code, or numbers that it reads behind
-the buffers (`Slots`).
+Size-dependent numbers (strides, divisors) are constants in the code, or are read from slots after the buffers
+(`Slots`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smelt.shapes.expr import Expr, Quotient, Size, Sym, affine
 
 @dataclass
 class Slots:
-    """Numbers that code reads from the slots of %buffers from `first` on. Equal ones are one."""
+    """Numbers that the code reads from the slots of %buffers from `first` on. Equal numbers share a slot."""
 
     first: int
     slot_of: dict[int, int] = field(default_factory=dict)
@@ -34,16 +34,16 @@ class Slots:
 def write_epilogue(
     module: Module, name: str, p: Product, tile: Tile, *, full: bool, slots: Slots | None = None
 ) -> str:
-    """The function (EPILOGUE_PARAMETERS) that finishes one tile: reads sums at `source`, rows `step` bytes apart, writes
-    C. `full`: the tile is `tile.columns` wide; otherwise only its first `cols` columns exist. `slots`: the function is
-    that of products of other sizes as well, whose numbers go there; both of a product ask for the same in the same
-    order."""
+    """The function (EPILOGUE_PARAMETERS) that finishes one tile: reads sums at `source`, rows `step` bytes apart,
+    writes C. `full`: the tile is `tile.columns` wide; else only its first `cols` columns exist. `slots`: the function
+    serves products of other sizes too, and reads their numbers from slots; both variants of a product request the same
+    numbers in the same order."""
     linkage = "internal " if slots is None else ""
     return _Writer(module, p, tile, full, slots).function(name, linkage)
 
 
 class _Writer:
-    """Writes one epilogue: a loop over rows around the vectors of a row, side by side."""
+    """Writes one epilogue: a loop over rows around the unrolled vectors of a row."""
 
     def __init__(self, module: Module, p: Product, tile: Tile, full: bool, slots: Slots | None) -> None:
         self.p, self.tile, self.full, self.slots = p, tile, full, slots
@@ -62,7 +62,7 @@ class _Writer:
         )
 
     def _vector(self, source: Ref, first: int) -> None:
-        """Columns [first, first + lanes) of the current row."""
+        """Emit columns [first, first + lanes) of the current row."""
         p, tile, b = self.p, self.tile, self.b
         mask = None if self.full else self._columns_from(first)
         address = self._at(source, b.const("i64", first * tile.size))
@@ -83,7 +83,7 @@ class _Writer:
         b.line(f"call void {name}({value}, ptr align {tile.size} {address.text}, {mask})")
 
     def _value(self, value: Value, total: Ref, first: int, mask: Ref | None, memo: dict[int, Ref]) -> Ref:
-        """`value` at columns first.. of the current row; one vector, or a scalar that all columns share."""
+        """`value` from column `first` of the current row on; one vector, or a scalar that all columns share."""
         ref = memo.get(id(value))
         if ref is None:
             ref = memo[id(value)] = self._compute(value, total, first, mask, memo)
@@ -104,8 +104,8 @@ class _Writer:
         return emit(self.b, value.op, kind, *operands)
 
     def _load(self, value: Value, first: int, mask: Ref | None) -> Ref:
-        """An input: a vector, or one scalar where the column does not matter. Inputs are not written meanwhile, so a load
-        may stand as soon as its address is known: a bias is loaded once per tile."""
+        """An input: a vector, or one scalar if it does not vary with the column. Inputs are not written meanwhile, so
+        a load is hoisted to its address: a bias is loaded once per tile."""
         buffer, index, _ = value.args
         t, lanes, size = TYPES[value.dtype], self.tile.lanes, value.dtype.itemsize
         varies = affine(index, COL) != (0, index)
@@ -139,12 +139,12 @@ class _Writer:
         return self.b.pure(f"getelementptr i8, {pointer}, {offset}", "ptr", 1, depth)
 
     def _bytes(self, index: Size, first: int, size: int) -> Ref:
-        """Of an element's place, `first` columns further."""
+        """The byte offset of the element at `index`, `first` columns further."""
         ahead = self.b.const("i64", first * size)
         return self.b.op("add", self._integer(index, size), ahead) if first else self._integer(index, size)
 
     def _integer(self, e: Size, factor: int = 1) -> Ref:
-        """`factor` times an index expression, whose quotients are of non-negative numbers."""
+        """`factor` times an index expression; dividends of its quotients are non-negative."""
         b = self.b
         if isinstance(e, int):
             return self._maybe_from_slot(e * factor)
@@ -171,7 +171,7 @@ class _Writer:
         return total
 
     def _maybe_from_slot(self, number: int) -> Ref:
-        """A number that may be another one in a product of other sizes."""
+        """A number that may differ in a product of other sizes: a constant, or a load from its slot."""
         b = self.b
         if self.slots is None or number in (0, 1):
             return b.const("i64", number)

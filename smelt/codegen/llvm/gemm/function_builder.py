@@ -18,22 +18,22 @@ class FunctionText:
         self.label("entry")
 
     def name(self, stem: str = "v") -> str:
-        """A name that the function does not have yet."""
+        """A name that is unused in the function."""
         self._count += 1
         return f"{stem}{self._count}"
 
     def let(self, expression: str) -> str:
-        """Gives the value of `expression` a name."""
+        """Assign the value of `expression` to a new name."""
         value = f"%{self.name()}"
         self.lines.append(f"  {value} = {expression}")
         return value
 
     def do(self, statement: str) -> None:
-        """Appends an instruction without a result (or one that names it)."""
+        """Append an instruction without a result (or one that names it)."""
         self.lines.append(f"  {statement}")
 
     def label(self, name: str) -> None:
-        """Opens a block; the one before must have ended."""
+        """Open a block; the previous one must be terminated."""
         self.lines.append(f"{name}:")
         self.block = name
 
@@ -71,7 +71,7 @@ class FunctionText:
         return self.choose(self.test("slt", a, b), a, b)
 
     def at(self, pointer: str, *offsets: str | int) -> str:
-        """`pointer` moved by the sum of byte offsets."""
+        """`pointer` plus the sum of byte offsets."""
         for offset in offsets:
             pointer = self.let(f"getelementptr i8, ptr {pointer}, i64 {offset}")
         return pointer
@@ -81,12 +81,12 @@ class FunctionText:
         return self.let(f"load {type}, ptr {pointer}, align {align}")
 
     def store(self, type: str, value: str, pointer: str, align: int) -> None:
-        """Writes `value` to `pointer`, aligned to `align` bytes."""
+        """Store `value` at `pointer`, aligned to `align` bytes."""
         self.do(f"store {type} {value}, ptr {pointer}, align {align}")
 
     @contextmanager
     def loop(self, begin: str | int, end: str | int, step: str | int = 1) -> Iterator[str]:
-        """`for i in range(begin, end, step)`; yields i. The body may open blocks of its own."""
+        """Open `for i in range(begin, end, step)`; yields i. The body may open blocks of its own."""
         head, body, latch, done = (self.name(stem) for stem in ("head", "body", "latch", "done"))
         index, following, before = f"%{self.name('i')}", f"%{self.name('i')}", self.block
         self.do(f"br label %{head}")
@@ -103,7 +103,7 @@ class FunctionText:
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
-        """The body runs if `condition` (i1) holds."""
+        """Execute the body if `condition` (i1) holds."""
         then, done = self.name("then"), self.name("done")
         self.do(f"br i1 {condition}, label %{then}, label %{done}")
         self.label(then)
@@ -112,7 +112,7 @@ class FunctionText:
         self.label(done)
 
     def function(self, name: str, parameters: str, attributes: str = "") -> str:
-        """The whole function, which returns nothing and ends here."""
+        """The finished function definition, which returns void."""
         return (
             f"define void @{name}({parameters}) nounwind {attributes} {{\n"
             + "\n".join(self.lines)
@@ -138,7 +138,7 @@ def first_lanes(t: FunctionText, tile: Tile, count: str) -> str:
 
 
 def masked_load(t: FunctionText, tile: Tile, pointer: str, mask: str) -> str:
-    """A vector from `pointer` in the lanes of `mask`, 0 in the others, which read nothing."""
+    """A vector from `pointer` in the lanes of `mask`; the other lanes are 0 and access no memory."""
     return t.let(
         f"call {tile.vector} @llvm.masked.load.{overload(tile)}.p0(ptr align {tile.size} {pointer}, {tile.mask} {mask}, "
         f"{tile.vector} zeroinitializer)"
@@ -146,12 +146,12 @@ def masked_load(t: FunctionText, tile: Tile, pointer: str, mask: str) -> str:
 
 
 def prefetch(t: FunctionText, pointer: str) -> None:
-    """Into L2 and beyond: what is fetched is read once, some thousand cycles later. Never faults."""
+    """Prefetch into L2 and beyond: the data is read once, some thousand cycles later. Never faults."""
     t.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
 
 def overload(tile: Tile) -> str:
-    """The tile's vector type as names of LLVM's intrinsics spell it."""
+    """The tile's vector type as suffix of LLVM intrinsics."""
     return f"v{tile.lanes}f{tile.size * 8}"
 
 

@@ -1,4 +1,4 @@
-"""The driver of a product: which tiles and panels a thread packs and multiplies, as numbers in a descriptor say."""
+"""The driver of a product: packs and multiplies a thread's tiles and panels, parametrized by a descriptor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EPILOGUE_PARAMETERS = (
 
 
 def driver(tile: Tile) -> str:
-    """Work items [begin, end) of a product: as many panels of a block of rows at a time as are in the range."""
+    """Compute work items [begin, end) of a product: as many panels of a block of rows at a time as are in the range."""
     t = FunctionText()
     panels, blocks = (_word(t, "%descriptor", w) for w in ("panels", "row_blocks"))
     scratch = _scratch(t, tile)
@@ -65,12 +65,12 @@ BLOCK_PARAMETERS = "ptr %buffers, ptr %d, ptr %scratch, i64 %batch, i64 %block, 
 
 
 def block(tile: Tile) -> str:
-    """Panels [panel, panel + count) of one block of rows of one batch entry."""
+    """Compute panels [panel, panel + count) of one block of rows of one batch entry."""
     return _Block(tile).function()
 
 
 class _Block:
-    """Writes `block`: for each block of K its rows are packed, then each panel is packed and multiplied, tile by tile."""
+    """Writes `block`: for each block of K, pack its rows, then pack and multiply each panel, tile by tile."""
 
     def __init__(self, tile: Tile) -> None:
         self.tile, t = tile, FunctionText()
@@ -106,7 +106,7 @@ class _Block:
         return t.at(pointer, t.mul(outer, d[f"{which}_outer"]), t.mul(inner, d[f"{which}_inner"]))
 
     def row_of(self, tile_index: str) -> str:
-        """The first row of a tile: tall ones come first."""
+        """The first row of a tile: tall tiles come first."""
         t, d = self.t, self.d
         return t.add(t.mul(tile_index, d["rows"]), t.least(tile_index, d["tall"]))
 
@@ -131,7 +131,7 @@ class _Block:
             )
 
     def panel(self, panel: str, k0: str, depth: str, accumulate: str, last: str) -> None:
-        """One panel of one block of K. `last`: it is the last block, so that results are finished."""
+        """Emit one panel of one block of K. `last`: it is the last block, so that the epilogue runs."""
         t, d, tile = self.t, self.d, self.tile
         col = t.mul(panel, tile.columns)
         cols = t.least(tile.columns, t.sub(d["n"], col))
@@ -162,7 +162,7 @@ class _Block:
                 )
 
     def packed_panel(self, col: str, cols: str, partial: str, k0: str, depth: str) -> tuple[str, str]:
-        """The panel of B to multiply with, and the distance of its rows: packed, or where it lies."""
+        """The panel of B to multiply with, and its row stride: packed, or in the operand's memory."""
         t, d = self.t, self.d
         source = t.at(self.b, t.mul(col, d["b_n"]), t.mul(k0, d["b_k"]))
         direct = t.let(f"and i1 {t.test('ne', d['direct_b'], 0)}, {t.let(f'xor i1 {partial}, true')}")
@@ -176,7 +176,8 @@ class _Block:
 
 @dataclass(frozen=True)
 class _TileAt:
-    """A tile inside a loop over them: its number, whether it is tall, its first row, its height, its packed copy."""
+    """The current tile of a loop over tiles: its index, whether it is tall, its first row, its height, its packed
+    copy."""
 
     tile_index: str
     tall: str
@@ -187,7 +188,7 @@ class _TileAt:
 
 @dataclass(frozen=True)
 class _Ahead:
-    """What the tiles of a panel prefetch: each run of a tile, `rows` rows, `step` apart; `run` and `tile` are the
+    """What the tiles of a panel prefetch: per run of a tile, `rows` rows, `step` apart; `run` and `tile` are the
     distances from run to run and from tile to tile."""
 
     start: str
@@ -200,8 +201,8 @@ class _Ahead:
 def _next_panel(
     t: FunctionText, tile: Tile, d: dict[str, str], b: str, k0: str, panel: str, last: str, tiles: str
 ) -> _Ahead:
-    """The panel after this one, shared out among `tiles` tiles; after the last panel of a block of K, the first of the next
-    block. As W[N, K]: each tile fetches some columns (rows of W), each run one line of them. As B[K, N]: each run
+    """The panel after this one, distributed over `tiles` tiles; after the last panel of a block of K, the first of the
+    next block. As W[N, K]: each tile fetches some columns (rows of W), each run one line of them. As B[K, N]: each run
     fetches some rows, a panel wide."""
     following = t.add(panel, 1)
     wraps = t.test("eq", following, t.add("%panel", "%count"))

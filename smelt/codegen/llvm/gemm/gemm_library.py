@@ -1,6 +1,6 @@
-"""The shared part of generated matrix products: micro-kernels, packers and the driver, compiled once per process.
+"""The shared functions of generated matrix products: micro-kernels, packers and the driver, compiled once per process.
 
-Everything here is parametrised at run time. `gemm_tiling.py` explains how a product is cut.
+All functions are parametrized at run time. `gemm_tiling.py` describes the tiling.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _LOCK = hold_at_fork(threading.RLock(), LIBRARY)
 
 
 def provide(tile: Tile, names: Iterable[str]) -> dict[str, Library]:
-    """By symbol (`tile.function(name)`), what defines the functions called `names`: keys of `_PIECES`, or
-    `micro<rows>x<vectors>`. Those that no product has asked for yet are compiled."""
+    """Symbol (`tile.function(name)`) -> library that defines it, for the functions `names`: keys of `_FUNCTIONS`, or
+    `micro<rows>x<vectors>`. Functions that no product has requested yet are compiled."""
     with _LOCK:
         required = sorted({*names, *_ALWAYS})
         missing = [n for n in required if tile.function(n) not in _LIBRARIES]
@@ -52,7 +52,8 @@ def provide(tile: Tile, names: Iterable[str]) -> dict[str, Library]:
 
 
 def _compile(tile: Tile, names: Sequence[str]) -> None:
-    """No optimiser passes: the text is written as it should run, instruction selection does the rest."""
+    """Compile functions without optimizer passes: the text is written as it should run; instruction selection does the
+    rest."""
     symbols = [tile.function(n) for n in names]
     shared = [s for s in map(tile.function, _ALWAYS) if s in _LIBRARIES]
     text = [

@@ -1,4 +1,4 @@
-"""A matrix product to compile, as data: sizes, how the operands lie in memory, the epilogue."""
+"""A matrix product to compile, as data: sizes, operand layouts, the epilogue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smelt.shapes.expr import Size
 
 @dataclass(frozen=True)
 class Matrix:
-    """How a (batch of a) matrix lies in memory: strides in elements; `outer`, `inner` are those of the batch."""
+    """The layout of a (batch of a) matrix: strides in elements; `outer`, `inner` are the strides of the batch."""
 
     row: int
     col: int
@@ -28,7 +28,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What of a product may depend on sizes, while the rest of it is numbers: `m`, `k`, and A's strides."""
+    """The components of a product that may be symbolic, the others being constants: `m`, `k`, and A's strides."""
 
     m: Size
     k: Size
@@ -41,7 +41,7 @@ class Product:
     """C[o, i, m, n] = epilogue(sum over k of A[o, i, m, k] * B[o, i, k, n]) over o < batch[0], i < batch[1].
 
     The machine function's buffers are A, B, the epilogue's inputs, C. C must not overlap any other, and its columns
-    are contiguous (c.col == 1). `name` is readable; the function's symbol.
+    are contiguous (c.col == 1). `name`: the function's symbol.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Product:
 
     @property
     def lengths(self) -> Lengths:
-        """Its own."""
+        """The product's own lengths."""
         return Lengths(self.m, self.k, self.a.row, self.a.col)
 
     @property
     def form(self) -> Literal["NN", "NT", "TN", "TT"]:
-        """How A and B lie in memory. N: their rows are contiguous."""
+        """The layouts of A and B. N: rows are contiguous."""
         a, b = ("N" if x.col == 1 else "T" for x in (self.a, self.b))
         return a + b  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""How a matrix product is cut: the register block of the host, and the blocks of rows, columns and K around it."""
+"""The tiling of a matrix product: the host's register block, and the blocks of rows, columns and K around it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KC_BYTES = 1024  # depth of a block of K, as bytes of one row
 
 @dataclass(frozen=True)
 class Tile:
-    """The register block: `rows` x (`vectors` of `lanes` elements). rows * vectors + vectors + 1 registers are used."""
+    """The register block: `rows` x (`vectors` of `lanes` elements). Uses rows * vectors + vectors + 1 registers."""
 
     dtype: torch.dtype
     lanes: int
@@ -27,7 +27,7 @@ class Tile:
 
     @property
     def columns(self) -> int:
-        """Of C, that one tile covers."""
+        """The columns of C that one tile covers."""
         return self.lanes * self.vectors
 
     @property
@@ -62,21 +62,21 @@ class Tile:
 
     @property
     def kc(self) -> int:
-        """Deepest block of K."""
+        """The maximum depth of a block of K."""
         return KC_BYTES // self.size
 
     @property
     def block_tiles(self) -> int:
-        """Most tiles in a block of rows."""
+        """The maximum number of tiles in a block of rows."""
         return max(1, A_BYTES // (self.rows * KC_BYTES))
 
     @property
     def suffix(self) -> str:
-        """The dtype in names of functions."""
+        """The dtype's suffix in function names."""
         return {torch.float32: "f32", torch.float64: "f64"}[self.dtype]
 
     def function(self, name: str) -> str:
-        """The symbol of a function of the library."""
+        """The symbol of a library function."""
         return f"smelt_gemm_{self.suffix}_{name}"
 
 
@@ -94,7 +94,7 @@ def tile_for(dtype: torch.dtype) -> Tile:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a product is cut into tiles, blocks and panels."""
+    """The tiles, blocks and panels of a product."""
 
     tiles: Size
     rows: Size  # of a low tile
@@ -107,13 +107,13 @@ class Cut:
 
     @property
     def heights(self) -> tuple[Size, Size]:
-        """Rows of a tall and of a low tile, as far as they occur."""
+        """Rows of a tall and of a low tile, if they occur."""
         return self.rows + 1 if self.tall else self.rows, self.rows
 
 
 def cut(m: Size, n: int, k: Size, tile: Tile) -> Cut:
-    """Rows are shared among tiles evenly, so that at most two heights occur; so is K, if it is a number more than 0, among
-    its blocks."""
+    """The tiling of a product. Rows are distributed evenly over tiles, so that at most two heights occur; so is K over
+    its blocks, if it is a positive constant."""
     tiles = ceil_div(m, tile.rows)
     row_blocks = ceil_div(tiles, tile.block_tiles)
     k_blocks = 1 if k == 0 else ceil_div(k, tile.kc)
@@ -134,6 +134,6 @@ GRAIN_FLOPS = 1 << 20  # about 10 us of one core; also bounds how often A is pac
 
 
 def extent(m: int, n: int, k: int, batch: int, dtype: torch.dtype) -> int:
-    """Work items: panels x blocks of rows x batch."""
+    """The number of work items: panels x blocks of rows x batch."""
     tiling = cut(m, n, k, tile_for(dtype))
     return static(batch * tiling.row_blocks * tiling.panels)

@@ -12,8 +12,8 @@ MICRO_PARAMETERS = (
 
 
 def micro(tile: Tile, rows: int, vectors: int) -> str:
-    """c[rows][vectors] (+)= a @ b for one packed tile of A; `ldb` is the distance of rows of b (packed or not). In every
-    run, `next_rows` rows of memory at `next`, `next_step` apart, are prefetched, and `next` moves by `next_run`."""
+    """c[rows][vectors] (+)= a @ b for one packed tile of A; `ldb` is the row stride of b (packed or not). Each run
+    prefetches `next_rows` rows at `next`, `next_step` apart, and advances `next` by `next_run`."""
     t = FunctionText()
     t.do("br label %outer")
     run = _next_run(t, tile, rows, vectors)
@@ -39,7 +39,7 @@ def _accumulators(rows: int, vectors: int) -> list[tuple[int, int]]:
 
 
 def _next_run(t: FunctionText, tile: Tile, rows: int, vectors: int) -> str:
-    """The head of the loop over runs of `lanes` elements of each row of A; gives the elements of this run."""
+    """The head of the loop over runs of `lanes` elements of each row of A; the number of elements of this run."""
     t.label("outer")
     for stem, type, start in (
         ("left", "i64", "%k"),
@@ -77,7 +77,7 @@ def _one_k(t: FunctionText, tile: Tile, rows: int, vectors: int, run: str) -> No
 
 
 def _store(t: FunctionText, tile: Tile, rows: int, vectors: int) -> None:
-    """The accumulators into C, or added to it."""
+    """Store the accumulators to C, or add them to it."""
     t.label("finish")
     t.do("br i1 %accumulate, label %more, label %fresh")
     for block in ("more", "fresh"):

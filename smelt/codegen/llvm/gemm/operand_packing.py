@@ -1,4 +1,4 @@
-"""Packers: they bring blocks of A and B into the order in which the micro-kernel reads them.
+"""Packers: copy blocks of A and B into the order in which the micro-kernel reads them.
 
 Strides are in bytes throughout. Layouts:
 
@@ -15,7 +15,7 @@ PACK_PARAMETERS = "ptr noalias %from, ptr noalias %to, i64 %count, i64 %k, i64 %
 
 
 def pack_rows(tile: Tile) -> str:
-    """A tile of A whose k is contiguous: `count` rows at distance `step`, cut into runs. Lanes past k are zero."""
+    """Pack a tile of A with contiguous k: `count` rows at distance `step`, cut into runs. Lanes past k are zero."""
     t = FunctionText()
     whole = t.mul(t.div("%k", tile.lanes), tile.lanes)
     block = t.mul("%count", tile.line)
@@ -34,7 +34,7 @@ def pack_rows(tile: Tile) -> str:
 
 
 def pack_rows_any(tile: Tile) -> str:
-    """The same for any strides, one element at a time."""
+    """Like `pack_rows`, for any strides, one element at a time."""
     t = FunctionText()
     with t.loop(0, "%k") as k:
         source = t.at("%from", t.mul(k, "%kstep"))
@@ -47,9 +47,9 @@ def pack_rows_any(tile: Tile) -> str:
 
 
 def pack_rows_transposed(tile: Tile) -> str:
-    """The same where the rows are contiguous in A's transpose: `count` columns of k lines at distance `kstep`, by blocks
-    of lanes x lanes. The last block of a run spills its unused lines into the next run, which is written later (the
-    scratch goes on behind the packed A); what is left of k is packed one by one."""
+    """Like `pack_rows`, for rows that are contiguous in A's transpose: `count` columns of k lines at distance `kstep`,
+    in blocks of lanes x lanes. The last block of a run spills its unused lines into the next run, which is written
+    later (the scratch extends past the packed A); the remainder of k is packed one by one."""
     t = FunctionText()
     whole = t.mul(t.div("%k", tile.lanes), tile.lanes)
     block = t.mul("%count", tile.line)
@@ -75,7 +75,7 @@ def pack_rows_transposed(tile: Tile) -> str:
 
 
 def pack_panel(tile: Tile) -> str:
-    """A panel of B whose columns are contiguous: k rows of `count` elements at distance `kstep`."""
+    """Pack a panel of B with contiguous columns: k rows of `count` elements at distance `kstep`."""
     t = FunctionText()
     masks = [first_lanes(t, tile, t.sub("%count", j * tile.lanes)) for j in range(tile.vectors)]
     whole = t.test("eq", "%count", tile.columns)
@@ -93,7 +93,7 @@ def pack_panel(tile: Tile) -> str:
 
 
 def pack_panel_any(tile: Tile) -> str:
-    """A panel of B of any strides, one element at a time."""
+    """Pack a panel of B of any strides, one element at a time."""
     t = FunctionText()
     with t.loop(0, "%k") as k:
         source, to = t.at("%from", t.mul(k, "%kstep")), t.at("%to", t.mul(k, tile.row))
@@ -104,8 +104,8 @@ def pack_panel_any(tile: Tile) -> str:
 
 
 def pack_panel_transposed(tile: Tile) -> str:
-    """A panel of B given as W[N, K] with k contiguous: `count` rows of W at distance `step`, transposed by blocks of
-    lanes x lanes, what is left of k one by one. Columns past `count` repeat the last row of W: their products land
+    """Pack a panel of B that is W[N, K] with contiguous k: `count` rows of W at distance `step`, transposed in blocks
+    of lanes x lanes, the remainder of k one by one. Columns past `count` repeat the last row of W: their products land
     outside C."""
     t = FunctionText()
     whole = t.mul(t.div("%k", tile.lanes), tile.lanes)
@@ -128,8 +128,8 @@ def pack_panel_transposed(tile: Tile) -> str:
 
 
 def transpose(t: FunctionText, tile: Tile, rows: list[str]) -> list[str]:
-    """A square block in registers: first inside 128-bit groups by interleaving, then the groups themselves. These are
-    the shuffles that x86 and Arm have as single instructions."""
+    """Transpose a square block in registers: first inside 128-bit groups by interleaving, then the groups themselves.
+    x86 and Arm have these shuffles as single instructions."""
     group = 16 // tile.size  # elements of 128 bits
     groups = tile.lanes // group
     squares = [_interleave(t, tile, rows[g * group : (g + 1) * group], group) for g in range(groups)]
@@ -149,7 +149,7 @@ def _interleave(t: FunctionText, tile: Tile, rows: list[str], group: int) -> lis
     """Inside each 128-bit group: rows r of columns c become rows c of columns r."""
 
     def unpack(a: str, b: str, width: int, high: int) -> str:
-        """Alternate pieces of `width` elements from one half of each group of a and b."""
+        """Alternate runs of `width` elements from one half of each group of a and b."""
         half = [
             g + high * group // 2 + p
             for g in range(0, tile.lanes, group)

@@ -1,8 +1,8 @@
-"""Products whose sizes come when a plan is made: their code is that of products of other sizes, and takes numbers.
+"""Products with symbolic sizes: their code serves all sizes and takes numbers as arguments.
 
 An epilogue is compiled once for all that differ in numbers only; an entry point once for each choice of epilogues,
-packers and micro-kernels. It takes the descriptor behind its buffers, with zeros where addresses belong, and what the
-epilogues read.
+packers and micro-kernels. The entry point receives, after its buffers, the descriptor with zeros for addresses, then
+the numbers of the epilogues.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from smelt.codegen.llvm.gemm.compile_gemm import (
     DIRECT_TILES,
     address,
     can_read_b_directly,
-    with_code,
     descriptor,
     epilogue_variants,
     library_functions,
+    with_code,
 )
 from smelt.codegen.llvm.gemm.epilogue_codegen import Slots, write_epilogue
 from smelt.codegen.llvm.gemm.gemm_driver import WORDS
@@ -36,7 +36,7 @@ ANY = "epilogue"  # the name in texts that are compared
 
 @dataclass(frozen=True)
 class _Finished:
-    """The texts of a product's epilogues by word of the descriptor, and the numbers that they read."""
+    """The texts of a product's epilogues by descriptor word, and the numbers they read."""
 
     texts: tuple[tuple[str, str], ...]
     numbers: tuple[int, ...]
@@ -44,8 +44,7 @@ class _Finished:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What an entry point is made for. `words`: symbols whose addresses stand in the descriptor; `slot`: where that
-    begins."""
+    """The key of an entry point. `words`: symbols whose addresses the descriptor holds; `slot`: its first slot."""
 
     tile: Tile
     words: tuple[tuple[str, str], ...]
@@ -53,7 +52,7 @@ class _Entry:
 
 
 class SizedProducts:
-    """Compiles products; it keeps all code, for products of other sizes."""
+    """Compiles products, and retains all code for products of other sizes."""
 
     def __init__(self) -> None:
         self._epilogues: dict[str, tuple[str, Library]] = {}  # by text: its symbol, and what defines it
@@ -61,7 +60,7 @@ class SizedProducts:
         self._finished: dict[tuple[Product, tuple[str, ...]], _Finished] = {}
 
     def compile(self, products: Sequence[Product]) -> list[CompiledKernel]:
-        """Machine code for products of non-empty results."""
+        """Machine code for products with non-empty results."""
         module = Module(host())
         finished = [self._finish(module, p) for p in products]
         self._compile_epilogues(module, [text for f in finished for _, text in f.texts])
@@ -119,7 +118,7 @@ class SizedProducts:
 
 
 def _slot(p: Product) -> int:
-    """The first one behind the buffers: A, B, the epilogue's inputs, C."""
+    """The first slot after the buffers: A, B, the epilogue's inputs, C."""
     return 3 + len(p.epilogue.inputs)
 
 
@@ -129,7 +128,7 @@ def _words(p: Product, of: Lengths) -> tuple[Size, ...]:
 
 
 def work(p: Product, of: Lengths) -> tuple[Size, Size]:
-    """With these lengths: work items, and how many would pay a thread."""
+    """For these lengths: the number of work items, and how many justify a thread."""
     tiling = cut(of.m, p.n, of.k, tile_for(p.dtype))
     return tiling.row_blocks * (p.batch[0] * p.batch[1] * tiling.panels), _flops(p, of) // GRAIN_FLOPS
 
@@ -139,8 +138,8 @@ def _flops(p: Product, of: Lengths) -> Size:
 
 
 def of_lengths(code: CompiledKernel, p: Product, of: Lengths, decisions: Decisions) -> CompiledKernel:
-    """`code`, which is that of `p`, for these lengths, which are p's at the sizes of `decisions`. These note
-    what the code is chosen by."""
+    """`code`, that of `p`, for the lengths `of`, which are p's at the sizes of `decisions`. Records in `decisions` the
+    conditions that select the code."""
     tile = tile_for(p.dtype)
     tiling = cut(of.m, p.n, of.k, tile)
     decisions.equal(tiling.rows, cut(p.m, p.n, p.k, tile).rows)
@@ -152,7 +151,7 @@ def of_lengths(code: CompiledKernel, p: Product, of: Lengths, decisions: Decisio
 
 
 def _entry_text(name: str, entry: _Entry) -> str:
-    """Copies the descriptor, since threads share the slots, and puts the addresses in."""
+    """The entry point's text. It copies the descriptor, since threads share the slots, and fills in the addresses."""
     size = 8 * len(WORDS)
     stores = "".join(
         f"  %{word} = getelementptr i8, ptr %descriptor, i64 {8 * WORDS.index(word)}\n"

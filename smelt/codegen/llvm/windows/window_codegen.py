@@ -1,4 +1,4 @@
-"""Machine code of windows: one function for each, over planes."""
+"""Machine code of windows: one function per window, over planes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REGISTER_TAPS = 12  # weights of a plane that stay in registers
 
 
 def compile_windows(windows: Sequence[Window]) -> list[CompiledKernel]:
-    """Machine code for windows that `refusal` accepts (names differ)."""
+    """Machine code for windows that `refusal` accepts, with distinct names."""
     writers = {p.name: partial(write_window, p=p) for p in windows}
     library = assemble_functions(writers, host())
     return [CompiledKernel(p.name, Function(library, p.name), p.extent, p.grain) for p in windows]
@@ -50,7 +50,7 @@ class _Writer:
         self.body = Body(self.b, inputs, [self._buffer(first + i) for i in range(len(inputs))])
 
     def _block_rows(self) -> int:
-        """Output rows computed together: many, and dividing the rows if possible."""
+        """Output rows per block: many, and a divisor of the rows if possible."""
         looped = prod(self.p.kernel) > UNROLLED_TAPS and self.p.stride[1] == 1
         steps = self.p.kernel[0] if looped else prod(self.p.kernel)
         most = max(1, min(self.p.out[0], ACCUMULATORS, BLOCK_STEPS // steps))
@@ -106,7 +106,7 @@ class _Writer:
                 )
 
     def _copy_chunk(self, source: Ref, target: Ref, count: int) -> None:
-        """`count` elements, at most one vector for each phase."""
+        """Copy `count` elements, at most one vector for each phase."""
         left, lanes = self.p.padding[1], self.lanes
         if self.p.stride[1] == 1:
             value = self._columns(source, self._first(count))
@@ -150,14 +150,14 @@ class _Writer:
                     self._finish(value, {BATCH: image, ROW: channel, COL: at}, result)
 
     def _within(self, start: Ref, size: int, step: int) -> Ref:
-        """The start of a step, moved back where it would end behind `size`."""
+        """The start of a step, moved back if it would end past `size`."""
         if size <= step:
             return self._int(0)
         return start if size % step == 0 else self.b.intrinsic("smin", start, self._int(size - step))
 
     def _combine(self, origin: Ref, weights: Ref | None) -> list[Ref]:
         """The combination of each output row of a block, over all taps: column by column, in a loop if there are many
-        (code for all of them takes long to compile)."""
+        (unrolled code compiles slowly)."""
         p, b = self.p, self.b
         states = [b.widen(self._identity())] * self.rows
         if prod(p.kernel) <= UNROLLED_TAPS or p.stride[1] > 1:
@@ -209,7 +209,7 @@ class _Writer:
         return [self.b.widen(self.b.ordered(f"load {elem}, {x}", elem, 1)) for x in addresses]
 
     def _finish(self, value: Ref, syms: dict[Sym, Ref], result: Ref) -> None:
-        """The epilogue of one vector, and its store."""
+        """Emit the epilogue of one vector, and its store."""
         p, b = self.p, self.b
         if p.kind == "mean":
             value = b.op("fdiv", value, b.like(value, p.divisor))
@@ -249,7 +249,7 @@ class _Writer:
         return Ref(f"<{bits}>", "i1", self.lanes)
 
     def _columns(self, address: Ref, mask: Ref | None) -> Ref:
-        """Neighbouring columns of the input, gathered where they are no neighbours in memory."""
+        """Neighbouring columns of the input, gathered if they are not adjacent in memory."""
         b, elem, kind, stride = (
             self.b,
             self.type.elem,

@@ -1,4 +1,4 @@
-"""A sliding window to compile, as data, and which ones there is machine code for."""
+"""A sliding window to compile, as data, and which windows are supported."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Window:
 
     @property
     def grain(self) -> int:
-        """Planes that a thread should take at least."""
+        """The minimum number of planes per thread."""
         steps = prod(self.out) * prod(self.kernel) // 8 + prod(self.size) // 4
         return max(1, ceil(GRAIN_STEPS / max(steps, 1)))
 
@@ -66,7 +66,7 @@ class Scratch:
 
     @property
     def row(self) -> int:
-        """Elements of a row, all of its phases."""
+        """Elements of a row, in all phases."""
         return self.phases * self.run
 
 
@@ -78,7 +78,7 @@ def lanes_for(p: Window, target: Host) -> int:
 
 
 def scratch_for(p: Window, lanes: int) -> Scratch:
-    """Room for the plane, its borders, and what whole vectors touch beyond the last column."""
+    """Scratch for the plane, its borders, and the lanes of full vectors beyond the last column."""
     rows = max(p.padding[0] + p.size[0], (p.out[0] - 1) * p.stride[0] + (p.kernel[0] - 1) * p.dilation[0] + 1)
     phases = p.stride[1]
     reach = max(p.out[1], lanes) + (p.kernel[1] - 1) * p.dilation[1] // phases
