@@ -26,7 +26,7 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter, "_MUCH", 300)
+    monkeypatch.setattr(interpreter, "_LONG", 300)
 
 
 @program
