@@ -48,10 +48,10 @@ class AlignmentCosts:
     aligned: float  # additions: a multiplication of an aligned product
     unaligned: float  # additions: of another
     byte: float  # additions: reading or writing a byte of memory
-    # A result of which only a copy of a part is kept, piece by piece (rewrites/chunked_gemm.py):
-    piece_bytes: int  # of a piece, at least
-    piece_rows: int  # of a matrix, of which a piece has a multiple
-    pieces: int  # at most
+    # For a product whose result is only copied in part, in chunks (rewrites/chunked_gemm.py):
+    chunk_bytes: int  # the minimum size of a chunk
+    chunk_rows: int  # the rows of a chunk are a multiple of this
+    chunks: int  # the maximum number of chunks
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Rewrites of whole aten graphs before lowering."""
+"""Rewrites of entire aten graphs before lowering."""

@@ -32,7 +32,7 @@ from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
-# Positions of A, of B and of what is added.
+# Positions of A, B and the addend.
 PRODUCTS: dict[Any, tuple[int, ...]] = {
     aten.mm.default: (0, 1),
     aten.bmm.default: (0, 1),
@@ -41,7 +41,7 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
 }
 _TRANSPOSES = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
 
-Sizes = dict[int, Size]  # by dimension, counted from the last one (-1): what it is rounded up to
+Sizes = dict[int, Size]  # dimension, counted from the last one (-1) -> the rounded size
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Aligned:
     """`graph` with aligned products.
 
     Attributes:
-        wider: outputs, by position, in place of which the graph gives the larger matrix of a product, with the nodes that
-            make the output of it, in order; the first one reads the matrix.
+        wider: outputs, by position, that the graph replaces by the larger matrix of a product, with the nodes that
+            compute
+            the output from it, in order; the first one reads the matrix.
     """
 
     graph: Graph
@@ -58,8 +59,8 @@ class Aligned:
 
 
 def align_products(graph: Graph, costs: Costs, first_saved: int | None = None) -> Aligned:
-    """`graph` (aten level) with products aligned where that pays; the same object if there are none. `first_saved`:
-    outputs from this one on may take another form (`Aligned.wider`), which needs no copy."""
+    """`graph` (aten level) with products aligned where that is profitable; the same object if there are none.
+    `first_saved`: outputs from this index on may be larger matrices (`Aligned.wider`), which needs no copy."""
     if costs.alignment is None:
         return Aligned(graph, {})
     return _Aligner(graph, costs, costs.alignment, first_saved).run()
@@ -115,7 +116,7 @@ class _Aligner:
         self.graph, self.costs, self.limits = graph, costs, limits
         outputs = graph.output.args[0]
         self.first_saved = len(outputs) if first_saved is None else first_saved
-        self.returned = set(outputs[: self.first_saved])  # as they are
+        self.returned = set(outputs[: self.first_saved])  # in their original form
         self.users: dict[Node, set[Node]] = defaultdict(set)
         for node in graph:
             for argument in argument_nodes(node):
@@ -126,7 +127,7 @@ class _Aligner:
         self.nodes: list[Node] = []
         self.cut: dict[
             Node, tuple[Node, ...]
-        ] = {}  # product -> the nodes that make its value of the larger matrix
+        ] = {}  # product -> the nodes that compute its value from the larger matrix
 
     def run(self) -> Aligned:
         if not any(map(self._paying, self.graph)):
@@ -148,7 +149,7 @@ class _Aligner:
         self.nodes.append(self.env[node])
 
     def _give_wider(self, output: Node) -> dict[int, tuple[Node, ...]]:
-        """Change those outputs that may take another form and then need no copy."""
+        """Replace outputs that may be larger matrices and then need no copy."""
         outputs: list[Node | None] = list(output.args[0])
         wider = {}
         for position in range(self.first_saved, len(outputs)):
@@ -162,7 +163,7 @@ class _Aligner:
         return wider
 
     def _viewed(self, value: Node) -> tuple[Node, tuple[Node, ...]]:
-        """The base of an output and the chain of views to it, which read nothing else."""
+        """The base of an output and the chain of views to it, which have no other tensor operands."""
         views: list[Node] = []
         while is_view(value) and list(argument_nodes(value)) == [value.args[0]]:
             views.append(value)
@@ -172,7 +173,7 @@ class _Aligner:
     # ---- profit
 
     def _paying(self, node: Node) -> _Call | None:
-        """The node as a product to align, or None."""
+        """The node as a product whose alignment is profitable, or None."""
         call = _call(node, self.limits)
         return call if call is not None and self._pays(call) else None
 
@@ -208,7 +209,7 @@ class _Aligner:
         return user.target in PRODUCTS or (is_view(user) and all(map(self._is_product, self.users[user])))
 
     def _is_read_by_kernels(self, node: Node) -> bool:
-        """Whether no reader needs it in memory in its original form; an output that is not `wider` does."""
+        """Whether no reader needs the original form in memory; an output that may not be `wider` does."""
 
         def is_kernel(user: Node) -> bool:
             if user.op == "output":
@@ -222,7 +223,7 @@ class _Aligner:
     # ---- what is written instead
 
     def _aligned(self, call: _Call) -> Node:
-        """The node with the product's value, in its layout."""
+        """Emit the larger product; the node with the original product's value, in its layout."""
         node = call.node
         args = list(node.args)
         for position, (operand, sizes) in zip(PRODUCTS[node.target], call.operands(), strict=True):
@@ -232,9 +233,11 @@ class _Aligner:
         begin = len(self.nodes)
         for d in call.of_result:
             size = node.spec.shape[d]
-            seen = replace(result.spec, shape=_resized(result.spec, {d: size}).shape)
-            dim = d + len(seen.shape)
-            result = self._node(aten.slice.Tensor, (result, dim, 0, size), f"{node.name}_seen", seen, node)
+            view_spec = replace(result.spec, shape=_resized(result.spec, {d: size}).shape)
+            dim = d + len(view_spec.shape)
+            result = self._node(
+                aten.slice.Tensor, (result, dim, 0, size), f"{node.name}_seen", view_spec, node
+            )
         if not call.of_result:
             result.name = node.name
             return result
@@ -244,7 +247,7 @@ class _Aligner:
         return result
 
     def _padded(self, operand: Node, sizes: Sizes, like: Node) -> Node:
-        """The operand with zeros appended, its dimensions in their order in memory."""
+        """The operand padded with zeros, its dimensions in their memory order."""
         root, sizes = self._root(operand, sizes)
         if not sizes:
             return self.env[operand]
@@ -263,14 +266,14 @@ class _Aligner:
         return self._with_views(operand, root, self.padded[key], like)
 
     def _with_views(self, operand: Node, root: Node, padded: Node, like: Node) -> Node:
-        """`padded`, which replaces `root`, transposed as `operand` is."""
+        """`padded`, which replaces `root`, transposed like `operand`."""
         if operand is root:
             return padded
         source = self._with_views(operand.args[0], root, padded, like)
         shape, stride = (_transposed(x) for x in (source.spec.shape, source.spec.stride))
-        seen = replace(source.spec, shape=shape, stride=stride)
+        view_spec = replace(source.spec, shape=shape, stride=stride)
         dims = len(shape) - 2, len(shape) - 1
-        return self._node(aten.transpose.int, (source, *dims), f"{operand.name}_padded", seen, like)
+        return self._node(aten.transpose.int, (source, *dims), f"{operand.name}_padded", view_spec, like)
 
     def _root(self, operand: Node, sizes: Sizes) -> tuple[Node, Sizes]:
         """The matrix of which `operand` is the transpose, if it is one, and its sizes: a matrix and its transpose are
@@ -318,7 +321,7 @@ def _call(node: Node, limits: AlignmentCosts) -> _Call | None:
 
 
 def _is_transpose(node: Node) -> bool:
-    """Whether it views a matrix, or a batch of them, with rows and columns exchanged."""
+    """Whether the node is a view of a matrix, or a batch of them, with rows and columns exchanged."""
     if node.target not in _TRANSPOSES:
         return False
     source, spec = node.args[0].spec, node.spec
@@ -353,7 +356,7 @@ def _order(spec: TensorSpec) -> list[int]:
 
 
 def _dense(spec: TensorSpec, order: Any) -> TensorSpec:
-    """A dense tensor whose dimensions have the order `order` in memory."""
+    """The spec of a dense tensor with the dimension order `order` in memory."""
     stride: list[Size] = [0] * len(spec.shape)
     step: Size = 1
     for d in reversed(list(order)):
@@ -362,19 +365,19 @@ def _dense(spec: TensorSpec, order: Any) -> TensorSpec:
 
 
 def nbytes(node: Node) -> int:
-    """Bytes of all elements, for likely sizes."""
+    """The size in bytes, for likely sizes."""
     return math.prod(map(likely, node.spec.shape)) * node.spec.dtype.itemsize
 
 
 def is_view(node: Node) -> bool:
-    """Whether it views its first argument."""
+    """Whether the node is a view of its first argument."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     return effects(node.target).view or row(node.target).recompute is Class.VIEW
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Whether one kernel computes it from its operands alone."""
+    """Whether one kernel computes the node from its operands alone."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     operator = row(node.target)

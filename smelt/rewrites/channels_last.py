@@ -1,13 +1,13 @@
-"""Images of half precision, channels-last inside a graph: a pass over an aten graph that changes how values lie in memory.
+"""Channels-last layouts for images of half precision inside a graph: a pass over an aten graph that changes strides.
 
-A GPU's tensor cores multiply rows of channels. Of images in half precision that lie otherwise, cuDNN makes channels-last
-copies, of the weight as well, at every convolution, and turns the result back. `to_channels_last` has
-the graph lay them out so from the beginning: what a convolution reads is made channels-last where it is not, its result is, and what is computed from that
-keeps the layout as eager's own rules say (`result_spec`), up to the next convolution. So there is no change of layout
-between two of them.
+A GPU's tensor cores multiply rows of channels. For images in half precision in another layout, cuDNN makes
+channels-last copies, of the weight as well, at every convolution, and converts the result back. `to_channels_last`
+lays them out so from the beginning: the operands of a convolution are copied to channels-last unless they are so
+already, its result is channels-last, and values computed from it keep the layout by eager's own rules (`result_spec`),
+up to the next convolution. So there is no change of layout between two of them.
 
-What the graph returns lies as the trace saw it, and so does all that an operator reads which writes memory, draws random
-numbers (which elements get which depends on the layout) or is not ATen's. Elements are the same everywhere.
+Outputs of the graph have the traced layout, and so do the operands of an operator that mutates memory, draws random
+numbers (the layout determines which elements get which) or is not ATen's. Elements are the same everywhere.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
-VECTOR = 8  # channels of half precision that a load of 16 bytes has; cuDNN fills fewer up with zeros
-GROUPED = 2  # how much dense work outweighs that of groups (not measured yet)
+VECTOR = 8  # channels of half precision in a load of 16 bytes; cuDNN pads fewer with zeros
+GROUPED = 2  # the weight of grouped work against dense work (not measured yet)
 _NOTHING: frozenset[Node] = frozenset()
 
 
 @dataclass(frozen=True)
 class ChannelsLastGraph:
-    """`graph`: that of the pass, or the one that was given where nothing changes. `backward`: its nodes that do what those
-    of the given graph that were named do."""
+    """The result of the pass. `graph`: the new graph, or the original if nothing changes. `backward`: its nodes that
+    replace the original's backward nodes."""
 
     graph: Graph
     backward: frozenset[Node]
 
 
 def to_channels_last(graph: Graph, backward: frozenset[Node] = _NOTHING) -> ChannelsLastGraph:
-    """The aten graph with images channels-last, if that pays. `backward`: the nodes that a backward recorded; all others may
-    not read what is made for those."""
+    """The aten graph with images channels-last, if that is profitable. `backward`: the nodes that a backward recorded;
+    other nodes must not read copies made for those."""
     if not is_profitable(graph):
         return ChannelsLastGraph(graph, backward)
     return _Pass(graph, backward).run()
@@ -57,11 +57,12 @@ def to_channels_last(graph: Graph, backward: frozenset[Node] = _NOTHING) -> Chan
 
 
 def is_profitable(graph: Graph) -> bool:
-    """Whether a graph's convolutions are faster channels-last, all in all.
+    """Whether a graph's convolutions are faster channels-last in total.
 
-    Dense ones are, from some channels on. Those with one input channel for each group read little but images, and follow; so
-    do those of few channels (the first of a network). Other groups are slower channels-last, as each is a small product
-    that fills no tile: they must be outweighed, and in training, where each has three convolutions, there must be none.
+    Dense ones are, from some number of channels on. Those with one input channel per group read little but images, and
+    are neutral; so are those of few channels (the first of a network). Other groups are slower channels-last, as each
+    is a small product that fills no tile: dense work must outweigh them, and in training, where each has three
+    convolutions, there must be none.
     """
     convolutions = [node for node in graph if _is_convolution(node)]
     work = dict.fromkeys(("dense", "grouped", "either"), 0)
@@ -75,7 +76,7 @@ def is_profitable(graph: Graph) -> bool:
 
 
 def _is_convolution(node: Node) -> bool:
-    """Of images in half precision, forward or backward."""
+    """Whether the node is a convolution of images in half precision, forward or backward."""
     if node.target not in (aten.convolution.default, aten.convolution_backward.default):
         return False
     original = [a.spec for a in node.args[: _operands(node)]]
@@ -86,13 +87,13 @@ def _is_convolution(node: Node) -> bool:
 
 
 def _operands(node: Node) -> int:
-    """How many tensors come first, the weight the last: of a forward (image, weight), of a backward (gradient, image,
-    weight)."""
+    """The number of leading tensor operands, the weight being the last: of a forward (image, weight), of a backward
+    (gradient, image, weight)."""
     return 2 if node.target is aten.convolution.default else 3
 
 
 def _work(node: Node) -> tuple[str, int]:
-    """What kind of convolution it is, and its multiplications."""
+    """The kind of convolution, and its number of multiplications."""
     count = _operands(node)
     x, weight = (a.spec.shape for a in node.args[count - 2 : count])
     c = Convolution(*node.args[count + 1 : count + 7])
@@ -113,7 +114,7 @@ def _layout(spec: TensorSpec) -> tuple[Any, ...]:
 
 
 def _format(spec: TensorSpec) -> torch.memory_format | None:
-    """The memory format of a copy that lies exactly as `spec`, or None."""
+    """The memory format of a copy with exactly the strides of `spec`, or None."""
     if spec.stride == contiguous_stride(spec.shape):
         return torch.contiguous_format
     return torch.channels_last if is_last(spec) else None
@@ -123,9 +124,9 @@ def _format(spec: TensorSpec) -> torch.memory_format | None:
 
 
 class _Pass:
-    """`made`: for each node of the given graph its node in the new one, whatever its layout. Copies of it, as the trace saw
-    it (`as_traced`) and channels-last (`last`), are made where they are needed: for the forward and for the backward
-    (the key says for which), as the forward may read nothing of the backward."""
+    """Writes the new graph. `env`: original node -> new node, in any layout. Copies in the traced layout (`as_traced`)
+    and in channels-last (`channels_last_copies`) are made on demand, separately for the forward and for the backward
+    (second component of the key), as the forward must not read backward nodes."""
 
     def __init__(self, graph: Graph, backward: frozenset[Node]) -> None:
         self.original, self.backward = graph, backward
@@ -135,27 +136,27 @@ class _Pass:
         self.env: dict[Node, Node] = {}
         self.as_traced: dict[tuple[Node, bool], Node] = {}
         self.channels_last_copies: dict[tuple[Node, bool], Node] = {}
-        self.in_backward = False  # whether the node at hand is of the backward
+        self.in_backward = False  # whether the current node is of the backward
         self.new_backward: set[Node] = set()
         self.cast_for = self._cast_for_convolutions()
         mutated = {node.args[1] for node in graph if node.target is aten.copy_.default}
-        self.returned = memory_of_outputs(graph) | mutated  # what the caller will hold
+        self.returned = memory_of_outputs(graph) | mutated  # values that the caller will hold
 
     def run(self) -> ChannelsLastGraph:
         *nodes, output = self.original
         for node in nodes:
             self.in_backward = node in self.backward
             self.env[node] = self._call(node) if node.op == "call_function" else self._plain(node)
-            if node in self.returned:  # at once: what it is made of need not wait for the end
+            if node in self.returned:  # at once, so that its operands die early
                 self._as_traced(node)
-        self.in_backward = True  # it returns what both give
+        self.in_backward = True  # it returns the results of both
         returned = map_nodes(output.args, self._as_traced)
         self.in_backward = False
         self._append(replace(output, args=returned))
         return ChannelsLastGraph(self.graph, frozenset(self.new_backward))
 
     def _cast_for_convolutions(self) -> set[Node]:
-        """Conversions (of autocast) whose results convolutions read: they write them channels-last at once."""
+        """Conversions (of autocast) that convolutions read: they write their results channels-last at once."""
         found: set[Node] = set()
         for node in self.original:
             if _is_convolution(node):
@@ -180,22 +181,23 @@ class _Pass:
         return self._plain(node)
 
     def _follows(self, node: Node) -> bool:
-        """Whether it may be computed of arguments that lie otherwise. Views that are returned look at what is returned."""
+        """Whether the node may be computed from arguments in another layout. Returned views are views of returned
+        values."""
         return _is_layout_independent(node) and not (_is_view(node) and node in self.returned)
 
     def _plain(self, node: Node) -> Node:
-        """As the trace saw it, of arguments that the trace saw."""
+        """The call in the traced layout, with arguments in theirs."""
         args, kwargs = (map_nodes(a, self._as_traced) for a in (node.args, node.kwargs))
         return self._add(node, args, kwargs, node.spec)
 
     def _attempt(self, node: Node, arguments: Any, kwargs: dict[str, Any] | None = None) -> Node | None:
-        """The call on `arguments(node)`, which lie otherwise than the trace saw; None if it refuses them, or gives what no
-        copy would turn back."""
+        """The call on `arguments(node)`, in layouts that differ from the traced ones; None if the operator refuses
+        them, or gives a result that no copy could restore."""
         length, marks = len(self.graph.nodes), (dict(self.as_traced), dict(self.channels_last_copies))
         args = arguments(node)
         kwargs = map_nodes(node.kwargs, self._current) if kwargs is None else kwargs
         try:
-            specs = _relaid_specs(node.spec, result_spec(node.target, args, kwargs))
+            specs = _with_strides(node.spec, result_spec(node.target, args, kwargs))
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, NeedsFixedSize):
             specs = None
         if specs is None or not (_is_view(node) or _is_restorable(node.spec, specs)):
@@ -224,14 +226,14 @@ class _Pass:
     # ---- arguments
 
     def _is_changed(self, node: Node) -> bool:
-        """Whether its value lies otherwise than the trace saw."""
+        """Whether the value's layout differs from the traced one."""
         if not isinstance(node.spec, TensorSpec):
             return False
         return self._current(node).spec.stride != node.spec.stride
 
     def _current(self, node: Node) -> Node:
-        """The value, channels-last if there is such a copy. What the caller holds is read as he does: keeping that for the
-        backward takes no memory."""
+        """The value, channels-last if there is such a copy. Values that the caller holds are read in its layout:
+        saving them for the backward takes no memory."""
         if self._is_held(node):
             return self._as_traced(node)
         return self._lookup(self.channels_last_copies, node) or self.env[node]
@@ -248,19 +250,23 @@ class _Pass:
         return copies.get((node, True), early) if self.in_backward else early
 
     def _uniform_arguments(self, node: Node) -> tuple[Any, ...]:
-        """Arguments of what is no convolution: if one is channels-last, so are the others of as many images and pixels."""
-        now = {a: self._current(a) for a in argument_nodes(node)}
-        sizes = {_image(n.spec) for n in now.values() if isinstance(n.spec, TensorSpec) and is_last(n.spec)}
+        """Arguments of another operator than a convolution: if one is channels-last, so are the others with as many
+        images and pixels."""
+        current = {a: self._current(a) for a in argument_nodes(node)}
+        sizes = {
+            _image(n.spec) for n in current.values() if isinstance(n.spec, TensorSpec) and is_last(n.spec)
+        }
         if not _is_view(node):
-            for a in now:
+            for a in current:
                 if isinstance(a.spec, TensorSpec) and _image(a.spec) in sizes - {None}:
-                    now[a] = self._as_channels_last(a)
-        result: tuple[Any, ...] = map_nodes(node.args, now.__getitem__)
+                    current[a] = self._as_channels_last(a)
+        result: tuple[Any, ...] = map_nodes(node.args, current.__getitem__)
         return result
 
     def _convolution_arguments(self, node: Node) -> tuple[Any, ...]:
-        """Arguments of a convolution. The image says in which layout ATen calls cuDNN, so a weight that lies as it should is
-        good enough; and for a 1x1 convolution of images of one pixel both layouts are one."""
+        """Arguments of a convolution. The image determines the layout in which ATen calls cuDNN, so a weight with
+        channels-last strides is good enough; and for a 1x1 convolution of images of one pixel the layouts are the
+        same."""
         count = _operands(node)
         *images, weight = node.args[:count]
         of_pixels = weight.spec.shape[2:] == (1, 1)
@@ -279,22 +285,22 @@ class _Pass:
 
     def _as_channels_last(self, node: Node) -> Node:
         """The value, channels-last."""
-        now = self._current(node)
-        if is_last(now.spec):
-            return now
-        # The backward makes copies of its own of what the caller holds, and keeps nothing but that.
+        current = self._current(node)
+        if is_last(current.spec):
+            return current
+        # The backward makes its own copies of values that the caller holds, so that only those are saved.
         found = (
             self.channels_last_copies.get((node, self.in_backward))
             if self._is_held(node)
             else self._lookup(self.channels_last_copies, node)
         )
         if found is None:
-            found = self._copy(node, now, torch.channels_last)
+            found = self._copy(node, current, torch.channels_last)
             self.channels_last_copies[node, self.in_backward] = found
         return found
 
     def _as_traced(self, node: Node) -> Node:
-        """The value as the trace saw it."""
+        """The value in the traced layout."""
         new = self.env[node]
         if not isinstance(node.spec, TensorSpec) or _layout(new.spec) == _layout(node.spec):
             return new
@@ -305,11 +311,12 @@ class _Pass:
         return found
 
     def _restored(self, node: Node) -> Node:
-        """Of a view, the view of what it looks at, as the trace saw that: results that share memory still do."""
+        """A copy of the value in the traced layout. Of a view, the view of its base in the traced layout: results that
+        share memory still do."""
         call = node.args[0] if node.target is operator.getitem else node
         if not _is_view(call):
             layout = _format(node.spec)
-            assert layout is not None, "asked before the value was made otherwise"
+            assert layout is not None, "`_attempt` checks that the layout can be restored"
             return self._copy(node, self.env[node], layout)
         args, kwargs = (map_nodes(a, self._as_traced) for a in (call.args, call.kwargs))
         base_view = self._add(call, args, kwargs, call.spec, self._name(call.name))
@@ -332,12 +339,13 @@ class _Pass:
 
 
 def _image(spec: TensorSpec) -> tuple[Size, ...] | None:
-    """The number of images and their pixels, by which operands of one operator are alike."""
+    """The number of images and their pixels, which the operands of one operator must share."""
     return (spec.shape[0], *spec.shape[2:]) if len(spec.shape) == 4 else None
 
 
 def _is_layout_independent(node: Node) -> bool:
-    """Whether it computes the same elements for arguments that lie otherwise, and says how its results lie then."""
+    """Whether the operator computes the same elements for arguments in any layout, and has a rule for its result's
+    layout."""
     if (
         not isinstance(node.target, OpOverload)
         or node.target.namespace != "aten"
@@ -345,17 +353,17 @@ def _is_layout_independent(node: Node) -> bool:
     ):
         return False
     if node.target in (aten.convolution.default, aten.convolution_backward.default):
-        return False  # it is none of half precision
+        return False  # not of half precision
     does = effects(node.target)
     return does.pure and not (does.changes_metadata or does.data_dependent or does.dynamic_shape)
 
 
-# They look at memory, not at elements.
+# They depend on memory, not on elements.
 _BY_STRIDES = frozenset({aten.as_strided.default, aten._reshape_alias.default, aten.view.dtype})
 
 
 def _is_cast(node: Node) -> bool:
-    """Whether it is a conversion on one device, for which the program asks for no layout."""
+    """Whether the node is a conversion on one device without a requested layout."""
     if node.target is not aten._to_copy.default or "memory_format" in node.kwargs:
         return False
     return bool(node.args[0].spec.device == node.spec.device)
@@ -368,7 +376,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _base(node: Node) -> Node:
-    """What has the memory of its own that a value lies in."""
+    """The node that allocates the value's memory."""
     while node.op == "call_function":
         call = node.args[0] if node.target is operator.getitem else node
         if not _is_view(call) or not isinstance(call.args[0], Node):
@@ -377,12 +385,12 @@ def _base(node: Node) -> Node:
     return node
 
 
-def _relaid_specs(traced: Any, found: Any) -> Any:
-    """`traced` with the strides of `found`; None where they differ in anything else."""
+def _with_strides(traced: Any, found: Any) -> Any:
+    """`traced` with the strides of `found`; None if they differ in anything else."""
     if isinstance(traced, (tuple, list)):
         if not isinstance(found, (tuple, list)) or len(found) != len(traced):
             return None
-        specs = tuple(_relaid_specs(t, f) if isinstance(t, TensorSpec) else t for t, f in zip(traced, found))
+        specs = tuple(_with_strides(t, f) if isinstance(t, TensorSpec) else t for t, f in zip(traced, found))
         return None if any(s is None and t is not None for s, t in zip(specs, traced)) else specs
     if not isinstance(traced, TensorSpec) or not isinstance(found, TensorSpec):
         return None
@@ -392,6 +400,6 @@ def _relaid_specs(traced: Any, found: Any) -> Any:
 
 
 def _is_restorable(traced: Any, specs: Any) -> bool:
-    """Whether a copy can lie as the trace saw the value."""
+    """Whether a copy can restore the traced layout."""
     pairs = zip(traced, specs) if isinstance(traced, (tuple, list)) else ((traced, specs),)
     return all(t.stride == s.stride or _format(t) is not None for t, s in pairs if isinstance(t, TensorSpec))

@@ -1,13 +1,13 @@
-"""Large products of which only a copy of a part is kept, a piece at a time.
+"""Large products whose result is only copied in part: computed in chunks.
 
-A product that was aligned (`rewrites/aligned_gemm.py`) gives a larger matrix, of which the caller gets a copy: both are in
-memory at once. So it is computed in pieces along its first dimension, rows or matrices of a batch, and each is copied to
-where it is to be before the next:
+An aligned product (`rewrites/aligned_gemm.py`) gives a larger matrix, part of which is copied for the caller: both are
+in memory at once. So the product is computed in chunks along its first dimension, rows or matrices of a batch, and
+each chunk is copied to its destination before the next:
 
     clone(mm(A, B)[:m, :n])   ->   out = empty(m, n); out[:r] = mm(A[:r], B)[:, :n]; out[r : 2 * r] = ...
 
-(functional: `slice_scatter`, of which `ops/donated_inputs.py` says that it may write in place). Only where the copy
-has to be in memory: kernels that read elements read those of the larger matrix, without a copy.
+(functional: `slice_scatter`, which `ops/donated_inputs.py` allows to write in place). Only if the copy must be in
+memory: kernels read elements of the larger matrix without a copy.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ Users = Mapping[Node, set[Node]]
 
 
 def in_chunks(graph: Graph, costs: Costs) -> Graph:
-    """`graph` (aten level) with products in pieces where that is wise; the same object where there are none."""
+    """`graph` (aten level) with products chunked where that is profitable; the same object if there are none."""
     if costs.alignment is None:
         return graph
     users: dict[Node, set[Node]] = defaultdict(set)
     for node in graph:
         for argument in argument_nodes(node):
             users[argument].add(node)
-    chunks: dict[Node, tuple[_CopiedProduct, list[Size]]] = {}  # by the copy: where they end
+    chunks: dict[
+        Node, tuple[_CopiedProduct, list[Size]]
+    ] = {}  # copy -> its product, and the ends of its chunks
     for node in graph:
         copied = _copied_product(node, users)
         ends = None if copied is None else _ends(copied, costs.alignment)
@@ -52,8 +54,8 @@ def in_chunks(graph: Graph, costs: Costs) -> Graph:
 
 @dataclass(frozen=True)
 class _CopiedProduct:
-    """A product, of which `slices`, one of the other, all from the first element on, are copied by `clone`, and nothing
-    else reads any of them."""
+    """A product, a chain of `slices` of it, all from the first element on, and `clone`, the copy of the last slice.
+    None of them has another reader."""
 
     product: Node
     slices: tuple[Node, ...]
@@ -61,7 +63,7 @@ class _CopiedProduct:
 
     @property
     def operands(self) -> list[tuple[int, Node, bool]]:
-        """Their places, and whether a piece needs a piece of them only."""
+        """(position, operand, whether a chunk needs only a chunk of it) of each operand."""
         rank = len(self.product.spec.shape)
         position_of_a, position_of_b, *position_of_addend = PRODUCTS[self.product.target]
         found = [(position_of_a, True), (position_of_b, rank == 3)]
@@ -72,7 +74,7 @@ class _CopiedProduct:
 
 
 def _copied_product(clone: Node, users: Users) -> _CopiedProduct | None:
-    """The product of which a node is a copy that is needed in memory."""
+    """The product that the node copies, if its copy must be in memory."""
     if clone.target is not aten.clone.default or not _is_in_memory(clone, users):
         return None
     if clone.spec.stride != contiguous_stride(clone.spec.shape):
@@ -92,7 +94,7 @@ def _copied_product(clone: Node, users: Users) -> _CopiedProduct | None:
 
 
 def _is_cut_where_symbolic(copied: _CopiedProduct) -> bool:
-    """Whether no size is 0, and only the dimension that is cut may be symbolic, of which all is copied."""
+    """Whether no size is 0, and only the chunked dimension may be symbolic, if it is copied in full."""
     rows, shapes = copied.product.spec.shape[0], [x.spec.shape for x in (copied.product, copied.clone)]
     shapes += [x.spec.shape for _, x, cut in copied.operands if cut]
     others = [n for shape in shapes for n in shape[1:]]
@@ -105,7 +107,7 @@ def _is_cut_where_symbolic(copied: _CopiedProduct) -> bool:
 
 
 def _is_in_memory(node: Node, users: Users) -> bool:
-    """Whether all that reads a node, and anything does, reads its memory: no kernel, which would read the larger matrix."""
+    """Whether the node has readers, and all of them read its memory: no kernel, which would read the larger matrix."""
     return bool(users[node]) and all(
         user.op == "output"
         or (_is_in_memory(user, users) if is_view(user) else _is_call(user) and user.target not in PRODUCTS)
@@ -114,27 +116,28 @@ def _is_in_memory(node: Node, users: Users) -> bool:
 
 
 def _is_call(user: Node) -> bool:
-    """Whether it is ATen's call. A copy to an input is a kernel."""
+    """Whether the node is an ATen call. A copy to an input is a kernel."""
     return user.target is not aten.copy_.default and row(user.target).lowering is None
 
 
 def _ends(copied: _CopiedProduct, limits: AlignmentCosts) -> list[Size] | None:
-    """Where pieces end, along the first dimension. As many as there may be, as long as each takes the time of its
-    multiplications and not of its memory: what is not cut is read again for each. None for a single one."""
+    """The ends of the chunks along the first dimension. As many chunks as possible, provided that each is bound by its
+    multiplications and not by its memory traffic: operands that are not cut are read again for each chunk. None for a
+    single one."""
     rows, *rest = copied.product.spec.shape
     total = likely(rows)
-    step = limits.piece_rows if len(rest) == 1 and isinstance(rows, int) else 1
+    step = limits.chunk_rows if len(rest) == 1 and isinstance(rows, int) else 1
     multiplications = (
         math.prod(map(static, rest)) * static(copied.operands[0][1].spec.shape[-1]) * limits.aligned
     )
     reread = sum(nbytes(x) for _, x, cut in copied.operands if not cut)
     per_row = nbytes(copied.product) / total + sum(nbytes(x) / total for _, x, cut in copied.operands if cut)
-    most = min(limits.pieces, nbytes(copied.product) // limits.piece_bytes, bounds(rows)[0])
+    most = min(limits.chunks, nbytes(copied.product) // limits.chunk_bytes, bounds(rows)[0])
     for count in range(most, 1, -1):
         size: int = -(-total // count // step) * step
         memory = (size * per_row + reread) * limits.byte
         if size < total and (not reread or size * multiplications >= memory):
-            if isinstance(rows, int):  # of the last piece there may be rows that are not copied
+            if isinstance(rows, int):  # some rows of the last chunk may not be copied
                 begins = range(0, static(copied.clone.spec.shape[0]), size)
                 return [min(begin + size, rows) for begin in begins]
             return [*(rows // count * n for n in range(1, count)), rows]
@@ -143,7 +146,7 @@ def _ends(copied: _CopiedProduct, limits: AlignmentCosts) -> list[Size] | None:
 
 class _Rewriter:
     def __init__(self, graph: Graph, chunks: Mapping[Node, tuple[_CopiedProduct, list[Size]]]) -> None:
-        self.graph, self.pieces = graph, chunks
+        self.graph, self.chunks = graph, chunks
         self.removed = {n for copied, _ in chunks.values() for n in (copied.product, *copied.slices)}
         self.names = {node.name for node in graph}
         self.nodes: list[Node] = []
@@ -151,8 +154,8 @@ class _Rewriter:
 
     def run(self) -> Graph:
         for node in self.graph:
-            if node in self.pieces:
-                self.env[node] = self.copied_by_chunks(*self.pieces[node])
+            if node in self.chunks:
+                self.env[node] = self.copied_by_chunks(*self.chunks[node])
             elif node not in self.removed:
                 args, kwargs = (map_nodes(x, self.env.__getitem__) for x in (node.args, node.kwargs))
                 self.env[node] = replace(node, args=args, kwargs=kwargs)
@@ -162,7 +165,7 @@ class _Rewriter:
         return result_graph
 
     def copied_by_chunks(self, copied: _CopiedProduct, ends: Sequence[Size]) -> Node:
-        """What holds the copy at the end."""
+        """Emit the chunks; the node with the finished copy."""
         spec = replace(copied.clone.spec, offset=0)
         options = {"dtype": spec.dtype, "device": spec.device}
         result = self.node(copied, aten.empty.memory_format, (list(spec.shape),), "memory", spec, options)
@@ -176,7 +179,7 @@ class _Rewriter:
         return result
 
     def chunk(self, copied: _CopiedProduct, begin: Size, end: Size) -> Node:
-        """Of the product, from `begin` to `end` along its first dimension: what is copied of it."""
+        """Emit the product from `begin` to `end` along its first dimension; the part of it that is copied."""
         product = copied.product
         args = list(product.args)
         for position, operand, cut in copied.operands:
@@ -188,7 +191,7 @@ class _Rewriter:
         for node in copied.slices:
             dim = node.args[1] % len(spec.shape)
             last = node.spec.shape[dim]
-            if dim == 0:  # of a number of rows, as others are not rounded up
+            if dim == 0:  # a constant number of rows, as symbolic ones are not rounded up
                 last = min(static(last), static(end)) - static(begin)
             result = self.slice(copied, result, dim, 0, last)
         return result

@@ -88,9 +88,9 @@ COSTS = Costs(
         # products are not measured, so little more than half of that.
         unaligned=0.3,
         # A piece of 8 of GPT-2's logits, 49 MiB, still has 788 tiles of 128 x 256; not measured.
-        piece_bytes=32 << 20,
-        piece_rows=128,
-        pieces=8,
+        chunk_bytes=32 << 20,
+        chunk_rows=128,
+        chunks=8,
     ),
 )
 

@@ -116,7 +116,7 @@ def test_what_rows_do_not_change_is_computed_once() -> None:
         MapStage((), (Store(2, c, result("s")),)),
     )
     kernel = Kernel("k", buffers((f32, "in"), (f32, "in"), (f32, "out")), (lc,), stages)
-    assert len(column_strips._kept(kernel, stages[0], c)) == 1
+    assert len(column_strips._invariants(kernel, stages[0], c)) == 1
     x, w, y = torch.randn(400, 90), torch.rand(90), torch.empty(90)
     run(kernel, [x, w, y])
     torch.testing.assert_close(y, (x * w.sqrt()).sum(0), rtol=1e-5, atol=1e-5)

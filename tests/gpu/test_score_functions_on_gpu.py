@@ -168,7 +168,7 @@ def test_written_out(name: str, dtype: torch.dtype, preferred: Preferred) -> Non
     check(written(score), args, preferred, all_tiles=dtype is bf16)
     bounds = {"causal": 0, "causal, aligned at the end": S - L, "window": 0}
     [group] = preferred.groups
-    assert group.variants[0].product.behind == bounds.get(name)
+    assert group.variants[0].product.key_bound == bounds.get(name)
 
 
 def flex(score: Score | None = None, **options: object) -> Score:

@@ -98,7 +98,7 @@ def test_layouts_of_the_operands(always, schedules, n, k, left, right) -> None:
 
 
 @pytest.mark.parametrize("shape", [(37,), (1, 37), (33, 37), (33, 1), (1,), ()])
-def test_what_is_added_may_be_broadcast(always, schedules, shape) -> None:
+def test_broadcast_addend(always, schedules, shape) -> None:
     added = normal(*shape)
     check(lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), added, normal(33, 41), normal(41, 37))
     check(lambda c, a, b: torch.addmm(c, a, b), added, normal(41, 33).t(), normal(41, 37))
@@ -121,7 +121,7 @@ def test_a_matrix_by_itself(always, schedules) -> None:
     assert are_aligned(schedules)
 
 
-def test_zeros_along_the_sum_meet_zeros(always) -> None:
+def test_padding_along_the_sum_is_zero_in_both_operands(always) -> None:
     """An infinite element makes the sums of its own row and column infinite, no others."""
     a, b = normal(33, 41), normal(41, 37)
     a[3, 40], b[40, 5] = float("inf"), float("nan")
@@ -129,7 +129,7 @@ def test_zeros_along_the_sum_meet_zeros(always) -> None:
     torch.testing.assert_close(got, a @ b, equal_nan=True, atol=0.02, rtol=0.02)
 
 
-def test_results_that_are_read_in_part_and_whole(always) -> None:
+def test_results_read_in_part_and_in_full(always) -> None:
     def fn(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         y = a @ b
         return y.view(3, 11, 37)[:, -1], y.softmax(-1), y.t() @ y, y.flatten()[5:], y
@@ -193,7 +193,7 @@ def test_a_weight_is_cast_into_the_larger_matrix(always, schedules) -> None:
     assert are_aligned(schedules)
 
 
-def test_what_reads_the_result_reads_the_larger_matrix(always, schedules) -> None:
+def test_kernels_read_the_larger_matrix(always, schedules) -> None:
     check(lambda a, b: (a @ b).float().softmax(-1), normal(33, 64), normal(64, 37))
     [schedule] = schedules
     assert (33, 37) not in [b.spec.shape for b in schedule.buffers if b.kind == "temp"]
@@ -227,7 +227,7 @@ def test_a_matrix_and_its_transpose_are_padded_once(always, schedules) -> None:
     assert are_aligned(schedules)
 
 
-def test_by_the_rule(schedules) -> None:
+def test_profitability(schedules) -> None:
     """Large products of half precision, where the copies are less than what the product gains."""
     compiled = smelt.compile(torch.mm, dynamic=False)
     compiled(normal(256, 1024), normal(1024, 1001))
@@ -237,7 +237,7 @@ def test_by_the_rule(schedules) -> None:
     assert large[-1][0] == (1024, 1008)
 
 
-def test_not_where_memory_is_what_takes_the_time(schedules) -> None:
+def test_not_if_memory_bound(schedules) -> None:
     smelt.compile(torch.mm)(normal(8, 4096), normal(4096, 4099))
     smelt.compile(torch.bmm)(normal(64, 255, 16), normal(64, 16, 255))
     assert [p[-1][0] for p in products(schedules)] == [(8, 4099), (64, 255, 255)]
@@ -260,7 +260,7 @@ def test_not_of_float64_nor_on_a_cpu(always, schedules) -> None:
     assert [p[-1][0] for p in products(schedules)] == [(33, 37), (33, 37)]
 
 
-def test_rows_of_any_number(always: None) -> None:
+def test_symbolic_number_of_rows(always: None) -> None:
     """Numbers are rounded up, symbolic sizes stay: one compilation for all."""
     head = nn.Linear(48, 37, bias=False, device="cuda", dtype=bf16)
 

@@ -34,13 +34,13 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Graph, Graph]
     """The aten graphs that were compiled: as traced, and with images channels-last."""
     found: list[tuple[Graph, Graph]] = []
 
-    def seen(graph: Graph, *backward: Any) -> Any:
+    def recorded(graph: Graph, *backward: Any) -> Any:
         made = to_channels_last(graph, *backward)
         verify(made.graph, functional=True)
         found.append((graph, made.graph))
         return made
 
-    monkeypatch.setattr(backend, "to_channels_last", seen)
+    monkeypatch.setattr(backend, "to_channels_last", recorded)
     yield found
 
 
@@ -73,7 +73,7 @@ class Net(nn.Module):
         return self.last(self.blocks(x).mean((2, 3)))
 
 
-def made(build: Callable[[], nn.Module]) -> nn.Module:
+def build_module(build: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return build().cuda()
 
@@ -91,7 +91,7 @@ def copies(graph: Graph) -> list[str]:
     return [str(n.args[0]) for n in graph if n.target is aten.clone.default]
 
 
-def check_last(graph: Graph) -> None:
+def check_channels_last(graph: Graph) -> None:
     """All that convolutions read and give is channels-last."""
     found = convolutions(graph)
     assert found
@@ -99,8 +99,8 @@ def check_last(graph: Graph) -> None:
         count = 2 if node.target is CONVOLUTIONS[0] else 3
         *read, weight = (a.spec for a in node.args[:count])
         assert all(map(is_last, read)) and is_channels_last_layout(weight), f"{node}\n{code(graph)}"
-        given = node.spec if isinstance(node.spec, tuple) else (node.spec,)
-        assert all(is_channels_last_layout(s) for s in given if s is not None and len(s.shape) == 4), code(
+        results = node.spec if isinstance(node.spec, tuple) else (node.spec,)
+        assert all(is_channels_last_layout(s) for s in results if s is not None and len(s.shape) == 4), code(
             graph
         )
 
@@ -125,24 +125,24 @@ def step(call: Any, module: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def test_inference_changes_layouts_where_it_casts(graphs):
-    net = made(Net).eval()
+    net = build_module(Net).eval()
     x = images(2, 3, 32, 32)
     with torch.no_grad(), torch.autocast("cuda", bf16):
         check_same([smelt.compile(net, fullgraph=True)(x)], [net(x)])
     [(traced, graph)] = graphs
-    check_last(graph)
+    check_channels_last(graph)
     assert not any(is_last(node.args[0].spec) for node in convolutions(traced))
     assert copies(graph) == [] and len(graph.nodes) == len(traced.nodes)
 
 
-def test_training_copies_what_the_caller_sees(graphs):
-    net = made(Net)
+def test_training_copies_values_that_the_caller_holds(graphs):
+    net = build_module(Net)
     x = images(4, 3, 32, 32)
     expected = step(net, net, x)
-    net = made(Net)
+    net = build_module(Net)
     check_same(step(smelt.compile(net, fullgraph=True), net, x), expected)
     [(_, graph)] = graphs
-    check_last(graph)
+    check_channels_last(graph)
     # Three gradients of 3x3 weights, that of the image, and the tangent of the mean, which was expanded. Also those of the
     # two 1x1 weights, if the CPU is one for which torch takes oneDNN: of that, dimensions of size 1 have other strides.
     copied = [n.spec.shape[2:] for n in graph if n.target is aten.clone.default]
@@ -152,17 +152,17 @@ def test_training_copies_what_the_caller_sees(graphs):
 
 
 def test_a_model_of_half_precision_copies_image_and_weights(graphs):
-    net = made(Net).to(bf16).eval()
+    net = build_module(Net).to(bf16).eval()
     x = images(2, 3, 32, 32, dtype=bf16)
     with torch.no_grad():
         check_same([smelt.compile(net)(x)], [net(x)])
     [(_, graph)] = graphs
-    check_last(graph)
+    check_channels_last(graph)
     assert len(copies(graph)) == 4  # of 1x1 weights both layouts are one
 
 
-def test_images_that_are_channels_last_stay_so(graphs):
-    net = made(Net).to(bf16, memory_format=torch.channels_last).eval()
+def test_channels_last_images_are_not_copied(graphs):
+    net = build_module(Net).to(bf16, memory_format=torch.channels_last).eval()
     x = images(2, 3, 32, 32, dtype=bf16).to(memory_format=torch.channels_last)
     with torch.no_grad():
         check_same([smelt.compile(net)(x)], [net(x)])
@@ -183,7 +183,7 @@ class Returned(nn.Module):
 
 
 def test_returned_images_and_their_views():
-    net = made(Returned).to(bf16)
+    net = build_module(Returned).to(bf16)
     x = images(2, 8, 6, 5, dtype=bf16)
     with torch.no_grad():
         found, expected = smelt.compile(net, fullgraph=True)(x), net(x)
@@ -193,7 +193,7 @@ def test_returned_images_and_their_views():
     assert [t._is_view() for t in found] == [t._is_view() for t in expected]
 
 
-def test_a_returned_image_is_not_kept_twice(monkeypatch):
+def test_a_returned_image_is_not_saved_twice(monkeypatch):
     kept: list[tuple[Partition, Partition]] = []
 
     def both(traced: Any, joint: Joint, config: Any, *further: Any) -> Any:
@@ -219,9 +219,9 @@ def test_a_returned_image_is_not_kept_twice(monkeypatch):
         return [y.detach(), z.detach(), *(p.grad for p in net.parameters())]  # type: ignore[list-item]
 
     x = images(2, 8, 6, 5, dtype=bf16)
-    net = made(Features).to(bf16)
+    net = build_module(Features).to(bf16)
     expected = run(net, net)
-    net = made(Features).to(bf16)
+    net = build_module(Features).to(bf16)
     check_same(run(smelt.compile(net, fullgraph=True), net), expected)
     [(as_traced, last)] = kept
     assert last.nbytes <= as_traced.nbytes
@@ -230,7 +230,7 @@ def test_a_returned_image_is_not_kept_twice(monkeypatch):
     )
 
 
-class Written(nn.Module):
+class Mutated(nn.Module):
     """Keeps the last image in a buffer."""
 
     def __init__(self) -> None:
@@ -244,8 +244,8 @@ class Written(nn.Module):
         return self.b(x * 2)
 
 
-def test_written_inputs_stay_as_they_are():
-    net, other = (made(Written).to(bf16) for _ in range(2))
+def test_mutated_inputs_keep_their_layout():
+    net, other = (build_module(Mutated).to(bf16) for _ in range(2))
     x = images(2, 8, 6, 5, dtype=bf16)
     with torch.no_grad():
         check_same([smelt.compile(net, fullgraph=True)(x), net.seen], [other(x), other.seen])
@@ -276,13 +276,13 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_what_stands_between_convolutions(graphs, training, monkeypatch):
+def test_operators_between_convolutions(graphs, training, monkeypatch):
     # A bias is added behind what was rounded where a GPU's libraries convolve: other numbers win a maximum then.
     monkeypatch.setattr(cuda, "COSTS", replace(cuda.COSTS, depthwise_taps=0, depthwise_elements=0))
     x = images(2, 8, 6, 6)
-    net = made(Mixed).train(training)
+    net = build_module(Mixed).train(training)
     expected = step(net, net, x)
-    net = made(Mixed).train(training)
+    net = build_module(Mixed).train(training)
     check_same(step(smelt.compile(net, fullgraph=True), net, x), expected)
     [(_, graph)] = graphs
     for node in convolutions(graph):
@@ -317,8 +317,8 @@ def _changed(graphs: list[tuple[Graph, Graph]]) -> bool:
         ({"channels": 64, "groups": 4}, bf16, False, True),
     ],
 )
-def test_which_graphs(graphs, settings, dtype, training, expected):
-    net = made(lambda: Pair(**settings)).to(dtype)
+def test_profitability(graphs, settings, dtype, training, expected):
+    net = build_module(lambda: Pair(**settings)).to(dtype)
     x = images(2, settings.get("channels", 16), 8, 8, dtype=dtype)
     with torch.set_grad_enabled(training):
         check_same([smelt.compile(net)(x).detach()], [net(x).detach()])
@@ -326,16 +326,16 @@ def test_which_graphs(graphs, settings, dtype, training, expected):
 
 
 def test_the_option_turns_it_off(graphs):
-    net = made(Pair).to(bf16)
+    net = build_module(Pair).to(bf16)
     with torch.no_grad():
         smelt.compile(net, options={"channels_last": False})(images(2, 16, 8, 8, dtype=bf16))
     assert graphs == []
 
 
 @pytest.mark.parametrize("setting", ["deterministic", "enabled"])
-def test_not_where_the_user_chooses_the_algorithm(graphs, monkeypatch, setting):
+def test_not_with_deterministic_or_benchmark_settings(graphs, monkeypatch, setting):
     monkeypatch.setattr(torch.backends.cudnn, setting, setting == "deterministic")
-    net = made(Pair).to(bf16)
+    net = build_module(Pair).to(bf16)
     with torch.no_grad():
         smelt.compile(net)(images(2, 16, 8, 8, dtype=bf16))
     assert graphs == []

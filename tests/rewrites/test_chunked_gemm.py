@@ -31,9 +31,9 @@ PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if tensors of tests were large: products are aligned, and pieces have 8 rows and half a kilobyte at least."""
+    """As if tensors of tests were large: products are aligned, and chunks have 8 rows and half a kilobyte at least."""
     alignment = replace(
-        cuda.COSTS.alignment, unaligned=1e9, aligned=1e6, piece_bytes=512, piece_rows=8, pieces=4
+        cuda.COSTS.alignment, unaligned=1e9, aligned=1e6, chunk_bytes=512, chunk_rows=8, chunks=4
     )
     monkeypatch.setattr(cuda, "COSTS", replace(cuda.COSTS, alignment=alignment, launch=1.0))
 
@@ -81,14 +81,14 @@ def test_rows(small, schedules, m, left, right) -> None:
     b = normal(37, 41).t() if right else normal(41, 37)
     check(torch.mm, a, b)
     [schedule] = schedules
-    pieces = results(schedule)
-    assert len(pieces) in (3, 4) and {n for _, n in pieces} == {40}
-    assert sum(rows for rows, _ in pieces) == (-(-m // 8) * 8 if left else m)
+    chunks = results(schedule)
+    assert len(chunks) in (3, 4) and {n for _, n in chunks} == {40}
+    assert sum(rows for rows, _ in chunks) == (-(-m // 8) * 8 if left else m)
     assert (m, 40) not in [b.spec.shape for b in schedule.buffers]
 
 
 @pytest.mark.parametrize("shape", [(37,), (1, 37), (33, 37), (33, 1), (1,), ()])
-def test_what_is_added(small, schedules, shape) -> None:
+def test_addend(small, schedules, shape) -> None:
     a, b = normal(33, 41), normal(41, 37)
     check(lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), normal(*shape), a, b)
     check(lambda c, a, b: torch.addmm(c, a, b), normal(*shape), a, b)
@@ -104,14 +104,14 @@ def test_batches(small, schedules) -> None:
     assert [len(results(s)) for s in schedules] == [3, 3, 3, 3]
 
 
-def test_what_the_program_copies_a_part_of(small, schedules) -> None:
+def test_partial_copies_of_the_program(small, schedules) -> None:
     """No row is computed that is in no piece."""
     check(lambda a, b: (a @ b)[:19].clone(), normal(61, 48), normal(48, 40))
     check(lambda a, b: (a @ b)[:-7, :5].clone(), normal(61, 48), normal(48, 40))
     assert [sum(m for m, _ in results(s)) for s in schedules] == [32, 61]
 
 
-def test_pieces_have_the_same_code(small, schedules) -> None:
+def test_chunks_share_code(small, schedules) -> None:
     check(torch.mm, normal(64, 48), normal(48, 37))
     [schedule] = schedules
     kernels = [i.kernel for i in schedule.items if isinstance(i, KernelItem)]
@@ -122,7 +122,7 @@ def test_pieces_have_the_same_code(small, schedules) -> None:
     assert "piece" in order[products[0] : products[1]]
 
 
-def test_views_of_it_and_calls_that_read_it(small, schedules) -> None:
+def test_views_and_calls_that_read_the_copy(small, schedules) -> None:
     def fn(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         y = a @ b
         return y, y.view(4, 8, 37), y[3:, 2:], y.sort(-1).values
@@ -140,12 +140,12 @@ def test_views_of_it_and_calls_that_read_it(small, schedules) -> None:
         lambda a, b: ((a @ b).t() @ a).relu(),
     ],
 )
-def test_not_what_kernels_or_products_read(small, schedules, fn) -> None:
+def test_not_if_kernels_or_products_read_the_result(small, schedules, fn) -> None:
     check(fn, normal(32, 48), normal(48, 37), atol=0.05)
     assert all(m >= 32 for m, _ in results(schedules[0]))
 
 
-def test_not_what_is_copied_to_an_input(small, schedules) -> None:
+def test_not_if_copied_to_an_input(small, schedules) -> None:
     def fn(x: Tensor, a: Tensor, b: Tensor) -> None:
         x.copy_(a @ b)
 
@@ -192,7 +192,7 @@ def test_training(small, schedules, loss) -> None:
 
 
 @pytest.mark.parametrize("m, k, count", [(512, 1024, 1), (1280, 1024, 2), (1280, 256, 1), (4096, 768, 7)])
-def test_by_the_rule(m, k, count) -> None:
+def test_profitability(m, k, count) -> None:
     """Pieces of 32 MiB and more, whose time is that of their multiplications: of few, the weight is read again."""
     graph, _ = traced(torch.mm, normal(m, k), normal(k, 32001))
     aligned = align_products(graph, cuda.COSTS).graph
@@ -211,15 +211,15 @@ def peak(call: Callable[[], Any]) -> int:
 
 def test_a_call_takes_no_more_memory_than_eager(monkeypatch) -> None:
     """But for a piece."""
-    alignment = replace(cuda.COSTS.alignment, piece_bytes=1 << 18, aligned=1.0, unaligned=1e3)
+    alignment = replace(cuda.COSTS.alignment, chunk_bytes=1 << 18, aligned=1.0, unaligned=1e3)
     monkeypatch.setattr(cuda, "COSTS", replace(cuda.COSTS, alignment=alignment, launch=1e6))
     a, b = normal(1024, 512), normal(512, 2048)[:, :2041].contiguous()
     compiled = smelt.compile(torch.mm, fullgraph=True)
     for _ in range(2):
         torch.testing.assert_close(compiled(a, b), a @ b, atol=0.1, rtol=0.02)
     padded_weight = 512 * 2048 * 2
-    taken, by_eager = peak(lambda: compiled(a, b)), peak(lambda: a @ b)
-    assert taken <= by_eager + by_eager // 7 + padded_weight
+    by_smelt, by_eager = peak(lambda: compiled(a, b)), peak(lambda: a @ b)
+    assert by_smelt <= by_eager + by_eager // 7 + padded_weight
 
 
 def filled(*sizes: int) -> Callable[..., Tensor]:
@@ -243,10 +243,10 @@ def test_memory_that_the_program_fills(small, schedules, sizes) -> None:
     check(filled(*sizes), *pairs)
     [schedule] = schedules
     order = [i for i in schedule.items if isinstance(i, KernelItem) or getattr(i, "op", None) in PRODUCTS]
-    assert isinstance(order[1], KernelItem) and isinstance(order[2], ExternItem)  # each part before the next
+    assert isinstance(order[1], KernelItem) and isinstance(order[2], ExternItem)  # each chunk before the next
 
 
-def test_but_not_where_it_is_read_meanwhile_or_parts_are_small(schedules) -> None:
+def test_not_if_read_meanwhile_or_chunks_are_small(schedules) -> None:
     def read(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         out = torch.empty(32, 64, device="cuda")
         out[:8] = a @ b
@@ -262,8 +262,8 @@ def test_but_not_where_it_is_read_meanwhile_or_parts_are_small(schedules) -> Non
     )
 
 
-def test_rows_of_any_number(small: None) -> None:
-    """As many pieces as there are rows at least."""
+def test_symbolic_number_of_rows(small: None) -> None:
+    """As many chunks as the minimum number of rows."""
     head = nn.Linear(48, 37, bias=False, device="cuda", dtype=bf16)
     compiled = smelt.compile(head, fullgraph=True, dynamic=True, options={"verify_stages": True})
     seen: list[events.Event] = []

@@ -17,7 +17,7 @@ from smelt.codegen import gpu_launches
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat_elementwise import ANY, of_any_size
 from smelt.codegen.llvm.link import address_of
-from smelt.codegen.triton.compile import Made, Request
+from smelt.codegen.triton.compile import OnCompiled, Request
 from smelt.codegen.triton.gpu_architectures import Arch, dialect
 from smelt.codegen.triton.kernel_source import table_of
 from smelt.config import Config
@@ -40,7 +40,7 @@ def activate() -> None:
 
 
 def compile_kernels(
-    requests: Sequence[Request], arch: Arch, threads: int, store: Store | None, made: Made
+    requests: Sequence[Request], arch: Arch, threads: int, store: Store | None, made: OnCompiled
 ) -> list[CompiledKernel]:
     """Kernels of one program, which does everything. They are printed for a GPU as well: what cannot be raises."""
     for request in dict.fromkeys(requests):

@@ -128,7 +128,7 @@ def test_another_process_reads_the_choice(device):
 
 def test_equal_pieces_of_a_product_are_measured_once(device, monkeypatch):
     """Of one that would be aligned, and of which the caller gets a copy (`rewrites/chunked_gemm.py`)."""
-    alignment = replace(COSTS.alignment, unaligned=1e9, aligned=1e6, piece_bytes=512, piece_rows=8, pieces=4)
+    alignment = replace(COSTS.alignment, unaligned=1e9, aligned=1e6, chunk_bytes=512, chunk_rows=8, chunks=4)
     monkeypatch.setattr("smelt.targets.cuda.COSTS", replace(COSTS, alignment=alignment, launch=1.0))
     args = rand(33, 24), rand(24, 40)[:, :37].contiguous()
     names = run(torch.mm, *args)

@@ -121,7 +121,7 @@ def test_images_of_half_precision_are_channels_last_inside(monkeypatch: pytest.M
         made.append(to_channels_last(graph, *backward).graph)
         return to_channels_last(graph, *backward)
 
-    monkeypatch.setattr(backend, "relaid", seen)
+    monkeypatch.setattr(backend, "to_channels_last", seen)
     module = Net().cuda().eval()
     compiled = smelt.compile(module, dynamic=True)
     for shape in SIZES:

@@ -111,7 +111,7 @@ def _check(vm: VM, function: object, value: object) -> None:
             _check(vm, function, element)
     elif type(value) in LEAF_TYPES or type(value) in SYMBOLIC:
         return
-    elif known.is_part(value) and id(value) in vm.env.sources:
+    elif known.is_triton_object(value) and id(value) in vm.env.sources:
         vm.env.facts.use_identity(value)
     else:
         raise unsupported(

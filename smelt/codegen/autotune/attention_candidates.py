@@ -43,20 +43,20 @@ from smelt.plan.schema_aliases import written_values
 from smelt.schedule.schedule import BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem, accesses
 from smelt.shapes.expr import Size, Sym, affine, subs
 
-LARGEST = 256  # places of a head: of more, a block of keys does not fit
+LARGEST = 256  # head size: a block of keys of larger heads does not fit
 f32 = torch.float32
 
 
 def attention_groups(schedule: Schedule) -> list[Group]:
     """All attention candidates, in order."""
-    found = _Finder(schedule)
-    taken: set[int] = set()
+    finder = _Finder(schedule)
+    claimed: set[int] = set()
     groups = []
     for position, item in enumerate(schedule.items):
         if isinstance(item, KernelItem) and not any(b is None for b in item.buffers):
-            group = found.group(position, item)
-            if group is not None and taken.isdisjoint(group.positions):
-                taken.update(group.positions)
+            group = finder.group(position, item)
+            if group is not None and claimed.isdisjoint(group.positions):
+                claimed.update(group.positions)
                 groups.append(group)
     return groups
 
@@ -98,17 +98,17 @@ class _Finder:
         softmax = softmax_of(item.kernel)
         if isinstance(softmax, str):
             return None
-        for own, formal in enumerate(item.kernel.buffers):
+        for score_buffer, formal in enumerate(item.kernel.buffers):
             if formal.role == "in":
                 try:
-                    return self._around(position, item, softmax, own)
+                    return self._around(position, item, softmax, score_buffer)
                 except _Refused:
                     continue
         return None
 
-    def _around(self, position: int, item: KernelItem, softmax: Softmax, own: int) -> Group:
-        """The group whose scores are the kernel's buffer `own`. Raises _Refused."""
-        first, before = self._product_that_gives(item.buffers[own], position)
+    def _around(self, position: int, item: KernelItem, softmax: Softmax, score_buffer: int) -> Group:
+        """The group whose scores are the kernel's buffer `score_buffer`. Raises _Refused."""
+        first, before = self._product_that_gives(item.buffers[score_buffer], position)
         probabilities = item.buffers[softmax.out]
         assert probabilities is not None
         second, between = self._product_that_reads(probabilities)
@@ -118,8 +118,8 @@ class _Finder:
         _require(2 <= keys <= p.n and q.k == keys, "other keys")
         _require(p.k <= LARGEST and q.n <= LARGEST, "larger heads")
         _require(softmax.score.dtype is f32 and q.dtype in DTYPES, "other dtypes")
-        scores = self._scores(item, softmax, own, first)
-        _require(_is_read_as_stored(softmax, own, p, q), "the second product reads in another order")
+        scores = self._scores(item, softmax, score_buffer, first)
+        _require(_is_read_as_stored(softmax, score_buffer, p, q), "the second product reads in another order")
         final_epilogue = self._final_epilogue(second)
         held = {first.position, *before, position, *between, second.position}
         if final_epilogue is not None:
@@ -135,13 +135,13 @@ class _Finder:
             _require(buffer is not None and self.readers.get(buffer) == [reader], "others read the scores")
             assert buffer is not None
             reader = self.makers.get(buffer, -1)
-            _require(reader >= 0, "the scores are given")
-            made = self.schedule.items[reader]
-            if not isinstance(made, ViewItem):
+            _require(reader >= 0, "the scores are an input")
+            producer = self.schedule.items[reader]
+            if not isinstance(producer, ViewItem):
                 break
-            _require(made.offset == 0, "a part of the scores")
+            _require(producer.offset == 0, "a part of the scores")
             views.add(reader)
-            buffer = made.src
+            buffer = producer.src
         call = self._call(reader)
         _require(call.result == buffer, "another result")
         return call, views
@@ -178,26 +178,26 @@ class _Finder:
         assert not isinstance(request, str) and isinstance(request.product, Product)
         operands = [call.buffers[i] for i in request.operands]
         _require(all(b is not None for b in operands) and request.product.k > 0, "no product")
-        given = tuple(b for b in operands if b is not None)
+        operand_buffers = tuple(b for b in operands if b is not None)
         value = _scaled(request.product.epilogue.value, beta, alpha)
         value = value or as_dtype(product_value(f32), call.result.dtype)
-        return _Call(position, request.product, given, item.outs[0], call.result, value)
+        return _Call(position, request.product, operand_buffers, item.outs[0], call.result, value)
 
     # ---- between them
 
-    def _scores(self, item: KernelItem, softmax: Softmax, own: int, call: _Call) -> _Scores:
+    def _scores(self, item: KernelItem, softmax: Softmax, score_buffer: int, call: _Call) -> _Scores:
         """The kernel's function of an element of the product."""
         p = call.product
-        at, names = _score_coordinates(item, softmax, own, p)
-        read = [n for n, b in enumerate(item.kernel.buffers) if b.role == "in" and n != own]
+        at, names = _score_coordinates(item, softmax, score_buffer, p)
+        read = [n for n, b in enumerate(item.kernel.buffers) if b.role == "in" and n != score_buffer]
         bias = p.epilogue.inputs
         number = {n: len(bias) + k for k, n in enumerate(read)}
-        value = epilogue_value(softmax.score, own, number, lambda e: subs(subs(e, at), names))
+        value = epilogue_value(softmax.score, score_buffer, number, lambda e: subs(subs(e, at), names))
         value = rewrite(value, lambda b, e: (b, e), call.value)
         value = rewrite(value, lambda b, e: (b, e), Value("result", (SCORE,), f32))
         buffers = (*call.operands[2:], *(b for n in read if (b := item.buffers[n]) is not None))
-        known = {n: c for n, b in enumerate(buffers) if (c := self._constant(b)) is not None}
-        value = exact(with_constants(value, known))
+        constants = {n: c for n, b in enumerate(buffers) if (c := self._constant(b)) is not None}
+        value = exact(with_constants(value, constants))
         _require(elementwise(value, SCORE) and on_gpu(self.schedule, buffers), "scores of another kind")
         return _Scores(value, (*bias, *(item.kernel.buffers[n] for n in read)), buffers)
 
@@ -212,11 +212,11 @@ class _Finder:
 
     def _final_epilogue(self, call: _Call) -> EpilogueKernel | None:
         """The elementwise kernel after a product, if it can be an epilogue."""
-        found = epilogue_kernel(self.schedule, call.position, call.spec, self.readers)
-        if isinstance(found, str) or found.epilogue.value is None:
+        fused = epilogue_kernel(self.schedule, call.position, call.spec, self.readers)
+        if isinstance(fused, str) or fused.epilogue.value is None:
             return None
-        computed = elementwise(found.epilogue.value, PRODUCT) and on_gpu(self.schedule, found.inputs)
-        return found if computed else None
+        computed = elementwise(fused.epilogue.value, PRODUCT) and on_gpu(self.schedule, fused.inputs)
+        return fused if computed else None
 
     # ---- the group
 
@@ -231,7 +231,7 @@ class _Finder:
         held: set[int],
     ) -> Group:
         p, q = first.product, second.product
-        place = max(held)
+        last_position = max(held)
         batch = p.batch[0] * p.batch[1]
         keys = q.k
         sides = (
@@ -239,7 +239,7 @@ class _Finder:
             (first, first.operands[1], p.b, p.batch, (batch, p.k, keys)),
             (second, second.operands[1], q.b, q.batch, (batch, keys, q.n)),
         )
-        read = [self._operands(place, *side) for side in sides]
+        read = [self._operands(last_position, *side) for side in sides]
         value = as_dtype(Value("result", (ATTENTION,), f32), q.dtype)
         inputs: tuple[Buffer, ...] = ()
         epilogue_inputs: tuple[int, ...] = ()
@@ -258,7 +258,7 @@ class _Finder:
         note = "; ".join(dict.fromkeys(n for n in notes if n))
         for choice in dict.fromkeys((tuple(0 for _ in read), tuple(len(r) - 1 for r in read))):
             a, b, c = (options[n] for options, n in zip(read, choice, strict=True))
-            made = TiledAttention(
+            candidate = TiledAttention(
                 name=f"attention_{item.kernel.name}",
                 batch=batch,
                 queries=p.m,
@@ -279,15 +279,15 @@ class _Finder:
             _require(a.operand.value.dtype is b.operand.value.dtype, "operands of two dtypes")
             buffers = (*a.buffers, *b.buffers, *c.buffers, *scores.buffers, *epilogue_inputs, out)
             positions = frozenset(held | a.positions | b.positions | c.positions)
-            variants.append(Variant(made, buffers, positions, note))
+            variants.append(Variant(candidate, buffers, positions, note))
         positions = frozenset().union(*(v.positions for v in variants))
-        passed = self.schedule.items[min(positions) : place + 1]
+        passed = self.schedule.items[min(positions) : last_position + 1]
         _require(not any(writes_held(self.schedule, i) for i in passed), "an input is written meanwhile")
-        return Group(tuple(sorted(positions)), place, tuple(variants))
+        return Group(tuple(sorted(positions)), last_position, tuple(variants))
 
     def _operands(
         self,
-        place: int,
+        last_position: int,
         call: _Call,
         buffer: int,
         matrix: Matrix,
@@ -298,19 +298,21 @@ class _Finder:
         there are none."""
         index = memory_index(matrix, batch)
         dtype = self.schedule.buffers[buffer].spec.dtype
-        found = []
+        candidates = []
         if dtype in DTYPES and on_gpu(self.schedule, [buffer]):
-            found.append(_Read(Operand(*plain(dtype, index)), (buffer,), frozenset()))
-        front = prologue(self.schedule, self.readers, call.position, place, buffer, index, sizes, masks=True)
+            candidates.append(_Read(Operand(*plain(dtype, index)), (buffer,), frozenset()))
+        front = prologue(
+            self.schedule, self.readers, call.position, last_position, buffer, index, sizes, masks=True
+        )
         if isinstance(front, Prologue) and on_gpu(self.schedule, front.buffers):
             value = front.value
             if value.op == "cast" and value.dtype is f32 and value.args[0].dtype in DTYPES:
                 (value,) = value.args  # products of these are exact in float32
             if value.dtype in DTYPES:
                 read = Operand(front.inputs, value)
-                found.append(_Read(read, front.buffers, frozenset(front.positions)))
-        _require(bool(found), "an operand that is not half precision")
-        return found
+                candidates.append(_Read(read, front.buffers, frozenset(front.positions)))
+        _require(bool(candidates), "an operand that is not half precision")
+        return candidates
 
 
 @dataclass(frozen=True)
@@ -329,8 +331,8 @@ def _scaled(value: Value | None, beta: float, alpha: float) -> Value | None:
         return value
     total = value.args[0] if value.op == "cast" else value
     product, bias = total.args
-    made = product * float(alpha)
-    return as_dtype(made if beta == 0 else made + bias * float(beta), value.dtype)
+    scaled = product * float(alpha)
+    return as_dtype(scaled if beta == 0 else scaled + bias * float(beta), value.dtype)
 
 
 def _require(holds: bool, why: str) -> None:
@@ -372,12 +374,12 @@ def _rows(index: Size, key: Sym, width: int) -> Size:
 
 
 def _score_coordinates(
-    item: KernelItem, softmax: Softmax, own: int, p: Product
+    item: KernelItem, softmax: Softmax, score_buffer: int, p: Product
 ) -> tuple[dict[Sym, Size], dict[Sym, Size]]:
-    """The kernel's symbols in terms of batch, query and key with bounds, and the names of those. `own`: the kernel's
-    buffer with the result of `p`. Raises _Refused unless each score is read once."""
-    index = only_index(softmax.score, own)
-    _require(index is not None and _is_dense(p.c, p, p.m, p.n), "scores that are read in several places")
+    """The kernel's symbols in terms of bounded batch, query and key symbols, and the names of those. `score_buffer`:
+    the kernel's buffer with the result of `p`. Raises _Refused unless each score is read once."""
+    index = only_index(softmax.score, score_buffer)
+    _require(index is not None and _is_dense(p.c, p, p.m, p.n), "scores that are read at several indices")
     assert index is not None
     batch = p.batch[0] * p.batch[1]
     sizes = (batch, p.m, _number(softmax.keys.size))
@@ -389,10 +391,10 @@ def _score_coordinates(
     return at | {softmax.keys.sym: key}, dict(zip(syms, (BATCH, ROW, COL), strict=True))
 
 
-def _is_read_as_stored(softmax: Softmax, own: int, p: Product, reads: Product) -> bool:
+def _is_read_as_stored(softmax: Softmax, score_buffer: int, p: Product, reads: Product) -> bool:
     """Whether the rows of probabilities in `reads` are the rows of scores of `p`."""
-    index = only_index(softmax.score, own)
-    _require(index is not None, "scores that are read in several places")
+    index = only_index(softmax.score, score_buffer)
+    _require(index is not None, "scores that are read at several indices")
     assert index is not None
     stored = _rows(softmax.index, softmax.keys.sym, reads.k)
     return stored == _rows(index, softmax.keys.sym, p.n) and _is_dense(reads.a, reads, reads.m, reads.k)

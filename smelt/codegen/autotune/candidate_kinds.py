@@ -37,16 +37,16 @@ KINDS: dict[type[Generated], Kind] = {
 }
 
 
-def kind_of(made: Generated) -> Kind:
+def kind_of(candidate: Generated) -> Kind:
     """Its kind."""
-    return KINDS[type(made)]
+    return KINDS[type(candidate)]
 
 
-def tolerance_of(made: Generated) -> float:
+def tolerance_of(candidate: Generated) -> float:
     """The accepted deviation from ATen's result."""
-    return kind_of(made).tolerances[made.dtype]
+    return kind_of(candidate).tolerances[candidate.dtype]
 
 
-def source_of(made: Generated, tile: Tile, unaligned: frozenset[int]) -> Source:
+def source_of(candidate: Generated, tile: Tile, unaligned: frozenset[int]) -> Source:
     """Its source."""
-    return kind_of(made).source(made, tile, unaligned)
+    return kind_of(candidate).source(candidate, tile, unaligned)

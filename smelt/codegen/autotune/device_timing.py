@@ -56,9 +56,9 @@ class _Clock:
             begin.record()
             for _ in range(count):
                 call()
-            late = begin.query()  # the device was waiting for the host
+            is_idle = begin.query()  # the device was waiting for the host
             end.record()
             end.synchronize()
-            if not late or self.fillers >= FILLERS:
+            if not is_idle or self.fillers >= FILLERS:
                 return begin.elapsed_time(end) / 1e3 / count
             self.fillers *= 2

@@ -50,8 +50,8 @@ def integers(sizes: Sequence[Size]) -> tuple[int, ...]:
 def with_bias(
     epilogue: Epilogue, argument: Argument, indices: Sequence[Size], dtype: torch.dtype
 ) -> Epilogue:
-    """`epilogue` of (product + bias); the bias is input 0, its dimensions are the last ones of `places` or of size 1. Narrow
-    floats are added as float32, and rounded once. Raises NotGenerated for a bias of another dtype."""
+    """`epilogue` of (product + bias); the bias is input 0, its dimensions are the last ones of `indices` or of size 1.
+    Narrow floats are added as float32, and rounded once. Raises NotGenerated for a bias of another dtype."""
     spec = tensor(argument)
     if spec.dtype != dtype:
         raise NotGenerated(f"a bias of {spec.dtype}")

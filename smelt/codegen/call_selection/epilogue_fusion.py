@@ -112,7 +112,7 @@ def _as_epilogue(
     if len(kernel.stages) != 1 or any(b is None for b in item.buffers):
         return "the kernel is not elementwise"
     if kernel.sizes and all(isinstance(n, int) for n in spec.shape):
-        return "the kernel's sizes are no numbers"
+        return "the kernel's sizes are symbolic"
     (stage,) = kernel.stages
     if not isinstance(stage, MapStage) or stage.loops or len(stage.stores) != 1:
         return "the kernel is not elementwise with one result"
@@ -174,15 +174,15 @@ def point_at(loops: Sequence[Loop], index: Size, flat: Size, elements: Size) -> 
     """Loop symbols in terms of `flat`, a number below `elements`, at which `index` equals `flat`, if the index counts
     the loops like digits of a number, up to `elements`."""
     named: list[tuple[Size, Sym, Size]] = []
-    rest = index
+    remainder = index
     for loop in loops:
-        split = affine(rest, loop.sym)
+        split = affine(remainder, loop.sym)
         if split is None:
             return None
-        factor, rest = split
+        factor, remainder = split
         if loop.size != 1:
             named.append((factor, loop.sym, loop.size))
-    if rest != 0:
+    if remainder != 0:
         return None
     at: dict[Sym, Size] = {loop.sym: 0 for loop in loops}
     expected: Size = 1
@@ -209,7 +209,7 @@ def _strides(index: Size, dims: tuple[Sym, ...]) -> tuple[Size, ...] | None:
 def epilogue_value(
     value: Value, product: int, input_of: dict[int, int], map_index: Callable[[Size], Size]
 ) -> Value:
-    """`value` with the product in place of loads from buffer `own`, and indices mapped by `place`."""
+    """`value` with the product instead of loads from buffer `product`, and indices mapped by `map_index`."""
     done: dict[int, Value] = {}
 
     def moved(v: Value) -> Value:

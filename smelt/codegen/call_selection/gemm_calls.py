@@ -212,7 +212,7 @@ def _matrix_product(
     operands: tuple[int, ...] = (form.a, form.b)
     if form.bias is not None and len(args) > form.bias and args[form.bias] is not None:
         operands = (*operands, form.bias)
-        epilogue = with_bias(epilogue, args[form.bias], _places(c), tensor(args[form.a]).dtype)
+        epilogue = with_bias(epilogue, args[form.bias], _moved_indices(c), tensor(args[form.a]).dtype)
     return _request(a, b, c, operands, args, out, name, epilogue, refuse)
 
 
@@ -303,7 +303,7 @@ def _stack(argument: Argument) -> _Stack:
     return _Stack(shape[:-2], stride[:-2], shape[-2], stride[-2], shape[-1], stride[-1])
 
 
-def _places(c: _Stack) -> list[Size]:
+def _moved_indices(c: _Stack) -> list[Size]:
     """The index of each dimension of `c`."""
     inner = c.batch[1] if len(c.batch) > 1 else 1
     return [*(BATCH // inner, BATCH % inner)[: len(c.batch)], ROW, COL]

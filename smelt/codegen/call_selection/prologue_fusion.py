@@ -46,13 +46,13 @@ def prologue(
     schedule: Schedule,
     readers: dict[int, list[int]],
     position: int,
-    place: int,
+    target: int,
     buffer: int,
     index: Size,
     sizes: tuple[int, int, int],
     masks: bool = False,
 ) -> Prologue | str:
-    """The producer of `buffer`, read by the product at `position` that moves to `place`, as its prologue; or the
+    """The producer of `buffer`, read by the product at `position` that moves to `target`, as its prologue; or the
     reason why not. `index`: the offsets of the operand's elements, with `sizes`: batch, rows, columns. `masks`:
     whether masked loads are allowed."""
     positions = []
@@ -61,7 +61,7 @@ def prologue(
             return "others read the operand"
         position = _writer(schedule, buffer, position)
         if position < 0:
-            return "the operand is given"
+            return "the operand is an input"
         item = schedule.items[position]
         positions.append(position)
         if isinstance(item, KernelItem):
@@ -69,21 +69,21 @@ def prologue(
         if not isinstance(item, ViewItem) or not isinstance(item.offset, int):
             return "the operand is not a kernel's result"
         buffer, index = item.src, index + item.offset
-    if any(writes_held(schedule, i) for i in schedule.items[position:place]):
+    if any(writes_held(schedule, i) for i in schedule.items[position:target]):
         return "an input is written before the product runs"
-    made = _elementwise(item.kernel)
-    if made is None or item.buffers[made.buffer] != buffer:
+    store = _elementwise(item.kernel)
+    if store is None or item.buffers[store.buffer] != buffer:
         return "the kernel is not elementwise with one result"
     syms = [Sym(f"operand_{s}", 0, max(n - 1, 0)) for s, n in zip((BATCH, ROW, COL), sizes, strict=True)]
     flat = subs(index, dict(zip((BATCH, ROW, COL), syms, strict=True)))
     points = 1
     for loop in item.kernel.outer:
         points *= static(loop.size)
-    at = point_at(item.kernel.outer, made.index, flat, points)
+    at = point_at(item.kernel.outer, store.index, flat, points)
     if at is None:
         return "the kernel's result is not laid out along its points"
     names: dict[Sym, Size] = dict(zip(syms, (BATCH, ROW, COL), strict=True))
-    return _as_prologue(item, made, at, names, tuple(positions), masks)
+    return _as_prologue(item, store, at, names, tuple(positions), masks)
 
 
 def _writer(schedule: Schedule, buffer: int, before: int) -> int:
@@ -111,13 +111,13 @@ def _elementwise(kernel: Kernel) -> Store | None:
 
 def _as_prologue(
     item: KernelItem,
-    made: Store,
+    store: Store,
     at: dict[Sym, Size],
     names: dict[Sym, Size],
     positions: tuple[int, ...],
     masks: bool,
 ) -> Prologue | str:
-    values = list(walk([made.value]))
+    values = list(walk([store.value]))
     if len(values) > VALUES:
         return "the kernel computes too much"
     for v in values:
@@ -130,10 +130,12 @@ def _as_prologue(
             if not free_syms(index) <= {BATCH, ROW, COL}:
                 return f"the kernel reads at {index}"
     inputs = tuple(i for i, b in enumerate(item.kernel.buffers) if b.role == "in")
-    number = {b: i for i, b in enumerate(inputs)}
+    input_of = {b: i for i, b in enumerate(inputs)}
     buffers = tuple(b for i in inputs if (b := item.buffers[i]) is not None)
     formals = tuple(item.kernel.buffers[i] for i in inputs)
-    read = Moved(names | {sym: subs(e, names) for sym, e in at.items()}, number.__getitem__).value(made.value)
+    read = Moved(names | {sym: subs(e, names) for sym, e in at.items()}, input_of.__getitem__).value(
+        store.value
+    )
     return Prologue(positions, formals, read, buffers)
 
 

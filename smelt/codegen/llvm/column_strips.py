@@ -41,10 +41,10 @@ from smelt.loops.kernel_ir import (
 )
 from smelt.shapes.expr import Size, Sym, bounds, ceil_div, free_syms, likely, numel
 
-GRANULE = 2  # vectors of an item: two cache lines, which are fetched together
+GRANULE = 2  # vectors of an item: two cache lines, which are fetched as a pair
 SLOT_BYTES = 16 << 10  # all slots of a strip
 WIDEST = 2048  # columns of a strip
-GROUP_ROWS, GROUP_OPS = 8, 160  # rows taken together: streams of memory, instructions
+GROUP_ROWS, GROUP_OPS = 8, 160  # limits of a group of rows: memory streams, instructions
 
 
 def applies(kernel: Kernel, sym: Sym, lanes: int) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from smelt.loops.kernel_ir import Kernel, Loop, MapStage, Value, stage_values, walk
 from smelt.shapes.expr import Size, Sym, affine, free_syms, subs
 
-ANY = 1 << 40  # stands for every size that is a multiple of a vector; ANY + 1 for every other one
+ANY = 1 << 40  # represents all multiples of a vector; ANY + 1 all other sizes
 
 
 def is_flat(kernel: Kernel) -> bool:

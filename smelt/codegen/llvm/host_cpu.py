@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 from smelt.errors import BackendError
 from smelt.plan.machine_code import Processor
 
-LLVM = 22  # the oldest whose masked loads and stores are spelt as the printer does; older ones abort on them
+LLVM = 22  # the oldest version with this syntax of masked loads and stores; older ones abort on it
 
 
 @dataclass(frozen=True)

@@ -288,8 +288,8 @@ class Builder:
         yield loop
         body = self.scopes.pop().lines
         out = self.scopes[-1].lines
-        # The counter is carried as a vector of one, which LLVM's loop strength reduction does not look at: that pass
-        # takes half of all compile time, and indices are in their final form already.
+        # The counter is a vector of one element, which LLVM's loop strength reduction ignores: that pass takes half
+        # of the compile time, and indices are in their final form already.
         out.append(f"  %s{n} = insertelement <1 x i64> poison, i64 {start.text}, i64 0")
         out += (f"  br label %p{n}", f"p{n}:")
         if may_skip:
@@ -343,7 +343,7 @@ def helper(b: Builder, name: str, elem: str, arity: int, write: Callable[[Builde
         kind = type_text(elem, b.lanes)
         inner = Builder(b.module, b.lanes)
         parameters = [Ref(f"%a{i}", elem, b.lanes) for i in range(arity)]
-        b.module.helpers[full] = ""  # keeps its place before what it calls
+        b.module.helpers[full] = ""  # reserves its position before the helpers that it calls
         result = write(inner, parameters)
         b.module.helpers[full] = (
             f"define internal {kind} {full}({', '.join(map(str, parameters))}) noinline nounwind {{\n"

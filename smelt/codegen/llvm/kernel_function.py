@@ -30,8 +30,8 @@ from smelt.codegen.llvm.vectorization import (
 from smelt.loops.kernel_ir import Kernel, Loop, stage_stores, stage_values, walk
 from smelt.shapes.expr import Size, Sym, bounds, ceil_div, likely, numel, static
 
-THREAD_CYCLES = 20_000  # a thread's piece of work should hide its launch (about 5 us)
-ITEM_CYCLES = 4_000  # an item should hide the decoding of its number
+THREAD_CYCLES = 20_000  # a thread's work should hide its launch (about 5 us)
+ITEM_CYCLES = 4_000  # an item should hide the decoding of its index
 TILE = 64  # iterations of the loop that shares cache lines with gathered lanes
 
 
@@ -74,7 +74,7 @@ class _Emitter:
         self.loops = Loops(self.b, inline, self._sizes())
         self.entry: list[str] = []
         self.exit: list[str] = []
-        self.scratch: list[Ref] = []  # of sizes that are no numbers
+        self.scratch: list[Ref] = []  # of symbolic sizes
         self.body = Body(self.b, kernel.buffers, self._pointers())
         self.stages = Stages(kernel, self.body, self.loops, self.choice)
 
@@ -166,8 +166,8 @@ class _Emitter:
             with b.loop(b.op("mul", begin, lanes), b.op("mul", end, lanes), b.lanes) as it:
                 self.stages.run(point.at(sym, it.index))
             return b.lanes, cost * b.lanes
-        rest = b.op("urem", b.op("sub", end, begin), b.const("i64", b.lanes))
-        whole = b.op("sub", end, rest)
+        partial = b.op("urem", b.op("sub", end, begin), b.const("i64", b.lanes))
+        whole = b.op("sub", end, partial)
         with b.when(b.compare("icmp slt", begin, whole)), b.loop(begin, whole, b.lanes) as it:
             self.stages.run(point.at(sym, it.index))
         with b.when(b.compare("icmp slt", whole, end)):

@@ -27,7 +27,7 @@ class Stages:
     def run(self, p: Point) -> None:
         """Emit all stages at one outer point (or at one vector of them), in order."""
         for i, stage in enumerate(self.kernel.stages):
-            p.values.clear()  # what a stage loaded, another may have stored
+            p.values.clear()  # a stage may have stored to memory that an earlier one loaded
             if any(l.size == 0 for l in stage_loops(stage)):
                 if isinstance(stage, ReduceStage):
                     self._finish(stage, reduction_codegen.start(self.b, stage, 1), False)

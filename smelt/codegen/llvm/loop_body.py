@@ -63,7 +63,7 @@ class Body:
         operands = [self.value(p, a) for a in v.args]
         if (
             v.op == "where"
-        ):  # LLVM would make a choice between zero and a load a masked load, which waits for the mask
+        ):  # LLVM would turn a select of zero and a load into a masked load, which waits for the mask
             operands = [self.b.freeze(r) if a.op == "load" else r for a, r in zip(v.args, operands)]
         if v.op == "cast":
             return convert(self.b, operands[0], TYPES[v.args[0].dtype], TYPES[v.dtype])

@@ -33,23 +33,23 @@ class Loops:
         """The row-major digits of an item's index."""
         b = self.b
         digits: list[Ref] = []
-        rest = item
+        remaining = item
         for position, count in reversed(list(enumerate(counts))):
             if count == 1:
                 digits.append(b.const("i64", 0))
             elif all(c == 1 for c in counts[:position]):
-                digits.append(rest)
+                digits.append(remaining)
             else:
-                digits.append(b.op("urem", rest, self.count(count)))
-                rest = b.op("udiv", rest, self.count(count))
+                digits.append(b.op("urem", remaining, self.count(count)))
+                remaining = b.op("udiv", remaining, self.count(count))
         return digits[::-1]
 
-    def segment(self, number: Ref, chunk: int, size: Size) -> tuple[Ref, Ref]:
+    def segment(self, segment_index: Ref, chunk: int, size: Size) -> tuple[Ref, Ref]:
         """The bounds [start, stop) of segment `number` of range(size), `chunk` points each."""
         b = self.b
         if chunk >= bounds(size)[1]:
             return b.const("i64", 0), self.count(size)
-        start = b.op("mul", number, b.const("i64", chunk))
+        start = b.op("mul", segment_index, b.const("i64", chunk))
         stop = b.op("add", start, b.const("i64", chunk))
         if size % chunk != 0:
             stop = b.intrinsic("smin", stop, self.count(size))
@@ -61,11 +61,11 @@ class Loops:
         """Emit scalar loops around `inside`."""
         if not loops:
             return inside(p)
-        loop, rest = loops[0], loops[1:]
+        loop, remaining = loops[0], loops[1:]
         if loop.size == 1:
-            return self.nest(p.at(loop.sym, self.b.const("i64", 0)), rest, inside)
+            return self.nest(p.at(loop.sym, self.b.const("i64", 0)), remaining, inside)
         with self.b.loop(self.b.const("i64", 0), self.count(loop.size), 1) as it:
-            self.nest(p.at(loop.sym, it.index), rest, inside)
+            self.nest(p.at(loop.sym, it.index), remaining, inside)
 
     def lanes(
         self, p: Point, sym: Sym, size: Size, start: Ref, stop: Ref, inside: Callable[[Point], None]
@@ -83,8 +83,8 @@ class Loops:
                 inside(p.at(sym, it.index))
         else:
             end = self.count(full)
-            whole = end if stop.is_const else b.intrinsic("smin", stop, end)
-            with b.when(b.compare("icmp slt", start, whole)), b.loop(start, whole, lanes) as it:
+            full_end = end if stop.is_const else b.intrinsic("smin", stop, end)
+            with b.when(b.compare("icmp slt", start, full_end)), b.loop(start, full_end, lanes) as it:
                 inside(p.at(sym, it.index))
             with b.when(b.compare("icmp sgt", stop, end)):
                 inside(p.at(sym, end, self.mask_last(size, end)))

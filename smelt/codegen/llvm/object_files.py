@@ -20,7 +20,7 @@ from smelt.plan.machine_code import Library
 from smelt.runtime.fork_locks import EMISSION, hold_at_fork
 
 MODULE_CHARACTERS = (
-    60_000  # characters of a module that pays a thread: about 40 ms; each module costs about 2 ms
+    60_000  # characters of a module that justify a thread: about 40 ms; a module costs about 2 ms
 )
 
 _LOCK = hold_at_fork(threading.RLock(), EMISSION)

@@ -25,7 +25,7 @@ EXACT = frozenset(
 )  # fmt: skip
 
 
-# What a GPU computes in its own way, as far as a CPU can.
+# Functions with an approximation on GPUs, computed as close to it as a CPU can.
 _DEVICES = dict(device_log="log", fast_log="log", fast_sin="sin", fast_cos="cos")
 
 

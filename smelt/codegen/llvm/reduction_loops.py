@@ -17,8 +17,8 @@ from smelt.codegen.llvm.vector_math import MATH_OPS
 from smelt.loops.kernel_ir import Loop, ReduceStage, stage_values, walk
 from smelt.shapes.expr import Size, Sym, bounds, likely
 
-CHAIN = 16  # values added to one accumulator, one after the other; a power of two
-MANY = 1 << 20  # parts of a cascade that sums of unknown length are made for
+CHAIN = 16  # sequential additions to one accumulator; a power of two
+MANY = 1 << 20  # the number of partial results that cascades of symbolic length are sized for
 
 
 class ReduceLoops:
@@ -42,19 +42,19 @@ class ReduceLoops:
 
     def run(self, p: Point, loops: Sequence[Loop], states: list[State]) -> list[State]:
         """`states` combined with the values at all points of `loops`, outermost first."""
-        loop, rest = loops[0], loops[1:]
+        loop, inner = loops[0], loops[1:]
         size = loop.size
-        if not rest:
+        if not inner:
             return self.innermost(p, loop, states)
         if size == 1:
-            return self.run(p.at(loop.sym, self.b.const("i64", 0)), rest, states)
+            return self.run(p.at(loop.sym, self.b.const("i64", 0)), inner, states)
 
         def rounds(start: Ref, stop: Ref, states: list[State]) -> list[State]:
             with self.b.loop(start, stop, 1, _flat(states)) as it:
-                it.next = _flat(self.run(p.at(loop.sym, it.index), rest, self.like(it.carried, states)))
+                it.next = _flat(self.run(p.at(loop.sym, it.index), inner, self.like(it.carried, states)))
             return self.like(it.next, states)
 
-        *between, last = (likely(l.size) for l in rest)
+        *between, last = (likely(l.size) for l in inner)
         return self.cascade(size, 1, prod(between) * self._additions(last), rounds, states)
 
     def _additions(self, size: int) -> int:

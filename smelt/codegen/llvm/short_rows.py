@@ -20,9 +20,9 @@ from smelt.loops.kernel_sizes import at_sizes
 from smelt.plan.size_decisions import Decisions
 from smelt.shapes.expr import Size, Sym, affine, free_syms
 
-LONG_VECTORS = 256  # in longer rows, what is done once a row makes no difference
+LONG_VECTORS = 256  # in longer rows, work per row is negligible
 INLINE_VECTORS, INLINE_OPS = 8, 160  # rows that stay in registers from stage to stage: vectors, instructions
-# How many vectors a row has at most, of which code may differ: each number that may be inlined, then powers of two.
+# The bounds of a row's vectors that get code of their own: each number that may be unrolled, then powers of two.
 _LENGTHS = (*range(1, INLINE_VECTORS + 1), *(1 << n for n in range(4, 9)))  # to LONG_VECTORS
 
 

@@ -46,12 +46,12 @@ ERF_LARGE = (-0.00016920518828555942, 1.1294883489608765, 0.6334008574485779, 0.
 
 # of float64
 LN2_TOP = 0.6931471803691238  # the upper 32 bits: n * LN2_TOP is exact for |n| < 2**20
-LN2_REST = 1.9082149292705877e-10
-# Taylor's: what is left out is below 2**-57 of exp(r) on |r| <= ln(2)/2
+LN2_LOW = 1.9082149292705877e-10
+# the Taylor series; the truncation error is below 2**-57 of exp(r) on |r| <= ln(2)/2
 EXP_DOUBLE = tuple(1 / math.factorial(k) for k in range(2, 14))
 
 
-# ---- pieces
+# ---- building blocks
 
 
 def _bits(b: Builder, x: Ref) -> Ref:
@@ -82,7 +82,7 @@ def _at_least(b: Builder, x: Ref, bound: float) -> Ref:
 
 
 def absolute(b: Builder, x: Ref) -> Ref:
-    |x|; NaN's sign is cleared as well."""
+    """|x|; NaN's sign is cleared as well."""
     return b.intrinsic("fabs", x)
 
 
@@ -105,9 +105,9 @@ def _scale(b: Builder, y: Ref, n: Ref) -> Ref:
         text = f"call {kind} {name}({y}, {b.widen(n)}, {kind} zeroinitializer, i{y.lanes} -1, i32 4)"
         return b.pure(text, y.elem, y.lanes, max(y.depth, n.depth))
     power = _power_of_two if y.elem == "float" else _power_of_two_double
-    whole = b.convert("fptosi", n, "i32")
-    half = _i(b, "ashr", whole, 1)
-    return b.op("fmul", b.op("fmul", y, power(b, half)), power(b, b.op("sub", whole, half)))
+    integral = b.convert("fptosi", n, "i32")
+    half = _i(b, "ashr", integral, 1)
+    return b.op("fmul", b.op("fmul", y, power(b, half)), power(b, b.op("sub", integral, half)))
 
 
 def _reduce_exp(b: Builder, x: Ref) -> tuple[Ref, Ref]:
@@ -157,7 +157,7 @@ def _split_mantissa(b: Builder, x: Ref) -> tuple[Ref, Ref]:
     return e, _float(b, b.op("sub", bits, _i(b, "shl", e, shift)))
 
 
-def _log_tail(b: Builder, f: Ref) -> Ref:
+def _log_correction(b: Builder, f: Ref) -> Ref:
     """log1p(f) - f."""
     square = b.op("fmul", f, f)
     cube = b.op("fmul", square, f)
@@ -172,7 +172,7 @@ def _log_terms(b: Builder, x: Ref) -> tuple[Ref, Ref, Ref]:
     e = b.convert("sitofp", e, "float")
     e = b.op("fsub", e, b.select(small, b.const("float", 23.0), b.const("float", 0.0)))
     f = _f(b, "fsub", m, 1.0)
-    return e, f, _log_tail(b, f)
+    return e, f, _log_correction(b, f)
 
 
 def _log_edges(b: Builder, x: Ref, y: Ref) -> Ref:
@@ -198,12 +198,12 @@ def _log_base(b: Builder, x: Ref, base: float) -> Ref:
     hi = 1.4375 if base == 2 else 0.43359375  # few bits, so that f*hi loses little
     lo = 1 / math.log(base) - hi
     per_e = 1.0 if base == 2 else 0.30078125
-    rest = b.op("fmul", b.op("fadd", f, t), b.like(f, lo))
+    remainder = b.op("fmul", b.op("fadd", f, t), b.like(f, lo))
     if base != 2:
-        rest = b.fma(e, b.like(e, math.log(2) / math.log(base) - per_e), rest)
-    rest = b.fma(t, b.like(t, hi), rest)
-    rest = b.fma(f, b.like(f, hi), rest)
-    return _log_edges(b, x, b.fma(e, b.like(e, per_e), rest))
+        remainder = b.fma(e, b.like(e, math.log(2) / math.log(base) - per_e), remainder)
+    remainder = b.fma(t, b.like(t, hi), remainder)
+    remainder = b.fma(f, b.like(f, hi), remainder)
+    return _log_edges(b, x, b.fma(e, b.like(e, per_e), remainder))
 
 
 def log2(b: Builder, x: Ref) -> Ref:
@@ -227,7 +227,7 @@ def log1p(b: Builder, x: Ref) -> Ref:
     e, m = _split_mantissa(b, u)
     inverse = _power_of_two(b, b.op("sub", b.like(e, 0), b.intrinsic("smin", e, b.like(e, 127))))
     f = b.fma(lost, inverse, _f(b, "fsub", m, 1.0))
-    y = _log_sum(b, b.convert("sitofp", e, "float"), f, _log_tail(b, f))
+    y = _log_sum(b, b.convert("sitofp", e, "float"), f, _log_correction(b, f))
     return _log_edges(b, u, y)
 
 
@@ -322,8 +322,8 @@ def _log2_double(b: Builder, x: Ref) -> Ref:
     """log2 of finite positive normal doubles, to about 2**-44."""
     e, m = _split_mantissa(b, x)
     s = b.op("fdiv", _f(b, "fsub", m, 1.0), _f(b, "fadd", m, 1.0))
-    whole = b.convert("sitofp", b.convert("trunc", e, "i32"), "double")
-    return b.fma(s, b.polynomial(b.op("fmul", s, s), LOG2_DOUBLE), whole)
+    integral = b.convert("sitofp", b.convert("trunc", e, "i32"), "double")
+    return b.fma(s, b.polynomial(b.op("fmul", s, s), LOG2_DOUBLE), integral)
 
 
 def power(b: Builder, args: list[Ref]) -> Ref:
@@ -346,14 +346,14 @@ def power(b: Builder, args: list[Ref]) -> Ref:
     y_inf = b.compare("fcmp oeq", absolute(b, y), inf)
     grows = b.op("xor", b.compare("fcmp ogt", a, one), y_negative)
     result = b.select(y_inf, b.select(grows, inf, zero), result)
-    whole = b.compare("fcmp oeq", b.intrinsic("trunc", y), y)
+    integral = b.compare("fcmp oeq", b.intrinsic("trunc", y), y)
     half = _f(b, "fmul", y, 0.5)
-    odd = b.op("and", whole, b.compare("fcmp one", b.intrinsic("trunc", half), half))
+    odd = b.op("and", integral, b.compare("fcmp one", b.intrinsic("trunc", half), half))
     negative = b.compare("icmp slt", _bits(b, x), b.const("i32", 0))
     result = b.select(b.op("and", negative, odd), b.fneg(result), result)
     finite_negative = b.op("and", b.compare("fcmp olt", x, zero), b.compare("fcmp ogt", x, b.like(x, -INF)))
-    whole = b.op("or", whole, y_inf)
-    invalid = b.op("and", finite_negative, b.op("xor", whole, b.const("i1", True)))
+    integral = b.op("or", integral, y_inf)
+    invalid = b.op("and", finite_negative, b.op("xor", integral, b.const("i1", True)))
     result = b.select(invalid, b.like(x, math.nan), result)
     result = b.select(b.compare("fcmp uno", x, y), b.like(x, math.nan), result)
     is_one = b.op("and", b.compare("fcmp oeq", a, one), b.op("or", b.compare("fcmp oeq", x, one), y_inf))
@@ -442,7 +442,7 @@ def exp_double(b: Builder, x: Ref) -> Ref:
     """e**x of float64, as `exp`."""
     x = _at_least(b, _at_most(b, x, 710.0), -746.0)
     n = b.intrinsic("rint", _f(b, "fmul", x, 1 / math.log(2)))
-    r = b.fma(n, b.like(n, -LN2_REST), b.fma(n, b.like(n, -LN2_TOP), x))
+    r = b.fma(n, b.like(n, -LN2_LOW), b.fma(n, b.like(n, -LN2_TOP), x))
     p = b.fma(b.op("fmul", r, r), b.polynomial(r, EXP_DOUBLE), r)
     return _scale(b, _f(b, "fadd", p, 1.0), n)
 
@@ -467,8 +467,8 @@ LIBM = (
 
 def function(name: str, elem: str) -> Callable[..., Ref]:
     """The code of `name` on `elem` (float or double)."""
-    own = (FLOAT32 if elem == "float" else FLOAT64).get(name)
-    return own or libm(name)
+    code = (FLOAT32 if elem == "float" else FLOAT64).get(name)
+    return code or libm(name)
 
 
 MATH_OPS = frozenset((*LIBM, "sigmoid"))

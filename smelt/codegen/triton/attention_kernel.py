@@ -33,7 +33,7 @@ from smelt.shapes.expr import Size, bounds, subs
 SCORE = "score"  # the product of a query and a key, as a `result` of float32
 ATTENTION = "attention"  # the weighed sum of values, as a `result` of float32
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-SMALLEST = 16  # places of a block that tensor cores multiply
+SMALLEST = 16  # the minimum block side for tensor cores
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TiledAttention:
     `q` is at BATCH, ROW = query, COL = index in the head; `k` at BATCH, ROW = index in the head, COL = key; `v` at
     BATCH, ROW = key, COL. `score`, of float32, is at BATCH, ROW = query, COL = key, and loads `scores` by number;
     `value` loads `inputs`. Queries and keys have one dtype, float16 or bfloat16, and so do values. `empty`: the value
-    of rows in which all scores are minus infinity, 0 or NaN. `behind`: a number n if all scores of keys after query +
+    of rows in which all scores are minus infinity, 0 or NaN. `key_bound`: a number n if all scores of keys after query +
     n are minus infinity (0 for causal attention); these keys are not read.
 
     The kernel's buffers are the inputs of q, of k, of v, `scores`, `inputs`, and the result, which overlaps none of
@@ -141,7 +141,7 @@ class _Attention(TilePrinter):
             f"    batch = {self.widened(f'(tl.program_id(0) // {blocks})')}",
             f"    block = {block}" if a.key_bound is None else f"    block = {blocks - 1} - {block}",
         ]
-        self.masks: dict[str, str] = {}  # points of a block -> which of them exist; none where all do
+        self.masks: dict[str, str] = {}  # axis name -> mask of its points; absent if all exist
         self._points("x", "block * XBLOCK + tl.arange(0, XBLOCK)", "x", a.queries, self.tile.x)
         self._points("head_column", "tl.arange(0, HBLOCK)", "r", a.head, power(a.head))
         self._points("head_row", "tl.arange(0, HBLOCK)", "x", a.head, power(a.head))

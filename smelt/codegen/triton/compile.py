@@ -23,7 +23,7 @@ from smelt.runtime.disk_cache import Store
 from smelt.runtime.fork_locks import GPU_KERNELS, hold_at_fork
 from smelt.shapes.expr import Sym, evaluate
 
-# What decides about the code of a source: all of it but how many points there are.
+# The key of a source's code: everything except the number of points.
 _Key = tuple[
     Arch, str, int, int, int, frozenset[str], tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]
 ]
@@ -66,7 +66,7 @@ def _sized(kernel: Kernel, chosen: Variant, host: frozenset[int], dialect: Diale
     try:
         return sized_source(kernel, chosen, host, dialect)
     except NotImplementedError:
-        return None  # registers do not hold what it keeps, of as many as there may be
+        return None  # local values of the largest sizes of the variant do not fit into registers
 
 
 @dataclass(frozen=True)

@@ -58,16 +58,16 @@ from smelt.loops.kernel_ir import (
 from smelt.loops.row_sums import chunk_rows, digits, parts, row_stage
 from smelt.shapes.expr import Quotient, Size, Sym, bounds, ceil_div, free_syms, loop_sym, numel, static, subs
 
-KERNEL = "@triton.jit\ndef kernel("  # begins the kernel, behind the helpers of its module
-ALIGNED = 16  # what vector loads need of addresses and sizes
+KERNEL = "@triton.jit\ndef kernel("  # begins the kernel, after the helpers of its module
+ALIGNED = 16  # the alignment of addresses and sizes for vector loads
 TABLE = 500  # slots of 8 bytes: what all drivers take as parameters, 4 KiB, less Triton's own
 # At most, of a thread whose kernel loads ahead: with 140, as the driver's linker chose, a multiprocessor had one program of
 # 256 threads at a time. Gradients of a layer norm, 65536x4096, on an H200: 3,767 GB/s, else 2,862.
 REGISTERS = 128
 # Where a thread would add up more numbers one after the other, it adds up sums of some: errors grow with a chain's length.
 CHAIN = 16
-BEYOND = (1 << 31) - 1  # the first block of a part that is not there
-BATCH_INDEX = 1 << 30  # indices of joined kernels are smaller: none needs 64 bits
+BEYOND = (1 << 31) - 1  # the first block of an absent member
+BATCH_INDEX = 1 << 30  # indices of batched kernels are smaller: none needs 64 bits
 
 _NAME = re.compile(r"\bv\d+\b")
 
@@ -180,9 +180,7 @@ class Position:
     axes: Axes
     indent: int
     r: str = ""
-    masks: dict[str, str] = field(
-        default_factory=dict
-    )  # axis -> which of its points exist; none where all do
+    masks: dict[str, str] = field(default_factory=dict)  # axis -> mask of its points; absent if all exist
     names: dict[Value, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # as `Printer.shared`, for this block alone
     x: str = "x"
@@ -191,7 +189,7 @@ class Position:
 class Printer:
     """Prints one kernel: expressions over blocks, stage by stage."""
 
-    loads_lines = True  # what varies along one axis is loaded as a block of that alone
+    loads_lines = True  # values that vary along one axis are loaded as a block of that axis
 
     def __init__(
         self, kernel: Kernel, host: frozenset[int], dialect: Dialect, blocks: Blocks | None = None
@@ -204,25 +202,23 @@ class Printer:
         self.values = Values(dialect)
         self.points = numel(l.size for l in kernel.outer)
         self.x = Sym("x", 0, ANY) if self.flat else _counted("x", self.points)
-        # the axes that "x" and "r" are: of no block where the program has one outer point
+        # the axes of outer points: none if a program has a single one
         self.x_axes = NONE if self.blocks.r and self.blocks.x == 1 else X
         self.wide = "tl.int64" if self._is_wide() else "tl.int32"
         self.lines: list[str] = []
         self.count = 0
         self.results: dict[str, str] = {}
         self.outer = digits(kernel.outer, self.x)
-        self.strip = (
-            0  # points of the last outer loop, where a block lies within it: the others are numbers then
-        )
+        self.strip = 0  # points of the last outer loop if a block lies within it: the others are then scalars
         if self.blocks.r and self.x_axes and len(kernel.outer) > 1 and kernel.sums is None:
             last, size = kernel.outer[-1], kernel.outer[-1].size
             if isinstance(size, int) and size % self.blocks.x == 0:
                 self.strip, self.x = size, Sym("x", 0, size - 1)
                 row = loop_sym("row", self.points // size)
                 self.outer = {**digits(kernel.outer[:-1], row), last.sym: self.x}
-        self.shared: dict[str, str] = {}  # text -> name of what the function's top level computed already
-        self.inner: set[str] = set()  # names that a loop over blocks gives
-        self.loop: int | None = None  # which line opens the loop over blocks where there is one
+        self.shared: dict[str, str] = {}  # text -> name of a value computed at the function's top level
+        self.inner: set[str] = set()  # names assigned by a loop over blocks
+        self.loop: int | None = None  # the line that opens the loop over blocks, if there is one
         self.in_registers: dict[tuple[int, Size], str] = {}  # (buffer, index) -> the stored value's name
         self.axes_of: dict[str, Axes] = {}  # of named values
         self.cheap = cheap(kernel)
@@ -674,7 +670,7 @@ class Printer:
         name = at.names.get(v)
         if name is None:
             text, axes = self._text(at, v)
-            if text in self.axes_of:  # a name already
+            if text in self.axes_of:  # already a name
                 name = text
             else:
                 fixed = v.op != "load" or self.kernel.buffers[v.args[0]].role == "in"
@@ -831,7 +827,7 @@ class Printer:
 
     def _axes(self, e: Size) -> Axes:
         """The axes along which a rewritten index varies; fewer than its symbols if the program has one outer point."""
-        # A position that was computed varies as the value does that it is.
+        # A computed position varies along the axes of its value.
         of_names = [self.axes_of.get(s.name, NONE) for s in free_syms(e)]
         return NONE.union(*of_names, frozenset(s.name for s in free_syms(e)) & (self.x_axes | R))
 
@@ -1095,7 +1091,7 @@ def _turns(points: int, block: int) -> int:
     """The number of blocks of a row that are summed separately, so that neither they nor such segments are many; 1 if
     there are few. Of the numbers near the square root, the one that fills the last segment best."""
     blocks = -(-points // block)
-    if blocks <= CHAIN or points > BATCH_INDEX:  # so that no index in the last part is beyond 32 bits
+    if blocks <= CHAIN or points > BATCH_INDEX:  # so that no index in the last segment exceeds 32 bits
         return 1
     root = math.isqrt(blocks)
     return min(range(root, 2 * root), key=lambda turns: -blocks % turns)

@@ -64,7 +64,7 @@ def _load(kernel: _native.DeviceKernel, image: bytes, device: int, store: Store 
     try:
         kernel.load(device, store.get(key) or _linked(store, key, image, device))
     except RuntimeError as error:
-        # By the way that needs no linker, which is also the one whose error counts.
+        # Without the linker; if this fails too, its error is raised.
         log.debug("%s", error)
         store.drop(key)
         kernel.load(device)

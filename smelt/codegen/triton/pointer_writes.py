@@ -14,8 +14,8 @@ from typing import Any
 
 from smelt.codegen.triton.triton_import import library
 
-# Operations whose results are pointers into what their operands point into. Loops and conditions are among them by what
-# they yield.
+# Operations whose results point into the memory that their operands point into. Loops and conditions are among them
+# through the values they yield.
 _DERIVED = frozenset(
     [
         "tt.addptr",
@@ -117,13 +117,13 @@ class _Pointers:
 
     def __init__(self, name: str) -> None:
         self.parameters: list[int] | None = None
-        self.unknown: list[int] = []  # pointers that come from nowhere known
+        self.unknown: list[int] = []  # pointers of unknown origin
         self._name = name
         self._class: dict[int, int] = {}
         self._written: set[int] = set()
         self._blocks: dict[int, list[list[Any]]] = {}  # by region: the arguments of its blocks, in order
         self._seen: set[int] = set()
-        self._ends: dict[int, list[list[Any]]] = {}  # by region: what its blocks hand on
+        self._ends: dict[int, list[list[Any]]] = {}  # by region: the operands of its blocks' terminators
 
     def writes(self, values: Iterable[int]) -> bool:
         """Whether a write goes through one of these, or through a pointer computed from it."""
@@ -195,7 +195,7 @@ class _Pointers:
                 self._class[other] = first
 
 
-# Operations with others inside of them.
+# Operations with regions.
 _STRUCTURE: dict[str, Callable[[_Pointers, Any, Values, Values, list[int]], None]] = {
     "tt.func": _Pointers._function,
     "scf.for": _Pointers._for,

@@ -25,7 +25,7 @@ def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
     """PTX for processors `sm_<arch>`, with the kernel called `name`. Thread-safe; needs triton, but no other program."""
     given = dict(
         ptx_version=ptx_version(arch), enable_reflect_ftz=False
-    )  # libdevice keeps denormals, as eager's kernels do
+    )  # libdevice preserves denormals, as eager's kernels do
     text, found = triton_passes.run(source, arch, "ptx", options=given)
     if found["global_scratch_size"]:
         raise NotImplementedError(
@@ -33,9 +33,9 @@ def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
         )
     text = _without_pairs(_undebugged(text))
     if not source.stages:
-        # Triton asks for what only this very processor has (`sm_90a`), for its products: later ones would not take it.
+        # Triton targets exactly this processor (`sm_90a`), for its products: later ones would reject the code.
         text = text.replace(f"\n.target sm_{arch}a\n", f"\n.target sm_{arch}\n", 1)
-    if source.table is not None:  # Triton knows no parameter of so many bytes
+    if source.table is not None:  # Triton has no parameter type of this size
         text = text.replace(
             ".param .u64 kernel_param_0", f".param .align 8 .b8 kernel_param_0[{8 * source.table.slots}]"
         )

@@ -139,7 +139,7 @@ def _rounding(name: str) -> Callable[..., Ref]:
     return lambda b, x: b.intrinsic(name, x)
 
 
-LOG2_E = 1.4426950216293335  # of float32; the rest of log2(e) is:
+LOG2_E = 1.4426950216293335  # of float32; the remainder of log2(e) is:
 LOG2_E_REST = math.log2(math.e) - LOG2_E
 ERFC_POWER = tuple(-math.log2(math.e) * c for c in vector_math.ERF_LARGE)  # log2 of erfc
 SHIFTED = 1.5 * 2.0**23  # a float32 from here on counts in its lowest bits

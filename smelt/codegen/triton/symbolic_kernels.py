@@ -29,7 +29,7 @@ from smelt.shapes.expr import Size, Sym, bounds, evaluate, free_syms, highest, n
 SHORTEST = 64  # points of a row: shorter ones are of this class
 WIDER = 4  # times: of a class, what the one before it has
 MANY = 1 << 13
-FAR = 1 << 60  # what is beyond comes of a bound that is not known
+FAR = 1 << 60  # a size beyond this comes from an unknown bound
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def variant(kernel: Kernel, sizes: Sequence[int], host: frozenset[int] = frozens
     blocks, most = _blocks(kernel, tuple(_representative(kernel, values, odd).items()), host)
     points = [max(n, evaluate(trips(stage), values)) for n, stage in zip(most, kernel.stages)]
     turns = tuple(_turns(n, blocks) for n in points)
-    beyond = blocks.x + blocks.r * max((1, *turns))  # what is masked at the end of a row has an index as well
+    beyond = blocks.x + blocks.r * max((1, *turns))  # masked points at the end of a row have indices too
     return Variant(blocks, turns, _top(kernel, values) + beyond >= 1 << 31, even)
 
 

@@ -80,7 +80,7 @@ class _Statements:
 def _statements(body: str) -> _Statements:
     code = compile(body.removeprefix("    ").replace("\n    ", "\n"), "kernel", "exec")
     assigned: list[frozenset[str]] = []
-    around: list[tuple[int, int]] = []  # loops that the line is in: their indents and places in `assigned`
+    around: list[tuple[int, int]] = []  # enclosing loops of the line: their indents and indices in `assigned`
     for line in body.split("\n") if _LOOP in body else ():
         indent = len(line) - len(line.lstrip())
         while around and indent <= around[-1][0]:

@@ -24,7 +24,7 @@ from smelt.codegen.triton.scalar_types import (
 Shape = tuple[int, ...]
 Types = dict[tuple[Kind, Shape], Any]
 
-# Triton's builder has these under other names than theirs.
+# Operators whose name in Triton's builder differs from their own.
 _SCALAR_TYPES = dict(fp16="half", fp32="float", fp64="double")
 
 
@@ -36,10 +36,10 @@ class Form:
 
     def type(self, kind: Kind, shape: Shape = ()) -> Any:
         """Triton's type of blocks of this shape; of scalars for ()."""
-        found = self.types.get((kind, shape))
-        if found is None:
-            found = self.types[kind, shape] = self._type(kind, shape)
-        return found
+        result = self.types.get((kind, shape))
+        if result is None:
+            result = self.types[kind, shape] = self._type(kind, shape)
+        return result
 
     def _type(self, kind: Kind, shape: Shape) -> Any:
         if shape:
@@ -151,20 +151,20 @@ class Operand:
         ones = self.form.builder.get_all_ones_value(self.form.type(self.kind))
         return self ^ Operand(self.form, ones, self.kind, ())
 
-    def __getitem__(self, places: tuple[slice | None, ...]) -> Operand:
+    def __getitem__(self, items: tuple[slice | None, ...]) -> Operand:
         """With axes of one point where `places` has None; all of the others."""
-        found = self
-        for axis, place in enumerate(places):
-            if place is None:
-                shape = (*found.shape[:axis], 1, *found.shape[axis:])
-                if not found.shape:
-                    found = splat(found, shape)
+        result = self
+        for axis, axis_index in enumerate(items):
+            if axis_index is None:
+                shape = (*result.shape[:axis], 1, *result.shape[axis:])
+                if not result.shape:
+                    result = splat(result, shape)
                 else:
-                    handle = self.form.builder.create_expand_dims(found.handle, axis)
-                    found = Operand(self.form, handle, self.kind, shape)
-            elif place != slice(None):
-                raise TypeError(f"a part of a block: {place}")
-        return found
+                    handle = self.form.builder.create_expand_dims(result.handle, axis)
+                    result = Operand(self.form, handle, self.kind, shape)
+            elif axis_index != slice(None):
+                raise TypeError(f"a part of a block: {axis_index}")
+        return result
 
     def __bool__(self) -> bool:
         raise TypeError("the code depends on a value")

@@ -185,7 +185,7 @@ class Library:
             found = Context(self.ir.context())
             self.ir.load_dialects(found.mlir_context)
             backend.load_dialects(found.mlir_context)
-        yield found  # where something fails, nobody has it again
+        yield found  # after a failure the context is not reused
         found.kernels += 1
         if found.kernels < KERNELS_OF_CONTEXT:
             free.append(found)

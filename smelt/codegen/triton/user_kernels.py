@@ -33,7 +33,7 @@ def is_compiled(kernel: object) -> bool:
     return _is(kernel, JIT, "JITFunction")
 
 
-def is_part(value: object) -> bool:
+def is_triton_object(value: object) -> bool:
     """Whether it is one of Triton's types or constants, or a function that a kernel calls."""
     return (
         type(value).__module__.startswith("triton.language.") or is_compiled(value) or is_interpreted(value)

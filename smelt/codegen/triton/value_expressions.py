@@ -72,7 +72,7 @@ def _remainder(a, b):
 def _signed_remainder(r, b):
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 """,
-    # Not Triton's own function: its interpreter, which runs no assembly, leaves the language changed behind that.
+    # Not Triton's own function: its interpreter, which runs no assembly, leaves the language changed afterwards.
     "_philox": f"""\
 @triton.jit
 def _philox(seed, counter, subsequence):
@@ -120,12 +120,12 @@ def _infix(symbol: str) -> Callable[..., str]:
     return lambda dtype, a, b: f"({a} {symbol} {b})"
 
 
-def _comparison(symbol: str, turned: str) -> Callable[..., str]:
+def _comparison(symbol: str, reversed_symbol: str) -> Callable[..., str]:
     """A comparison with numbers on the right: Python dispatches to the other operand (`traced_frontend.py`) and
     reflects the comparison."""
 
     def text(dtype: torch.dtype, a: str, b: str) -> str:
-        return f"({b} {turned} {a})" if _is_number(a) else f"({a} {symbol} {b})"
+        return f"({b} {reversed_symbol} {a})" if _is_number(a) else f"({a} {symbol} {b})"
 
     return text
 
@@ -161,7 +161,7 @@ def _extreme(name: str, nan: str, of_bools: str) -> Callable[..., str]:
     return text
 
 
-# What the interpreter takes from torch; `fmod` of floats (Triton's `%` of them is not exact) and the rest.
+# Functions that the interpreter takes from torch; `fmod` of floats (Triton's `%` of them is not exact) and others.
 FUNCTIONS = frozenset(
     ("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
      "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "floor", "ceil", "trunc",
@@ -171,7 +171,7 @@ IN_TORCH = dict(
     device_log="log", fast_log="log", fast_sin="sin", fast_cos="cos", fast_exp="exp", fast_sigmoid="sigmoid"
 )
 ONE_PLUS = dict(one_plus_erf="erf", one_plus_tanh="tanh")
-# In libdevice under another name, or made of others.
+# In libdevice under another name, or composed of others.
 LIBDEVICE: dict[str, Callable[..., str]] = dict(
     rsqrt=lambda d, x: _divide(d, "1.0", _sqrt(d, x)),
     sqrt=lambda d, x: _sqrt(d, x),
@@ -299,24 +299,24 @@ class Values:
         """An integer bound of a loop: Triton's interpreter accepts only Python's."""
         return f"_number({text})" if self.dialect == "torch" else text
 
-    def slot(self, table: str, place: str) -> str:
+    def slot(self, table: str, position: str) -> str:
         """A 64-bit number of a table: on NVIDIA processors the table is the kernel's first parameter, which is in
         constant memory and can be indexed; elsewhere a pointer to it."""
         if self.dialect != "ptx":
-            return f"tl.load({table} + {place})"
+            return f"tl.load({table} + {position})"
         self.blocks["slot"] = SLOT
-        return f"tl.inline_asm_elementwise(slot, '=l,r', [{place}], tl.int64, True, 1)"
+        return f"tl.inline_asm_elementwise(slot, '=l,r', [{position}], tl.int64, True, 1)"
 
-    def search(self, table: str, slots: int, place: str, number: str) -> list[str]:
+    def search(self, table: str, slots: int, position: str, number: str) -> list[str]:
         """Statements that compute the last index with at most `number` in the first `slots` of a table, a power of
         two, in ascending order; the first if there is none. (One block of assembly: a kernel whose search Triton sees
         takes half as long again to compile.)"""
         steps = [slots >> n for n in range(1, slots.bit_length())]
         if self.dialect == "ptx":
             self.blocks["search"] = SEARCH.format(steps="".join(map(SEARCH_STEP.format, steps)))
-            return [f"{place} = tl.inline_asm_elementwise(search, '=r,r', [{number}], tl.int32, True, 1)"]
-        found = [f"({self.slot(table, f'{place} + {n}')} <= {number}).to(tl.int32) * {n}" for n in steps]
-        return [f"{place} = tl.full([], 0, tl.int32)", *(f"{place} += {step}" for step in found)]
+            return [f"{position} = tl.inline_asm_elementwise(search, '=r,r', [{number}], tl.int32, True, 1)"]
+        found = [f"({self.slot(table, f'{position} + {n}')} <= {number}).to(tl.int32) * {n}" for n in steps]
+        return [f"{position} = tl.full([], 0, tl.int32)", *(f"{position} += {step}" for step in found)]
 
     def prelude(self, body: str) -> str:
         """The text that a module with this body needs above it."""
@@ -390,5 +390,5 @@ def index(e: Size, names: dict[Sym, str], named: Callable[[Quotient, str], str])
 def _term(
     atoms: tuple[Expr, ...], factor: int, names: dict[Sym, str], named: Callable[[Quotient, str], str]
 ) -> str:
-    parts = [index(a, names, named) for a in atoms]
-    return " * ".join(parts if factor == 1 else [*parts, str(factor)])
+    factors = [index(a, names, named) for a in atoms]
+    return " * ".join(factors if factor == 1 else [*factors, str(factor)])

@@ -1,4 +1,4 @@
-"""What is added to the scores, as one tensor that the kernel takes."""
+"""The bias of attention: all tensors added to the scores, as one tensor that the kernel takes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from smelt.rewrites.attention.value_facts import ABSORBS, exact_in, hides_rows, 
 aten = torch.ops.aten
 INF = float("inf")
 HUGE = 1e38  # kernels compute with powers of two: a number of twice that, times log2(e), would be infinite
-ROW_MULTIPLE = 16  # elements that rows of a bias in memory are multiples of
+ROW_MULTIPLE = 16  # rows of a bias in memory are multiples of this many elements
 
 
 @dataclass(frozen=True)
 class Bias:
-    """`value`, [b, h, l, s] of the dtype of the queries, is added to the scores; None for nothing.
+    """`value`, [b, h, l, s] of the dtype of the queries, is added to the scores; None for no bias.
 
     Attributes:
-        masked_rows: rows [.., l or 1, 1] whose scores are all to be 0, as they see nothing; None if none is such.
-        filled_in: whether a mask fills in the scores of those rows, so that they have no gradient; else a huge number is added.
+        masked_rows: rows [.., l or 1, 1] that are fully masked, whose scores are all set to 0; None if there are none.
+        filled_in: whether a mask fills in the scores of those rows, so that they have no gradient; else a huge number
+            is added.
         nan_rows: rows [.., l or 1, 1] to all of whose scores minus infinity is added; None if there are none.
     """
 
@@ -36,7 +37,8 @@ class Bias:
 
 
 def heads_of(attention: Attention) -> tuple[int, int]:
-    """(b, h), whose product is the number of matrices: as the program has it where something is added. Raises Refused."""
+    """(b, h), whose product is the number of matrices: the batch and heads that the program uses where it adds a
+    tensor. Raises Refused."""
     matrices = attention.probabilities.spec.shape[-2:]
     count = attention.q.spec.shape[0]
     wide = [s.node.spec.shape for s in attention.steps if s.tensor is not None]
@@ -52,10 +54,10 @@ def heads_of(attention: Attention) -> tuple[int, int]:
 
 
 def check_bias(attention: Attention, maps: ElementMaps, backward: bool) -> None:
-    """Raises Refused for tensors that a kernel would not add as the program does, or less exactly.
+    """Raise Refused for tensors that a kernel would add differently, or less exactly.
 
-    The kernels' backward computes probabilities of what is added and the logarithm of a row's sum: where that is a huge
-    number (a row that sees nothing but the lowest float), no digits are left for the sum.
+    The kernels' backward recomputes probabilities from the bias and the logarithm of a row's sum: for a huge bias (a
+    row that sees nothing but the lowest float), no digits are left for the sum.
     """
     q = attention.q.spec
     for step in attention.steps:
@@ -63,7 +65,7 @@ def check_bias(attention: Attention, maps: ElementMaps, backward: bool) -> None:
             continue
         tensor = step.tensor.spec
         if tensor.device != q.device or not all(type(n) is int for n in tensor.shape):
-            raise Refused("what is added to the scores is on a CPU")
+            raise Refused("a tensor added to the scores is on a CPU or symbolic")
         if (step.kind == "filled") is not (tensor.dtype is torch.bool):
             raise Refused(f"a mask of {tensor.dtype}")
         if (
@@ -71,7 +73,7 @@ def check_bias(attention: Attention, maps: ElementMaps, backward: bool) -> None:
             and step.kind == "added"
             and not (is_moderate(step.tensor, maps) or _may_hide_rows(attention, step, maps))
         ):
-            raise Refused("what is added to the scores may hide all of a row, which has gradients")
+            raise Refused("a tensor added to the scores may mask an entire row, which has gradients")
         if step.kind == "filled" or q.dtype is torch.float32 or is_rounded(attention, step):
             continue
         if (
@@ -79,11 +81,11 @@ def check_bias(attention: Attention, maps: ElementMaps, backward: bool) -> None:
             or attention.weight(step) != 1
             or not exact_in(step.tensor, q.dtype, maps)
         ):
-            raise Refused("what is added to the scores has more digits than queries")
+            raise Refused("a tensor added to the scores has more precision than queries")
 
 
 def _may_hide_rows(attention: Attention, step: Step, maps: ElementMaps) -> bool:
-    """Whether the sum with a step's tensor has rows of equal scores, if it has rows without one that is seen."""
+    """Whether a step's tensor may mask entire rows, whose scores are then all equal."""
     alone = (
         len(attention.added) == 1 and attention.filled is None and attention.weight(step) == step.number == 1
     )
@@ -102,7 +104,7 @@ def is_rounded(attention: Attention, step: Step) -> bool:
 def bias_of(
     attention: Attention, heads: tuple[int, int], make: Make, env: Mapping[Node, Node], maps: ElementMaps
 ) -> Bias:
-    """Writes what is added to the scores. `now`: the nodes that have the values of the given graph's."""
+    """Emit the bias. `env`: original node -> new node."""
     dtype = attention.q.spec.dtype
     total: Node | None = None
     for step in attention.added:
@@ -127,7 +129,7 @@ def bias_of(
         total = make(aten.full.default, list(mask.spec.shape), 0.0, dtype=dtype, device=mask.spec.device)
     total = make(aten.masked_fill.Scalar, total, mask, -INF)
     masked_rows = nan_rows = None
-    if filled.number != -INF:  # rows in which nothing is seen: all scores are equal
+    if filled.number != -INF:  # fully masked rows: all scores are equal
         masked_rows = make(aten.all.dim, mask, -1, True)
         total = make(aten.masked_fill.Scalar, total, masked_rows, 0.0)
     if attention.added or masked_rows is None:
@@ -136,12 +138,13 @@ def bias_of(
 
 
 def _nan_rows(total: Node, make: Make) -> Node:
-    """Kernels give 0 for these rows, and 0 as the logarithm of their sums, which others may have as well."""
+    """Rows to all of whose scores minus infinity is added. Kernels give 0 for them, and 0 as the logarithm of their
+    sums, which other rows may have too."""
     return make(aten.eq.Scalar, make(aten.amax.default, total, [-1], True), -INF)
 
 
 def _shaped(step: Step, heads: tuple[int, int], make: Make, env: Mapping[Node, Node]) -> Node:
-    """The tensor of a step, of four dimensions, so that it is broadcast to [b, h, l, s] as it was to the scores."""
+    """The tensor of a step with four dimensions, which broadcasts to [b, h, l, s] as the original did to the scores."""
     assert step.tensor is not None
     tensor = env[step.tensor]
     if len(step.node.spec.shape) == 3 and len(tensor.spec.shape) == 3:
@@ -152,9 +155,9 @@ def _shaped(step: Step, heads: tuple[int, int], make: Make, env: Mapping[Node, N
 
 
 def _term(term: Node, attention: Attention, step: Step, make: Make) -> Node:
-    """A term in the dtype of the queries, finite where it was, also when multiplied by log2(e).
+    """A term in the dtype of the queries, finite if it was, also when multiplied by log2(e).
 
-    Numbers beyond `HUGE` come nearer by half of what they are beyond, which keeps their order.
+    The part of a number beyond `HUGE` is halved, which preserves the order.
     """
     dtype = attention.q.spec.dtype
     if is_rounded(attention, step) and term.spec.dtype is not dtype:
@@ -170,7 +173,8 @@ def _term(term: Node, attention: Attention, step: Step, make: Make) -> Node:
 
 
 def _laid_out(total: Node, attention: Attention, heads: tuple[int, int], make: Make) -> Node:
-    """As kernels read it: rows of a multiple of 16 elements in memory, nothing repeated there but rows and matrices."""
+    """The bias in the layout of the kernels: rows of a multiple of 16 elements in memory; only rows and matrices are
+    broadcast."""
     rows, columns = attention.probabilities.spec.shape[-2:]
     if total.spec.shape[-1] != columns:
         total = make(aten.expand.default, total, [*total.spec.shape[:-1], columns])

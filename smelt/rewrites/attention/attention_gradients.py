@@ -1,4 +1,4 @@
-"""What the backward that autograd recorded does with written attention: which of its nodes a kernel's backward replaces.
+"""The recorded backward of attention: the nodes that a kernel's backward replaces.
 
 Autograd's formulas, for scores S = q @ k * scale + bias, probabilities P = softmax(S) and the tangent T of the result:
 
@@ -30,14 +30,14 @@ aten = torch.ops.aten
 
 @dataclass
 class Gradients:
-    """Nodes that the backward of attention gives, each with the number that it is multiplied by.
+    """The gradient nodes of attention, each with its scalar factor.
 
     Attributes:
         tangent: of the result, [n, l, d].
         of_q, of_k: `factor * dS @ k.mT` [n, l, e] and `factor * q.mT @ dS` [n, e, s].
-        of_v: [n, s, d]; None where values need no gradient.
-        of_scores: `factor * dS`, read by what is no part of attention: the gradient of what is added to the scores.
-        inside: nodes that nothing else reads.
+        of_v: [n, s, d]; None if values need no gradient.
+        of_scores: `factor * dS`, read outside of attention: the gradient of the bias.
+        inside: nodes without other readers.
     """
 
     tangent: Node
@@ -53,8 +53,8 @@ def gradients_of(
     users: Mapping[Node, Sequence[Node]],
     maps: ElementMaps,
 ) -> Gradients | None:
-    """The gradients of attention; None if the graph has none. Raises Refused where scores or probabilities are read by
-    anything else."""
+    """The gradients of attention; None if the graph has none. Raises Refused if other nodes read scores or
+    probabilities."""
     return _Search(attention, users, maps).run()
 
 
@@ -87,7 +87,7 @@ class _Search:
         return gradients
 
     def _readers(self) -> tuple[list[Node], list[Node]]:
-        """What reads the probabilities beside the forward: their transposes, and softmax's backward."""
+        """The readers of the probabilities outside of the forward: their transposes, and softmax's backward."""
         forward: Collection[Node] = {*self.attention.inside, self.attention.result}
         transposes, backwards = [], []
         for node in self.attention.inside:
@@ -125,7 +125,7 @@ class _Search:
         return product, product.args[1]
 
     def _tangent_of(self, backward: Node) -> Node:
-        """What the gradient of the probabilities is a product of with the values."""
+        """The tangent: the factor that, multiplied by the values, gives the gradient of the probabilities."""
         node = backward.args[0]
         while node.target is not aten.bmm.default:
             source = same_elements(node, self.maps)
@@ -141,7 +141,8 @@ class _Search:
         return tangent
 
     def _follow(self, gradients: Gradients, node: Node, factor: float, masked: bool) -> None:
-        """`node` is `factor` times the gradient of the scores. `masked`: with zeros where the forward fills in a number."""
+        """Collect the gradients computed from `node`, which is `factor` times the gradient of the scores. `masked`:
+        with zeros where the forward fills in a number."""
         self.inside.add(node)
         ends = False
         for user in dict.fromkeys(self.users[node]):
@@ -180,7 +181,7 @@ class _Search:
         return x is node and value == 0 and same
 
     def _is_product(self, user: Node, node: Node, position: int, other: Node) -> bool:
-        """Whether `user` is a product of `node`, at `place`, with `other` transposed."""
+        """Whether `user` is a product of `node`, its operand at `position`, with `other` transposed."""
         if user.target is not aten.bmm.default or user.args[position] is not node:
             return False
         return self.maps.of(user.args[1 - position]) == self.maps.of(other).transposed

@@ -1,4 +1,4 @@
-"""The forward of attention in an aten graph: from the product of queries and keys to that with the values."""
+"""The forward of attention in an aten graph: from the product of queries and keys to the product with the values."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from smelt.rewrites.attention.value_facts import constant_value
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-# A number that is filled in and not above this one stands for "not seen". It is made minus infinity, which is the same
-# unless all that is seen has scores as low as that.
+# A filled-in number up to this one means "masked". It is replaced by minus infinity, which is the same unless all
+# visible scores are as low.
 MASKED = -5e4
 
 
 class Refused(Exception):
-    """Why attention stays as it is written."""
+    """The reason why attention is not fused."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the program does to all scores: `same` (another shape or dtype), `scaled` (by a number), `added` (`sign` times a
-    tensor), `filled` (with a number, where a mask is `where`)."""
+    """An operation on all scores: `same` (another shape or dtype), `scaled` (by a number), `added` (`number`, 1 or -1,
+    times a tensor), `filled` (with a number, where a mask is `where`)."""
 
     kind: Literal["same", "scaled", "added", "filled"]
     node: Node
@@ -39,8 +39,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Attention:
-    """`result` [n, l, d] is softmax(steps(q @ k)) @ v for q [n, l, e], k [n, e, s] and v [n, s, d]. `inside`: the nodes from
-    the first product to `probabilities` [n, l, s], in reverse order."""
+    """`result` [n, l, d] is softmax(steps(q @ k)) @ v for q [n, l, e], k [n, e, s] and v [n, s, d]. `inside`: the
+    nodes from the first product to `probabilities` [n, l, s], in reverse order."""
 
     result: Node
     q: Node
@@ -52,37 +52,37 @@ class Attention:
 
     @property
     def probabilities(self) -> Node:
-        """What the values are multiplied with."""
+        """The first operand of the product with the values."""
         return self.inside[0]
 
     @property
     def scale(self) -> float:
-        """What the products are multiplied by."""
+        """The factor of the scores."""
         return math.prod(s.number for s in self.steps if s.kind == "scaled")
 
     def weight(self, step: Step) -> float:
-        """What a step's tensor or number is multiplied by afterwards."""
+        """The factor by which later steps multiply a step's tensor or number."""
         later = self.steps[self.steps.index(step) + 1 :]
         return math.prod(s.number for s in later if s.kind == "scaled")
 
     @property
     def added(self) -> tuple[Step, ...]:
-        """Tensors that are added to the scores."""
+        """The steps that add a tensor to the scores."""
         return tuple(s for s in self.steps if s.kind == "added")
 
     @property
     def filled(self) -> Step | None:
-        """The mask, and the number for what is not seen."""
+        """The step that fills in a number where a mask hides scores."""
         return next((s for s in self.steps if s.kind == "filled"), None)
 
 
 def match_attention(result: Node, maps: ElementMaps) -> Attention | None:
-    """The attention whose last product `result` is; None if it is of something else. Raises Refused."""
+    """The attention whose second product is `result`; None if it is another operation. Raises Refused."""
     if result.target is not aten.bmm.default:
         return None
     probabilities, v = result.args
     if not all(type(n) is int for x in (result, probabilities) for n in x.spec.shape):
-        raise Refused("sizes are not numbers")
+        raise Refused("sizes are symbolic")
     inside = [probabilities]
     while inside[-1].target is not aten._softmax.default:
         source = same_elements(inside[-1], maps)
@@ -107,7 +107,7 @@ def match_attention(result: Node, maps: ElementMaps) -> Attention | None:
 
 
 def same_elements(node: Node, maps: ElementMaps) -> Node | None:
-    """What `node` has the elements of, in their order, perhaps in another floating dtype; None if it has others."""
+    """The node whose elements `node` has, in order, perhaps in another floating dtype; None if there is none."""
     if node.op != "call_function":
         return None
     if node.target is aten.copy.default:
@@ -162,7 +162,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _steps(node: Node, maps: ElementMaps) -> list[Step] | None:
-    """The product that the scores `node` begin with, and what is done to it, in order; None if they are no such."""
+    """The product that computes the scores `node`, and the steps after it, in order; None if there is no such product."""
     if node.target is aten.bmm.default:
         return [Step("same", node)]
     if node.target is aten.baddbmm.default:
@@ -179,7 +179,7 @@ def _steps(node: Node, maps: ElementMaps) -> list[Step] | None:
 
 
 def _step_candidates(node: Node, maps: ElementMaps) -> list[tuple[Node, Step]]:
-    """What `node` may be: a step, and the scores before it."""
+    """The possible last steps of `node`, each with the scores before it."""
     if (source := same_elements(node, maps)) is not None:
         return [(source, Step("same", node, source=source))]
     if (scaled := factor_of(node, maps)) is not None:
@@ -198,17 +198,17 @@ def _step_candidates(node: Node, maps: ElementMaps) -> list[tuple[Node, Step]]:
 
 
 def _check(attention: Attention) -> None:
-    """Raises Refused for what the kernels do not compute."""
+    """Raise Refused for attention that the kernels do not compute."""
     q, k, v = (x.spec for x in (attention.q, attention.k, attention.v))
     sizes = [n for s in (q, k, v) for n in s.shape]
     if not all(type(n) is int and n > 0 for n in sizes):
-        raise Refused("sizes are not numbers, or zero")
+        raise Refused("sizes are symbolic or zero")
     if (
         q.device.type != "cuda"
         or q.dtype not in FLOATS
         or any((s.dtype, s.device) != (q.dtype, q.device) for s in (k, v))
     ):
-        raise Refused("queries, keys and values are of several dtypes, on several devices or on a CPU")
+        raise Refused("queries, keys and values have several dtypes or devices, or are on a CPU")
     if any(x.spec.dtype not in FLOATS for x in attention.inside):
         raise Refused("scores are computed in float64")
     softmax = attention.softmax
@@ -228,4 +228,4 @@ def _check(attention: Attention) -> None:
         raise Refused(f"scores are scaled by {attention.scale}")
     filled = attention.filled
     if filled is not None and not filled.number * attention.weight(filled) <= MASKED:
-        raise Refused(f"what is not seen has the score {filled.number}")
+        raise Refused(f"masked scores are {filled.number}")

@@ -1,4 +1,4 @@
-"""The pass: kernels in place of attention that is written out, forward and backward."""
+"""The pass: replaces matched attention, forward and backward, by kernels."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from smelt.torch_private import OpOverload
 aten = torch.ops.aten
 _NOTHING: frozenset[Node] = frozenset()
 NAN, INF = float("nan"), float("inf")
-ALIGNED = 16  # bytes that rows and matrices of operands must be multiples of
+ALIGNED = 16  # bytes: rows and matrices of operands must be multiples of it
 
 Kernel = Literal["flash", "efficient"]
 
 
 @dataclass(frozen=True)
 class Operands:
-    """What a kernel is asked for: queries, keys, values [b, h, n, d]; what is added to the scores; whether there is a
-    backward, also for that."""
+    """The operands of a requested kernel: queries, keys, values [b, h, n, d]; the bias; whether there is a backward,
+    and whether it computes the gradient of the bias."""
 
     q: TensorSpec
     k: TensorSpec
@@ -47,8 +47,8 @@ Choose = Callable[[Operands], Kernel | None]
 
 @dataclass(frozen=True)
 class Fused:
-    """`graph`: that of the pass, or the one that was given where nothing changes. `backward`: its nodes that do what those
-    of the given graph that were named do. `refused`: last products of attention that stay, and why."""
+    """The result of the pass. `graph`: the new graph, or the original if nothing changes. `backward`: its nodes that
+    replace the original's backward nodes. `refused`: products after a softmax that are not fused, and why."""
 
     graph: Graph
     backward: frozenset[Node]
@@ -56,8 +56,8 @@ class Fused:
 
 
 def fuse_attention(graph: Graph, choose: Choose, backward: frozenset[Node] = _NOTHING) -> Fused:
-    """The aten graph with kernels for the attention that it writes out. `backward`: the nodes that a backward recorded.
-    `choose`: the kernel that a device has for operands, if it has one."""
+    """The aten graph with attention fused into kernels. `backward`: the nodes that a backward recorded. `choose`: the
+    device's kernel for operands, or None."""
     return _Pass(graph, choose, backward).run()
 
 
@@ -74,18 +74,18 @@ class _Call:
 
     kernel: Kernel
     unmasked_q: Node
-    q: Node  # 0 in rows that see nothing
+    q: Node  # 0 in fully masked rows
     k: Node
     v: Node
     bias: Bias
     out: Node
     rows: Node  # the logarithm of the sum of each row, NaN for those whose result is
-    state: tuple[Node, Node]  # of the generator; nothing is drawn
+    state: tuple[Node, Node]  # of the generator; no numbers are drawn
     scale: float
 
 
 class _Pass:
-    """`now`: for each node of the given graph that with its value in the new one."""
+    """Writes the new graph. `env`: original node -> new node."""
 
     def __init__(self, graph: Graph, choose: Choose, backward: frozenset[Node]) -> None:
         self.original, self.choose, self.backward = graph, choose, backward
@@ -99,11 +99,11 @@ class _Pass:
         self.names = {node.name for node in graph}
         self.env: dict[Node, Node] = {}
         self.refused: list[tuple[Node, str]] = []
-        self.new_backward: set[Node] = set()  # nodes of the backward
+        self.new_backward: set[Node] = set()  # nodes of the backward in the new graph
         self.calls: dict[Node, _Call] = {}  # by the result
         self.returned = memory_of_outputs(graph)
         self.count = 0
-        self.like: Node | None = None  # the node that nodes are made for
+        self.like: Node | None = None  # the original node for which nodes are emitted
 
     def run(self) -> Fused:
         plans = {p.attention.result: p for p in map(self._planned, self.original) if p is not None}
@@ -139,7 +139,7 @@ class _Pass:
             return None
 
     def _start(self, gradients: Gradients) -> Node:
-        """The first product that is replaced: all that the kernel's backward reads stands before it."""
+        """The first replaced product of the backward: all operands of the kernel's backward are computed before it."""
         products = {n for n in gradients.inside if n.target is aten.bmm.default}
         return next(n for n in self.original if n in products or n is gradients.of_v)
 
@@ -170,7 +170,7 @@ class _Pass:
         return self._append_call(operator.getitem, (call, index), {}, call.spec[index])
 
     def _replace(self, node: Node, value: Node) -> None:
-        """From now on `value`, of as many elements in the same order, is what `node` was."""
+        """Map `node` to `value`, which has the same elements in the same order."""
         if value.spec.dtype is not node.spec.dtype:
             value = self._call(aten._to_copy.default, value, dtype=node.spec.dtype)
         dense = self._call(aten.clone.default, value, memory_format=torch.contiguous_format)
@@ -182,14 +182,14 @@ class _Pass:
     def _operand(
         self, node: Node, heads: tuple[int, int], for_backward: bool, transposed: bool = False
     ) -> Node:
-        """The matrices [n, ..] of `node` as [b, h, ..], transposed if `turned`, in memory as kernels read them: what the
-        program made its own copy of, or a copy. That is made of what is given, which may begin anywhere in memory, where
-        kernels read whole vectors. `kept`: for a backward, which may not keep what the caller holds unless it keeps the
-        program's copy too."""
+        """The matrices [n, ..] of `node` as [b, h, ..], transposed if `transposed`, in the layout of the kernels: a
+        value that the program computes, or a copy. Inputs of the graph are copied: they may begin at any address, and
+        kernels load full vectors. `for_backward`: the operand is saved for a backward, so it is not in memory that the
+        caller holds, unless the program's own copy is returned too."""
         shape = *heads, *node.spec.shape[1:]
         original_map = self.maps.of(node).with_shape(*shape)
-        wanted_map = original_map.transposed if transposed else original_map
-        sources = [n for n in self.maps.chain(node) if self.maps.of(n) == wanted_map]
+        element_map = original_map.transposed if transposed else original_map
+        sources = [n for n in self.maps.chain(node) if self.maps.of(n) == element_map]
         may_be_returned = not for_backward or self._is_returned(node)
         for source in reversed(sources):
             found = is_aligned(source.spec) and self._base(source).op == "call_function"
@@ -205,16 +205,16 @@ class _Pass:
         return self._call(aten.clone.default, made, memory_format=torch.contiguous_format)
 
     def _is_returned(self, node: Node) -> bool:
-        """Whether the caller will hold the memory of a value, and may write it before the backward."""
+        """Whether the caller holds the value's memory, and may mutate it before the backward."""
         return not self.returned.isdisjoint(self._viewed(node))
 
     def _base(self, node: Node) -> Node:
-        """What has the memory of its own that a value lies in."""
+        """The node that allocates the value's memory."""
         *_, base = self._viewed(node)
         return base
 
     def _viewed(self, node: Node) -> Iterator[Node]:
-        """The value, and what it is a view of, one after the other."""
+        """The value, and the chain of bases that it is a view of."""
         yield node
         while node.op == "call_function":
             call = node.args[0] if node.target is operator.getitem else node
@@ -227,7 +227,7 @@ class _Pass:
     # ---- forward
 
     def _write_forward(self, plan: _Plan) -> bool:
-        """False where no kernel takes the operands."""
+        """Emit the kernel; False if no kernel takes the operands."""
         attention, heads, for_backward = plan.attention, plan.heads, plan.gradients is not None
         q = self._operand(attention.q, heads, for_backward)
         k = self._operand(attention.k, heads, for_backward, transposed=True)
@@ -260,8 +260,8 @@ class _Pass:
         return True
 
     def _nan_rows(self, rows: Node, length: int, bias: Bias) -> tuple[Node, Node]:
-        """(the rows [b, h, l, 1] whose result is NaN, the logarithms of sums with NaN for those). The logarithms may have
-        more rows, for which infinity stands."""
+        """(the rows [b, h, l, 1] whose result is NaN, the logarithms of sums with NaN for those). The logarithms may
+        have extra rows, which are set to infinity."""
         sums = rows
         padding = rows.spec.shape[-1] - length
         if padding:
@@ -308,14 +308,15 @@ class _Pass:
             self._replace(node, self._scaled(self._zero_masked_rows(self._item(made, 3), call), factor))
 
     def _zero_masked_rows(self, gradient: Node, call: _Call) -> Node:
-        """Zero in rows whose scores are numbers that were filled in."""
+        """The gradient with zeros in rows whose scores are filled in."""
         if call.bias.masked_rows is None or not call.bias.filled_in:
             return gradient
         return self._call(aten.masked_fill.Scalar, gradient, call.bias.masked_rows, 0.0)
 
     def _add_masked_rows(self, of_keys: Node, tangent: Node, call: _Call) -> Node:
-        """The gradient of keys, with that of the rows to which a huge number was added; the kernel was given no queries of
-        these. They see all s keys alike, P = 1/s, so dS = (T @ v.mT - its mean) / s, and
+        """The gradient of keys, including that of the rows to which a huge number was added; the kernel received zero
+        queries for these. All s keys have the same probability in them, P = 1/s, so dS = (T @ v.mT - its mean) / s,
+        and
 
             q.mT @ dS = (q.mT @ T) @ (v - its mean).mT / s
         """
@@ -332,7 +333,7 @@ class _Pass:
         return self._call(aten.add.Tensor, of_keys, self._call(aten.mul.Tensor, added, call.scale / s))
 
     def _product(self, a: Node, b: Node) -> Node:
-        """Of matrices [b, h, m, k] and [b, h, k, n]."""
+        """The product of matrices [b, h, m, k] and [b, h, k, n]."""
         heads = a.spec.shape[:2]
         dense = (self._call(aten.clone.default, x, memory_format=torch.contiguous_format) for x in (a, b))
         flat = [self._call(aten.view.default, x, [-1, *x.spec.shape[2:]]) for x in dense]
@@ -350,7 +351,7 @@ _EFFICIENT_BACKWARD = aten._scaled_dot_product_efficient_attention_backward.defa
 
 
 def is_aligned(spec: TensorSpec) -> bool:
-    """Whether kernels may read it: rows are contiguous, and begin at multiples of 16 bytes."""
+    """Whether kernels may read the tensor: rows are contiguous, and begin at multiples of 16 bytes."""
     multiple = ALIGNED // spec.dtype.itemsize
     steps = [step for n, step in zip(spec.shape[:-1], spec.stride[:-1]) if n != 1]
     return spec.stride[-1] == 1 and all(s % multiple == 0 for s in (*steps, spec.offset))

@@ -1,4 +1,5 @@
-"""Which elements of which tensor a view or a copy holds, so that two ways to the same elements are known for such."""
+"""Element maps: which elements of which tensor a view or a copy holds, so that different views of the same elements
+compare equal."""
 
 from __future__ import annotations
 
@@ -28,15 +29,15 @@ Dims = tuple[tuple[int, int], ...]  # (size, stride) of each
 
 
 class NotStrided(Exception):
-    """No strides say where the elements of a view are."""
+    """No strides describe the elements of a view."""
 
 
 @dataclass(frozen=True)
 class ElementMap:
-    """The elements of `root` that a tensor of `shape` holds, in its row-major order: those of a tensor with the `dims`,
-    which may be more than those of `shape` (heads and sequences that were made one dimension). Strides and `offset` count
-    elements of `root` in row-major order, wherever they lie in memory. Equal places are equal.
-    """
+    """The elements of `root` that a tensor of `shape` holds, in its row-major order: those of a strided tensor with
+    the dimensions `dims`, which may be more than those of `shape` (heads and sequences merged into one dimension).
+    Strides and `offset` count elements of `root` in row-major order, independent of its memory layout. Maps of the
+    same elements are equal."""
 
     root: Node
     shape: tuple[int, ...]
@@ -44,11 +45,11 @@ class ElementMap:
     offset: int = 0
 
     def with_shape(self, *shape: int) -> ElementMap:
-        """The elements in another shape, in their order."""
+        """The same elements in another shape, in the same order."""
         return replace(self, shape=shape)
 
     def of_view(self, view: Callable[[torch.Tensor], torch.Tensor]) -> ElementMap:
-        """The place of a view of it. Raises NotStrided."""
+        """The map of a view of the tensor. Raises NotStrided."""
         groups = self._groups()
         if any(len(g) > 1 for g in groups):
             raise NotStrided
@@ -59,14 +60,14 @@ class ElementMap:
         return ElementMap(self.root, tuple(result.shape), dims, int(result.storage_offset()))
 
     def permuted(self, order: Sequence[int]) -> ElementMap:
-        """With its dimensions in another order. Raises NotStrided."""
+        """The map with its dimensions permuted. Raises NotStrided."""
         groups = self._groups()
         dims = _merged(d for i in order for d in groups[i])
         return replace(self, shape=tuple(self.shape[i] for i in order), dims=dims)
 
     @property
     def transposed(self) -> ElementMap | None:
-        """Its matrices transposed; None where no strides say where they are."""
+        """The map with its matrices transposed; None if no strides describe it."""
         *others, rows, columns = range(len(self.shape))
         try:
             return self.permuted((*others, columns, rows))
@@ -75,12 +76,12 @@ class ElementMap:
 
     @property
     def is_identity(self) -> bool:
-        """Whether it has all elements of the root, in their order."""
+        """Whether it has all elements of the root, in order."""
         count = torch.Size(self.root.spec.shape).numel()
         return self.offset == 0 and self.dims == (((count, 1),) if count > 1 else ())
 
     def _groups(self) -> list[list[tuple[int, int]]]:
-        """For each dimension of the shape the dims that it is made of. Raises NotStrided."""
+        """For each dimension of the shape, the `dims` that make it up. Raises NotStrided."""
         if 0 in self.shape:
             raise NotStrided
         remaining = list(self.dims)
@@ -105,7 +106,7 @@ class ElementMap:
 
 
 def _merged(dims: Iterable[tuple[int, int]]) -> Dims:
-    """Without those of size 1, and with neighbours that are one dimension as one."""
+    """Dimensions without those of size 1, and with neighbours merged where one stride describes both."""
     merged: list[tuple[int, int]] = []
     for n, stride in dims:
         if n == 1:
@@ -118,14 +119,14 @@ def _merged(dims: Iterable[tuple[int, int]]) -> Dims:
 
 
 class ElementMaps:
-    """The places of the nodes of a graph with these `constants`, each found once."""
+    """The element maps of the nodes of a graph with these `constants`, memoized."""
 
     def __init__(self, constants: Mapping[str, torch.Tensor]) -> None:
         self.constants = constants
         self.maps: dict[Node, ElementMap] = {}
 
     def of(self, node: Node) -> ElementMap:
-        """The place of a tensor's elements."""
+        """The element map of a node."""
         if node not in self.maps:
             self.maps[node] = self._of(node)
         return self.maps[node]
@@ -140,7 +141,7 @@ class ElementMaps:
         return _identity(node)
 
     def chain(self, node: Node) -> Iterator[Node]:
-        """The node and what it is a view or a copy of, up to the root."""
+        """The node and the tensors it is a view or a copy of, up to the root."""
         root = self.of(node).root
         while node is not root:
             yield node
@@ -150,7 +151,7 @@ class ElementMaps:
         yield root
 
     def reshaped(self, node: Node) -> Node | None:
-        """What `node` has all elements of, in their row-major order; None if it is no view or copy like that."""
+        """The node all of whose elements `node` has, in row-major order; None if it is no such view or copy."""
         element_map, source = self.of(node), _source(node)
         if element_map.root is not node and element_map.is_identity:
             return element_map.root
@@ -168,7 +169,7 @@ def _identity(node: Node) -> ElementMap:
 
 
 def _source(node: Node) -> Node | None:
-    """What a node is a view or a copy of, element by element."""
+    """The tensor that a node is a view or a copy of, element by element."""
     if node.op != "call_function":
         return None
     if node.target in _VIEWS or node.target is aten.clone.default:
@@ -181,7 +182,7 @@ def _source(node: Node) -> Node | None:
 
 
 def _of_result(node: Node, source: ElementMap) -> ElementMap:
-    """The place of a view, or of a copy, of what has the place `source`. Raises NotStrided."""
+    """The map of a view, or a copy, of a tensor with the map `source`. Raises NotStrided."""
     if node.target is aten.clone.default:
         return source
     if node.target in (aten.view.default, aten._unsafe_view.default):
@@ -200,7 +201,7 @@ def _of_result(node: Node, source: ElementMap) -> ElementMap:
 
 
 def _view(node: Node, source: torch.Tensor) -> torch.Tensor:
-    """The view that `node` is, of `source`."""
+    """Apply the view operator of `node` to `source`."""
     if node.target is not operator.getitem:
         result: torch.Tensor = node.target(source, *node.args[1:], **node.kwargs)
         return result

@@ -1,4 +1,4 @@
-"""What is known of the numbers in a tensor from the operators that it is computed by."""
+"""Facts about the values of a tensor's elements, derived from the operators that compute it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from smelt.rewrites.attention.element_maps import ElementMaps
 
 aten = torch.ops.aten
 INF = float("inf")
-ABSORBS = -1e30  # added to this, a score is lost; so it is as good as a lower number
-LARGE = 1e5  # of a sum with this, float32 has two digits behind the point
-MOST = 8  # numbers that a tensor is followed for
+ABSORBS = -1e30  # absorbs any score added to it, so that it is equivalent to a lower number
+LARGE = 1e5  # in a sum with this, float32 has two decimal places
+MOST = 8  # the maximum number of tracked values
 
 _FILLED = (aten.full.default, aten.new_full.default, aten.full_like.default)
 _ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
@@ -22,7 +22,7 @@ _SAME = (aten._to_copy.default, aten.lift_fresh_copy.default, aten.clone.default
 
 
 def constant_value(value: Any, maps: ElementMaps) -> float | None:
-    """The number that a value is, or that all elements of a tensor are, where the graph says so."""
+    """The constant that a value is, or that all elements of a tensor equal; None if unknown."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, Node):
@@ -41,7 +41,7 @@ def constant_value(value: Any, maps: ElementMaps) -> float | None:
 
 
 def exact_in(node: Node, dtype: torch.dtype, maps: ElementMaps) -> bool:
-    """Whether a tensor that is added to scores of float32 is one of `dtype` too, as far as that shows."""
+    """Whether a tensor added to float32 scores is known to be representable in `dtype`."""
     if node.spec.dtype is dtype:
         return True
     possible = possible_values(node, maps)
@@ -55,7 +55,7 @@ def _is_representable(value: float, dtype: torch.dtype) -> bool:
 
 
 def possible_values(value: object, maps: ElementMaps) -> frozenset[float] | None:
-    """The few numbers that the elements of a tensor may be, or a number; None if that does not show."""
+    """The possible values of a tensor's elements, or of a number, if they are known and few; else None."""
     constant = constant_value(value, maps)
     possible = frozenset({constant}) if constant is not None else _computed(value, maps)
     if possible is None or len(possible) > MOST:
@@ -96,7 +96,7 @@ _COMPUTES: dict[Any, Callable[[float, float], float]] = {
     aten.sub.Tensor: lambda a, b: a - b,
     aten.rsub.Scalar: lambda a, b: b - a,
 }
-# Give elements of their first argument.
+# Operators whose results are elements of their first argument.
 _MOVES = frozenset(
     {
         *(aten.index.Tensor, aten.index_select.default, aten.embedding.default, aten.gather.default),
@@ -110,8 +110,8 @@ _SMALL = frozenset({aten.sigmoid.default, aten.tanh.default})
 
 
 def is_moderate(node: Node, maps: ElementMaps) -> bool:
-    """Whether no number of a tensor is large, but for minus infinity: the few that it has show, or it is made of parameters
-    that are learned, which hold no masks."""
+    """Whether no element of a tensor is large, except for minus infinity: its few possible values show it, or it is
+    computed from learned parameters, which hold no masks."""
     possible = possible_values(node, maps)
     if possible is not None:
         return all(abs(v) <= LARGE or v == -INF for v in possible)
@@ -130,8 +130,8 @@ def is_moderate(node: Node, maps: ElementMaps) -> bool:
 
 
 def hides_rows(node: Node, maps: ElementMaps) -> bool:
-    """Whether a tensor is moderate but for one huge negative number, so that scores it is added to are all equal in a row
-    that has nothing else."""
+    """Whether a tensor is moderate except for one huge negative number, which makes all scores of a row equal if it is
+    added to all of them."""
     possible = possible_values(node, maps)
     if possible is not None:
         return len([v for v in possible if not abs(v) <= LARGE]) == 1 and -INF < min(possible) <= ABSORBS

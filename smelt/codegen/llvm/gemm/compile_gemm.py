@@ -17,8 +17,8 @@ from smelt.codegen.llvm.object_files import assemble
 from smelt.plan.machine_code import CompiledKernel, Function, Library
 from smelt.shapes.expr import Size, static
 
-# Up to so many tiles, aligned rows of B are read where they are: packing would not pay. Rows off alignment would
-# touch one more cache line in each.
+# Up to this many tiles, aligned rows of B are read without packing, which would not pay. Unaligned rows would
+# touch one more cache line each.
 DIRECT_TILES = 2
 
 

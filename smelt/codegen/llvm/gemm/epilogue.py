@@ -11,7 +11,7 @@ import torch
 from smelt.loops.kernel_ir import POINTWISE, Buffer, Value, walk
 from smelt.shapes.expr import Size, Sym, affine, free_syms
 
-# the symbols an epilogue's indices are made of: the flat batch index, and the element's place in its matrix
+# the symbols of an epilogue's indices: the flat batch index, and the element's row and column
 BATCH, ROW, COL = Sym("gemm_batch"), Sym("gemm_row"), Sym("gemm_col")
 
 

@@ -158,7 +158,7 @@ class _Writer:
         b = self.b
         total = self._maybe_from_slot(e.const * factor)
         for atoms, coefficient in e.terms:
-            # A column's place is a constant in any case: neighbours are.
+            # A column's coefficient is always a constant: adjacent columns are adjacent in memory.
             scale = (
                 b.const("i64", coefficient * factor)
                 if atoms == (COL,)

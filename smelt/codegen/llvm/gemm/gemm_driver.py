@@ -10,8 +10,8 @@ from smelt.codegen.llvm.gemm.function_builder import FunctionText
 from smelt.codegen.llvm.gemm.gemm_tiling import KC_BYTES, Tile
 
 # The descriptor of a product: 64-bit words, by name. Strides in bytes. Tiles 0..tall-1 have `rows`+1 rows, the rest `rows`.
-# Functions are addresses; `narrow` ones compute one vector of columns, for panels that have no more.
-# `epilogue_full` is 0 where a full panel, which the micro-kernel leaves in C, is finished.
+# Functions are addresses; `narrow` ones compute one vector of columns, for panels of at most one.
+# `epilogue_full` is 0 if full panels, which the micro-kernel stores in C, need no epilogue.
 WORDS = (
     "n", "k", "kc", "k_blocks", "panels", "row_blocks", "block_tiles", "tiles", "rows", "tall",
     "a_row", "a_k", "b_k", "b_n", "c_row",

@@ -35,7 +35,7 @@ _FUNCTIONS: dict[str, Callable[[Tile], str]] = {
     "block": block,
     "driver": driver,
 }
-_ALWAYS = ("block", "driver", "pack_panel_any", "pack_rows_any")  # called by others, or tiny
+_ALWAYS = ("block", "driver", "pack_panel_any", "pack_rows_any")  # called by other functions, or tiny
 _LIBRARIES: dict[str, Library] = {}  # by symbol; grows only, lives as long as the process
 _LOCK = hold_at_fork(threading.RLock(), LIBRARY)
 

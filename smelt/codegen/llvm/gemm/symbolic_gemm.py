@@ -31,7 +31,7 @@ from smelt.plan.machine_code import CompiledKernel, Function, Library
 from smelt.plan.size_decisions import Decisions
 from smelt.shapes.expr import Size, ceil_div, static
 
-ANY = "epilogue"  # the name in texts that are compared
+ANY = "epilogue"  # the function name in texts that serve as keys
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ class SizedProducts:
     """Compiles products, and retains all code for products of other sizes."""
 
     def __init__(self) -> None:
-        self._epilogues: dict[str, tuple[str, Library]] = {}  # by text: its symbol, and what defines it
+        self._epilogues: dict[
+            str, tuple[str, Library]
+        ] = {}  # text -> its symbol, and the library that defines it
         self._entries: dict[_Entry, Function] = {}
         self._finished: dict[tuple[Product, tuple[str, ...]], _Finished] = {}
 
@@ -74,7 +76,7 @@ class SizedProducts:
     def _finish(self, module: Module, p: Product) -> _Finished:
         tile = tile_for(p.dtype)
         words = epilogue_variants(p, tile)
-        # All that epilogues depend on; how many rows there are, and how deep a product is, makes no difference.
+        # All that epilogues depend on: neither the number of rows nor the depth of a product.
         key = replace(p, name="", batch=(1, p.batch[1]), m=1, n=1, k=1, a=p.c, b=p.c), tuple(words)
         if key not in self._finished:
             slots = Slots(_slot(p) + len(WORDS))
@@ -95,7 +97,7 @@ class SizedProducts:
 
     def _entry(self, p: Product, finished: _Finished) -> _Entry:
         tile = tile_for(p.dtype)
-        rows = static(cut(p.m, p.n, p.k, tile).rows)  # of a low tile; others have tall ones, too
+        rows = static(cut(p.m, p.n, p.k, tile).rows)  # of a low tile; other sizes may have tall ones too
         names = library_functions(p, tile, min(rows + 1, tile.rows))
         words = [(word, tile.function(name)) for word, name in names.items()]
         words += [(word, self._epilogues[text][0]) for word, text in finished.texts]

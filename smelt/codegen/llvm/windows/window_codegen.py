@@ -17,9 +17,9 @@ from smelt.codegen.llvm.windows.window_spec import Window, lanes_for, scratch_fo
 from smelt.plan.machine_code import CompiledKernel, Function
 from smelt.shapes.expr import Sym
 
-ACCUMULATORS = 8  # output rows computed together
-BLOCK_STEPS = 100  # instructions of the innermost block: what compiles in a few milliseconds
-UNROLLED_TAPS = 16  # windows of more elements are a loop over columns, where columns are not kept apart
+ACCUMULATORS = 8  # output rows per block
+BLOCK_STEPS = 100  # instructions of the innermost block, which compiles in a few milliseconds
+UNROLLED_TAPS = 16  # larger windows loop over columns, unless even and odd columns are separate
 REGISTER_TAPS = 12  # weights of a plane that stay in registers
 
 
