@@ -131,15 +131,16 @@ PyObject* py_parts_of_itertools(PyObject*, PyObject* x) {
     return parts_of_itertools(x);
 }
 
-PyMethodDef functions[] = {{"parts_of_itertools", py_parts_of_itertools, METH_O,
-                            "parts_of_itertools(x): what is inside of an iterator of itertools from 3.14 on, "
-                            "None of another object."},
-                           {}};
+PyMethodDef itertools_functions[] = {
+    {"parts_of_itertools", py_parts_of_itertools, METH_O,
+     "parts_of_itertools(x): what is inside of an iterator of itertools from 3.14 on, "
+     "None of another object."},
+    {}};
 
 }  // namespace
 
 int init_itertools(PyObject* module) {
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, itertools_functions);
 }
 
 }  // namespace smelt

@@ -88,7 +88,7 @@ PyObject* py_copy_set(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return copy_set(args[0], args[1]) ? Py_NewRef(Py_None) : nullptr;
 }
 
-PyMethodDef functions[] = {
+PyMethodDef set_functions[] = {
     {"copy_set", reinterpret_cast<PyCFunction>(py_copy_set), METH_FASTCALL,
      "copy_set(empty, set): fills a set with the elements of another, in the same places."},
     {"set_table", py_set_table, METH_O,
@@ -154,7 +154,7 @@ bool copy_set(PyObject* empty, PyObject* from) {
 }
 
 int init_sets(PyObject* module) {
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, set_functions);
 }
 
 }  // namespace smelt

@@ -7,7 +7,7 @@ namespace {
 PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "smelt._native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 
-constexpr int (*kParts[])(PyObject* module) = {
+constexpr int (*kInitializers[])(PyObject* module) = {
     calls::init_entries,     calls::init_wrapper, calls::init_tail,
     calls::init_tracers,     calls::init_call,    calls::init_window,
     calls::init_interpreter, guards::init_tree,   guards::init_global_state,
@@ -24,7 +24,7 @@ constexpr int (*kParts[])(PyObject* module) = {
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject* module = PyModule_Create(&smelt::definition);
     if (!module) return nullptr;
-    for (auto init : smelt::kParts) {
+    for (auto init : smelt::kInitializers) {
         if (init(module) >= 0) continue;
         Py_DECREF(module);
         return nullptr;

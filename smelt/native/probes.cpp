@@ -382,7 +382,7 @@ PyObject* py_probe(PyObject*, PyObject*) {
     return outcomes;
 }
 
-PyMethodDef functions[] = {
+PyMethodDef probes_functions[] = {
     {"probe", py_probe, METH_NOARGS,
      "probe(): what is read by memory layout, each tried: a dict from names to None, or what "
      "went wrong."},
@@ -391,7 +391,7 @@ PyMethodDef functions[] = {
 }  // namespace
 
 int init_probes(PyObject* module) {
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, probes_functions);
 }
 
 }  // namespace smelt

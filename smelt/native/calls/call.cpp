@@ -221,7 +221,7 @@ PyObject* py_last_refused(PyObject*, PyObject*) {
     return code;
 }
 
-PyMethodDef functions[] = {
+PyMethodDef call_functions[] = {
     {"last_refused", py_last_refused, METH_NOARGS,
      R"(last_refused(): the code object of this thread's last call that no entry accepted although the callback had
 asked to look again, else None. Asking forgets it.)"},
@@ -237,7 +237,7 @@ PyObject* call_wrapper(PyObject* callable, PyObject* const* args, size_t nargsf,
 }
 
 int init_call(PyObject* module) {
-    return (empty_tuple = PyTuple_New(0)) ? PyModule_AddFunctions(module, functions) : -1;
+    return (empty_tuple = PyTuple_New(0)) ? PyModule_AddFunctions(module, call_functions) : -1;
 }
 
 }  // namespace smelt::calls

@@ -108,7 +108,7 @@ PyObject* py_is_closed(PyObject*, PyObject* target) {
     return table ? PyBool_FromLong(table->closed) : nullptr;
 }
 
-PyMethodDef functions[] = {
+PyMethodDef entries_functions[] = {
     {"add_entry", py_add_entry, METH_VARARGS,
      R"(add_entry(target, guard, compiled, only=None): calls that `guard` accepts run compiled(*slots, inputs).
 
@@ -136,7 +136,7 @@ int init_entries(PyObject* module) {
         PyErr_SetString(PyExc_ImportError, "smelt: cannot attach data to code objects of this interpreter");
         return -1;
     }
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, entries_functions);
 }
 
 }  // namespace smelt::calls

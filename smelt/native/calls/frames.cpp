@@ -15,14 +15,14 @@ PyObject* py_frame_of(PyObject*, PyObject* args) {
     return reinterpret_cast<PyObject*>(made);
 }
 
-PyMethodDef functions[] = {{"frame_of", py_frame_of, METH_VARARGS,
-                            "frame_of(code, globals): a frame of this code that does not run."},
-                           {}};
+PyMethodDef frames_functions[] = {{"frame_of", py_frame_of, METH_VARARGS,
+                                   "frame_of(code, globals): a frame of this code that does not run."},
+                                  {}};
 
 }  // namespace
 
 int init_frames(PyObject* module) {
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, frames_functions);
 }
 
 }  // namespace smelt::calls

@@ -65,7 +65,7 @@ PyObject* py_send(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return Py_BuildValue("(NO)", value, how == PYGEN_RETURN ? Py_True : Py_False);
 }
 
-PyMethodDef functions[] = {
+PyMethodDef interpreter_functions[] = {
     {"send", reinterpret_cast<PyCFunction>(py_send), METH_FASTCALL,
      "send(iterator, value): what an iterator gives for that, and whether it has ended with that."},
     {"raise_at", reinterpret_cast<PyCFunction>(py_raise_at), METH_FASTCALL,
@@ -81,7 +81,7 @@ PyMethodDef functions[] = {
 }  // namespace
 
 int init_interpreter(PyObject* module) {
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, interpreter_functions);
 }
 
 }  // namespace smelt::calls

@@ -60,7 +60,7 @@ PyObject* py_release_arguments(PyObject*, PyObject*) {
     Py_RETURN_NONE;
 }
 
-PyMethodDef functions[] = {
+PyMethodDef tail_functions[] = {
     {"tail", reinterpret_cast<PyCFunction>(py_tail), METH_FASTCALL,
      "tail(target, *args): what a compiled frame returns so that target(*args) is called in its place."},
     {"release_arguments", py_release_arguments, METH_NOARGS,
@@ -71,7 +71,7 @@ PyMethodDef functions[] = {
 }  // namespace
 
 int init_tail(PyObject* module) {
-    return ready_tail_type() < 0 ? -1 : PyModule_AddFunctions(module, functions);
+    return ready_tail_type() < 0 ? -1 : PyModule_AddFunctions(module, tail_functions);
 }
 
 }  // namespace smelt::calls

@@ -79,7 +79,7 @@ PyObject* py_is_traced(PyObject*, PyObject*) {
     return PyBool_FromLong(is_traced());
 }
 
-PyMethodDef functions[] = {
+PyMethodDef tracers_functions[] = {
     {"is_traced", py_is_traced, METH_NOARGS,
      "is_traced(): whether another tracer (torch.jit.trace, torch.fx, make_fx, torch.func, any "
      "dispatch mode, a node_creation_hook) looks at the calls of this thread, so that compiled functions "
@@ -98,7 +98,7 @@ int init_tracers(PyObject* module) {
     if (!fx) return -1;
     bool found = fx_flag.find(fx);
     Py_DECREF(fx);
-    return found ? PyModule_AddFunctions(module, functions) : -1;
+    return found ? PyModule_AddFunctions(module, tracers_functions) : -1;
 }
 
 }  // namespace smelt::calls

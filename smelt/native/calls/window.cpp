@@ -159,7 +159,7 @@ PyObject* py_state(PyObject*, PyObject*) {
         statistics.misses, "callbacks", statistics.callbacks, "diverted", statistics.diverted);
 }
 
-PyMethodDef functions[] = {
+PyMethodDef window_functions[] = {
     {"skip", py_skip, METH_O, "skip(function or code): windows let it, and all it calls, run as it is."},
     {"call_window", py_call_window, METH_VARARGS,
      R"(call_window(fn, args, kwargs, vm): fn(*args, **kwargs), where vm answers the Python functions that native code calls.
@@ -175,7 +175,7 @@ int init_window(PyObject* module) {
     interpreter = PyInterpreterState_Get();
     natively = PyObject_CallNoArgs(object(&PyBaseObject_Type));
     if (!natively || PyModule_AddObjectRef(module, "NATIVELY", natively) < 0) return -1;
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, window_functions);
 }
 
 }  // namespace smelt::calls

@@ -163,7 +163,7 @@ PyObject* py_wrap(PyObject*, PyObject* args) {
     return object(self);
 }
 
-PyMethodDef functions[] = {
+PyMethodDef wrapper_functions[] = {
     {"wrap", py_wrap, METH_VARARGS,
      R"(wrap(fn, callback=None, traced=None, original=None): a callable that answers calls of the function `fn`
 from compiled entries.
@@ -183,7 +183,7 @@ bool take_over_defaults(Wrapped* self) {
 int init_wrapper(PyObject* module) {
     if (ready_wrapped_type() < 0 || PyModule_AddObjectRef(module, "Wrapped", object(&wrapped_type)) < 0)
         return -1;
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, wrapper_functions);
 }
 
 }  // namespace smelt::calls

@@ -235,11 +235,12 @@ struct GlobalStateIs : Check {
     bool holds(PyObject*, Pass&) override { return state.matches(); }
 };
 
-PyMethodDef functions[] = {{"global_state", py_global_state, METH_NOARGS,
-                            "global_state(): everything outside the arguments that changes what operators "
-                            "do; a tuple of int, named by "
-                            "GLOBAL_STATE."},
-                           {}};
+PyMethodDef global_state_functions[] = {
+    {"global_state", py_global_state, METH_NOARGS,
+     "global_state(): everything outside the arguments that changes what operators "
+     "do; a tuple of int, named by "
+     "GLOBAL_STATE."},
+    {}};
 
 }  // namespace
 
@@ -252,7 +253,7 @@ int init_global_state(PyObject* module) {
     PyObject* names = field_names();
     int failed = names ? PyModule_AddObjectRef(module, "GLOBAL_STATE", names) : -1;
     Py_XDECREF(names);
-    return failed ? failed : PyModule_AddFunctions(module, functions);
+    return failed ? failed : PyModule_AddFunctions(module, global_state_functions);
 }
 
 }  // namespace smelt::guards

@@ -371,7 +371,7 @@ PyObject* py_how_written(PyObject*, PyObject* x) {
     return PyLong_FromLong(how_written(x));
 }
 
-PyMethodDef functions[] = {
+PyMethodDef tree_functions[] = {
     {"how_written", py_how_written, METH_O,
      "how_written(x): whether a write with gradients is made (0), or raises because x is a leaf (1), a view "
      "of "
@@ -414,7 +414,7 @@ int init_tree(PyObject* module) {
     if (!init_lookup() || !init_iterators() || ready_guard_tree_type() < 0 ||
         PyModule_AddObjectRef(module, "GuardTree", type) < 0)
         return -1;
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, tree_functions);
 }
 
 }  // namespace smelt::guards

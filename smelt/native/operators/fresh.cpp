@@ -42,17 +42,18 @@ PyObject* view_like(PyObject*, PyObject* const* args, Py_ssize_t count) {
     END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef functions[] = {{"fresh_like", fresh_like, METH_O,
-                            "fresh_like(t): a tensor on the meta device laid out as `t`, which has memory of "
-                            "its own and no history."},
-                           {"view_like", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(view_like)),
-                            METH_FASTCALL, "view_like(t, source): the same in the memory of `source`."},
-                           {}};
+PyMethodDef fresh_functions[] = {
+    {"fresh_like", fresh_like, METH_O,
+     "fresh_like(t): a tensor on the meta device laid out as `t`, which has memory of "
+     "its own and no history."},
+    {"view_like", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(view_like)), METH_FASTCALL,
+     "view_like(t, source): the same in the memory of `source`."},
+    {}};
 
 }  // namespace
 
 int init_fresh(PyObject* module) {
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, fresh_functions);
 }
 
 }  // namespace smelt

@@ -1,8 +1,9 @@
 // Where the generator of a GPU stands, for kernels that draw ATen's numbers themselves: `smelt::philox_place`, and
 // `smelt::philox_in_memory` for work that may be captured into a CUDA graph.
 #include <ATen/Context.h>
-#include <ATen/Functions.h>
 #include <ATen/core/Generator.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <torch/library.h>
 
 #include <mutex>

@@ -8,7 +8,7 @@ namespace smelt::plan {
 namespace {
 
 // Builds the tensors of the arena, or moves them to where it is now.
-void place_arena(const Program& p, Frame& f) {
+void place_arena(const Program& p, RegisterFile& f) {
     c10::InferenceMode ordinary(false);  // for these tensors, whatever mode the first caller is in
     const bool built = f.built_at != nullptr;
     f.built_at = f.arena->get();
@@ -28,7 +28,7 @@ void place_arena(const Program& p, Frame& f) {
     }
 }
 
-void give_arena(const Program& p, Frame& f) {
+void give_arena(const Program& p, RegisterFile& f) {
     if (p.device.is_cpu()) return;
     f.arena.reset();
     f.bytes = 0;
@@ -36,13 +36,13 @@ void give_arena(const Program& p, Frame& f) {
 
 }  // namespace
 
-void take_arena(const Program& p, Frame& f) {
+void take_arena(const Program& p, RegisterFile& f) {
     f.bytes = p.arena_bytes;
     f.arena = make_arena(p.arena_bytes, p.device);
     if (f.arena->get() != f.built_at) place_arena(p, f);
 }
 
-Frame::Frame(const Program& p) : tensors(p.n_registers), data(p.n_registers, nullptr) {
+RegisterFile::RegisterFile(const Program& p) : tensors(p.n_registers), data(p.n_registers, nullptr) {
     for (size_t i = 0; i < p.constants.size(); ++i) tensors[p.n_inputs + i] = p.constants[i];
 }
 
@@ -53,7 +53,7 @@ Place place_on(c10::Device device) {
     return {device, stream.id(), guard->getStreamNativeHandle(stream)};
 }
 
-std::unique_ptr<Frame> IdleFrames::take(const Place& place) {
+std::unique_ptr<RegisterFile> IdleRegisterFiles::take(const Place& place) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto it = frames_.begin(); it != frames_.end(); ++it) {
         if (!(it->first == place)) continue;
@@ -64,14 +64,14 @@ std::unique_ptr<Frame> IdleFrames::take(const Place& place) {
     return nullptr;
 }
 
-void IdleFrames::give(const Place& place, std::unique_ptr<Frame> frame) {
+void IdleRegisterFiles::give(const Place& place, std::unique_ptr<RegisterFile> frame) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& kept : frames_)
         if (kept.first == place) return;
     frames_.emplace_back(place, std::move(frame));
 }
 
-size_t IdleFrames::drop() {
+size_t IdleRegisterFiles::drop() {
     decltype(frames_) frames;
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -82,21 +82,21 @@ size_t IdleFrames::drop() {
     return bytes;
 }
 
-size_t IdleFrames::bytes() {
+size_t IdleRegisterFiles::bytes() {
     std::lock_guard<std::mutex> lock(mutex_);
     size_t bytes = 0;
     for (const auto& kept : frames_) bytes += kept.second->bytes;
     return bytes;
 }
 
-Borrowed::Borrowed(const Program& program, IdleFrames& idle)
+Borrowed::Borrowed(const Program& program, IdleRegisterFiles& idle)
     : program_(program), idle_(idle), current_(program.device), place_(place_on(program.device)) {
     if (program.keeps_no_frame) {
         frame_ = &own_.emplace(program);
         return;
     }
     kept_ = idle.take(place_);
-    if (!kept_) kept_ = std::make_unique<Frame>(program);
+    if (!kept_) kept_ = std::make_unique<RegisterFile>(program);
     frame_ = kept_.get();
 }
 

@@ -1,6 +1,6 @@
 // The registers of one call.
 //
-// A call borrows a `Frame`: the registers, with every tensor that lives in the arena built beforehand, so that a call
+// A call borrows a `RegisterFile`: the registers, with every tensor that lives in the arena built beforehand, so that a call
 // allocates only what it returns. Frames are private to a call; idle ones wait for the next call. What always holds
 // between calls: a frame's dynamic registers are empty. Of a program without an arena that has few registers, each call has
 // a frame of its own, which takes less time than looking for an idle one.
@@ -30,8 +30,8 @@ struct Realigned {
     bool written;
 };
 
-struct Frame {
-    explicit Frame(const Program& program);
+struct RegisterFile {
+    explicit RegisterFile(const Program& program);
 
     Arena arena;
     void* built_at = nullptr;  // where the arena was when its tensors were built or moved
@@ -50,7 +50,7 @@ struct Frame {
 };
 
 // Memory for the temporaries of a frame that has none.
-void take_arena(const Program& program, Frame& frame);
+void take_arena(const Program& program, RegisterFile& frame);
 
 // A place in the order of a device's work: a frame that a call gives back may still be read by kernels that it
 // started, so only calls that are queued behind these may have it.
@@ -66,36 +66,36 @@ struct Place {
 Place place_on(c10::Device device);
 
 // The frames that no call has, at most one for each place. Any thread.
-class IdleFrames {
+class IdleRegisterFiles {
   public:
-    std::unique_ptr<Frame> take(const Place& place);  // nullptr: none
-    void give(const Place& place, std::unique_ptr<Frame> frame);
+    std::unique_ptr<RegisterFile> take(const Place& place);  // nullptr: none
+    void give(const Place& place, std::unique_ptr<RegisterFile> frame);
     size_t drop();  // frees them; returns the bytes of their arenas
     size_t bytes();
 
   private:
     std::mutex mutex_;
-    std::vector<std::pair<Place, std::unique_ptr<Frame>>> frames_;
+    std::vector<std::pair<Place, std::unique_ptr<RegisterFile>>> frames_;
 };
 
 // A frame for the length of one call.
 class Borrowed {
   public:
-    Borrowed(const Program& program, IdleFrames& idle);
+    Borrowed(const Program& program, IdleRegisterFiles& idle);
     ~Borrowed();
     Borrowed(const Borrowed&) = delete;
     Borrowed& operator=(const Borrowed&) = delete;
-    Frame& operator*() { return *frame_; }
+    RegisterFile& operator*() { return *frame_; }
     const Place& place() const { return place_; }
 
   private:
     const Program& program_;
-    IdleFrames& idle_;
+    IdleRegisterFiles& idle_;
     const OnDevice current_;  // the program's
     const Place place_;
-    std::optional<Frame> own_;
-    std::unique_ptr<Frame> kept_;  // where there is none of its own
-    Frame* frame_;
+    std::optional<RegisterFile> own_;
+    std::unique_ptr<RegisterFile> kept_;  // where there is none of its own
+    RegisterFile* frame_;
 };
 
 }  // namespace smelt::plan

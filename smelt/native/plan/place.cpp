@@ -43,11 +43,12 @@ PyObject* place_for_python(PyObject*, PyObject* args) {
     END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef functions[] = {{"place", place_for_python, METH_VARARGS,
-                            "place(intervals, alignment) -> (offsets, bytes): where temporaries lie in an "
-                            "arena. Each is given as (bytes, first "
-                            "step, last step)."},
-                           {nullptr, nullptr, 0, nullptr}};
+PyMethodDef place_functions[] = {
+    {"place", place_for_python, METH_VARARGS,
+     "place(intervals, alignment) -> (offsets, bytes): where temporaries lie in an "
+     "arena. Each is given as (bytes, first "
+     "step, last step)."},
+    {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
@@ -74,7 +75,7 @@ Placement place(const std::vector<Interval>& intervals, int64_t alignment) {
 }
 
 int init_place(PyObject* module) {
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, place_functions);
 }
 
 }  // namespace smelt::plan

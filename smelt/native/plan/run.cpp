@@ -183,7 +183,7 @@ class Run {
     }
 
     const Program& p_;
-    Frame& f_;
+    RegisterFile& f_;
     const Names* names_;                                    // null: nobody watches
     const Queue queue_;                                     // of the program's device
     std::optional<c10::impl::LocalDispatchKeySet> caller_;  // where a step needs it

@@ -26,13 +26,13 @@ struct PlanObject {
     PyObject_HEAD vectorcallfunc vectorcall;
     Program* program;
     PyObject* keepalive;  // owners of the machine code
-    IdleFrames* idle;
+    IdleRegisterFiles* idle;
     Graphs* graphs;  // nullptr: it is always run
     PyObject* weakrefs;
 };
 
 // Gives kernels a copy of an input. Its dimensions may overlap, and do not matter.
-void realign(const Program& p, Frame& f, size_t i, const at::Tensor& t) {
+void realign(const Program& p, RegisterFile& f, size_t i, const at::Tensor& t) {
     const BelowAutograd beneath;
     int64_t last = 0;
     for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
@@ -42,7 +42,7 @@ void realign(const Program& p, Frame& f, size_t i, const at::Tensor& t) {
     f.realigned.push_back({std::move(memory), std::move(copy), p.written[i] != 0});
 }
 
-void set_address(const Program& p, Frame& f, size_t i, const at::Tensor& t) {
+void set_address(const Program& p, RegisterFile& f, size_t i, const at::Tensor& t) {
     if (!p.needs_data[i]) return;
     auto* impl = t.unsafeGetTensorImpl();
     f.data[i] = p.written[i] ? impl->mutable_data() : const_cast<void*>(impl->data());
@@ -51,13 +51,13 @@ void set_address(const Program& p, Frame& f, size_t i, const at::Tensor& t) {
         realign(p, f, i, t);
 }
 
-void set_constant_addresses(const Program& p, Frame& f) {
+void set_constant_addresses(const Program& p, RegisterFile& f) {
     for (size_t i = p.n_inputs; i < p.n_inputs + p.constants.size(); ++i)
         if (p.needs_data[i]) f.data[i] = f.tensors[i].unsafeGetTensorImpl()->mutable_data();
 }
 
 // False with a Python error.
-bool bind_inputs(const Program& p, Frame& f, Objects inputs) {
+bool bind_inputs(const Program& p, RegisterFile& f, Objects inputs) {
     if (inputs.size() != p.n_inputs) {
         PyErr_Format(PyExc_TypeError, "Plan: %zu inputs expected, got %zu", p.n_inputs, inputs.size());
         return false;
@@ -89,7 +89,7 @@ bool bind_inputs(const Program& p, Frame& f, Objects inputs) {
 }
 
 // The i-th output, asked for once, in order: the register lets go of it where it may.
-at::Tensor output(const Program& p, Frame& f, size_t i) {
+at::Tensor output(const Program& p, RegisterFile& f, size_t i) {
     at::Tensor& t = f.tensors[p.outputs[i]];
     return p.is_last[i] ? std::move(t) : t;
 }
@@ -166,7 +166,7 @@ PyObject* allocated(PyTypeObject* type, std::unique_ptr<Program> program, PyObje
     self->vectorcall = plan_call;
     self->program = program.release();
     self->keepalive = Py_NewRef(keepalive);
-    self->idle = new IdleFrames;
+    self->idle = new IdleRegisterFiles;
     self->graphs = nullptr;
     return reinterpret_cast<PyObject*>(self);
 }
@@ -405,7 +405,7 @@ std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& input
         return outputs;
     }
     Borrowed frame(p, *as_plan(plan)->idle);
-    Frame& f = *frame;
+    RegisterFile& f = *frame;
     for (size_t i = 0; i < p.n_inputs; ++i) {
         if (!inputs[i].defined()) {  // nothing to this plan
             TORCH_CHECK(!p.is_read[i], "Plan: input " + std::to_string(i) + " must be a Tensor, got none");

@@ -176,16 +176,16 @@ bool is_plain_leaf(PyObject* x) {
 
 long how_written(PyObject* x) {
     namespace impl = torch::autograd::impl;
-    enum : long { NO_TENSOR = -1, FREELY, LEAF, OF_LEAF, RESTRICTED };
-    if (!THPVariable_Check(x)) return NO_TENSOR;
+    enum : long { kNoTensor = -1, kFree, kLeaf, kViewOfLeaf, kRestrictedView };
+    if (!THPVariable_Check(x)) return kNoTensor;
     const at::Tensor& t = THPVariable_Unpack(x);
     const auto* view = impl::get_view_autograd_meta(t);
     if (view && view->has_bw_view()) {
-        if (view->get_creation_meta() != torch::autograd::CreationMeta::DEFAULT) return RESTRICTED;
+        if (view->get_creation_meta() != torch::autograd::CreationMeta::DEFAULT) return kRestrictedView;
         const at::Tensor& base = view->get_backward_view().base_;
-        return t.requires_grad() && !impl::grad_fn_unsafe(base) ? OF_LEAF : FREELY;
+        return t.requires_grad() && !impl::grad_fn_unsafe(base) ? kViewOfLeaf : kFree;
     }
-    return t.requires_grad() && !impl::grad_fn_unsafe(t) ? LEAF : FREELY;
+    return t.requires_grad() && !impl::grad_fn_unsafe(t) ? kLeaf : kFree;
 }
 
 CheckPtr make_plain_leaf(PyObject*, Building&) {
