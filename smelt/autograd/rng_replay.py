@@ -56,7 +56,7 @@ def _redraw_dropout(node: Node, items: dict[int, Node], make: NodeMaker, config:
     make.begin(node)
     number = make_spec((), (), torch.int64, torch.device("cpu"))
     place = _node(
-        node, torch.ops.smelt.philox_place.default, (0, x.spec.device), make.name("place"), (number,) * 2
+        node, torch.ops.smelt.philox_offset.default, (0, x.spec.device), make.name("place"), (number,) * 2
     )
     seed, offset = (
         _node(node, operator.getitem, (place, k), make.name(name), number)

@@ -40,7 +40,7 @@ LOCK = hold_at_fork(threading.RLock(), SIZES)
 
 def by_sizes(
     sizes: Mapping[Sym, SizeInput], make: Callable[[Values], Instance | Compiled], prepare: bool = True
-) -> _native.BySizes:
+) -> _native.SizeDispatch:
     """Runs what `make` gives for the sizes of its inputs; a bare callable is not kept. It is asked under the grad mode that
     is on now; for the sizes that the trace saw, at once, if to `prepare`."""
     grad = torch.is_grad_enabled()
@@ -57,7 +57,7 @@ def by_sizes(
             return make(values)
 
     sources = [(s.input, s.source) for s in sizes.values()]
-    native = _native.BySizes([(i, s.dim, s.divisor, s.over, s.rest) for i, s in sources], instance, LOCK)
+    native = _native.SizeDispatch([(i, s.dim, s.divisor, s.over, s.rest) for i, s in sources], instance, LOCK)
     if prepare:
         native.prepare(tuple(source.hint for source in sizes.values()))
     return native

@@ -21,7 +21,7 @@ def out_variant(op: OpOverload) -> OpOverload | None:
 
 @cache
 def draws_alike() -> bool:
-    """Whether `smelt::bernoulli` (native/operators/random.cpp), some six times faster, gives the numbers that ATen gives
+    """Whether `smelt::bernoulli` (native/operators/bernoulli.cpp), some six times faster, gives the numbers that ATen gives
     here: on some CPUs torch draws them with MKL."""
     ours, theirs = torch.Generator(), torch.Generator()
     drawn = torch.ops.smelt.bernoulli.out(torch.empty(0), 0.3, generator=ours, out=torch.empty(1500))

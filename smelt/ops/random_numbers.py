@@ -1,10 +1,9 @@
 """Random numbers.
 
-On a GPU, kernels draw the numbers that ATen's own would: by the place of an element (`ops/philox_order.py`), the
-generator's seed and its offset, which `smelt::philox_place` reads as it moves the generator on. ATen draws the rest:
-in other dtypes and orders, where it computes by functions that no kernel here has to the last bit (a logarithm of
-float64), where it stops the device for what it reads (`bernoulli` of a tensor), and what is so large that it is
-cheaper (`MOST_APART`).
+On a GPU, kernels draw the numbers that ATen's own would: by the place of an element (`ops/philox_order.py`), the generator's seed
+and its offset, which `smelt::philox_offset` reads as it moves the generator on. ATen draws the rest: in other dtypes and
+orders, where it computes by functions that no kernel here has to the last bit (a logarithm of float64), where it stops the
+device for what it reads (`bernoulli` of a tensor), and what is so large that it is cheaper (`MOST_APART`).
 """
 
 from __future__ import annotations
@@ -324,8 +323,8 @@ def _place_of_generator(b: Builder, offsets: int) -> _Place:
         Tensor(name, TensorSpec((), (), torch.int64, device), Stored(), b.line)
         for name, device in zip(("seed", "offset", "within"), devices)
     )
-    op = torch.ops.smelt.philox_in_memory.default if captured else torch.ops.smelt.philox_place.default
-    b.made.append(Extern(op, (offsets, b.device), {}, results, "philox_place", b.line))
+    op = torch.ops.smelt.philox_in_memory.default if captured else torch.ops.smelt.philox_offset.default
+    b.made.append(Extern(op, (offsets, b.device), {}, results, "philox_offset", b.line))
     return _Place(*results)
 
 

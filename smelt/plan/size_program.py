@@ -1,4 +1,4 @@
-"""Sizes as an integer program: each slot is a symbol, or computed from slots before it (`native/plan/template.cpp`)."""
+"""Sizes as an integer program: each slot is a symbol, or computed from slots before it (`native/plan/plan_template.cpp`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from smelt.shapes.expr import Expr, Quotient, Size, Sym
 
-CONSTANT, ADD, MULTIPLY, DIVIDE, MODULO = range(5)  # as native/plan/template.cpp counts them
+CONSTANT, ADD, MULTIPLY, DIVIDE, MODULO = range(5)  # as native/plan/plan_template.cpp counts them
 _OPERATIONS = {"//": DIVIDE, "%": MODULO}
 
 

@@ -1,4 +1,4 @@
-"""Plans captured into CUDA graphs, when `_native.Plan` says that it is time (native/plan/graphs.h)."""
+"""Plans captured into CUDA graphs, when `_native.Plan` says that it is time (native/plan/cuda_graphs.h)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Replay:
 
 @dataclass(frozen=True)
 class Capture:
-    """`capture(inputs, copied)`: see `_native.Plan.use_graphs`. `alive`: all that were captured of this plan, and of others
-    that share the number of graphs that there may be."""
+    """`capture(inputs, copied)`: see `_native.Plan.use_cuda_graphs`. `alive`: all that were captured of this plan, and
+    of others that share the limit of graphs."""
 
     plan: Callable[[], _native.Plan | None]  # which owns this, so it is not kept alive
     alive: weakref.WeakSet[Replay] = field(default_factory=weakref.WeakSet)

@@ -1,7 +1,7 @@
 """GPUs of AMD, where asked for by `options={"amd": True}`: as NVIDIA's (`cuda`), but for what is said here.
 
 NEVER RUN on such a GPU. Tests compile the kernels for them, which needs none, and run plans by the simulated device
-(`native/devices/hip.cpp` loads and launches there). What is not known to hold on them is left to ATen:
+(`native/devices/hip_driver.cpp` loads and launches there). What is not known to hold on them is left to ATen:
 
 * random numbers: those of hipRAND are others than cuRAND's, which `ops.philox_order` knows;
 * products that are generated, layouts of images and rows that are padded: chosen by what cuBLAS and cuDNN do;

@@ -199,7 +199,7 @@ def load(
     if graphs is not None:
         why_not = cannot_be_replayed(plan) if len(devices) == 1 else "it is one of several GPUs"
         if why_not is None:
-            native.use_graphs(Capture(weakref.ref(native), graphs))
+            native.use_cuda_graphs(Capture(weakref.ref(native), graphs))
         else:
             log.info("smelt: a plan runs without CUDA graphs: %s", why_not)
     return native

@@ -46,7 +46,7 @@ def _generator(monkeypatch):
         monkeypatch.setattr(module, "blocks_that_draw", lambda device: BLOCKS)
     library = torch.library.Library("smelt", "IMPL")
     key = "CompositeImplicitAutograd"
-    library.impl("philox_place", place, key, allow_override=True)
+    library.impl("philox_offset", place, key, allow_override=True)
     library.impl("philox_in_memory", place_in_memory, key, allow_override=True)
     library.impl("has_philox_in_memory", lambda: True, key, allow_override=True)
     PLACE[:] = 1234, 0
@@ -63,7 +63,7 @@ def test_two_numbers_are_kept_instead_of_a_mask():
     parts = partition(joint, DEFAULT)
     check_valid(joint, parts)
     assert parts.nbytes == 16
-    assert "philox_place" in code(parts.forward) and "dropout_mask" in code(parts.backward)
+    assert "philox_offset" in code(parts.forward) and "dropout_mask" in code(parts.backward)
 
 
 def test_what_was_dropped_follows_from_the_mask():

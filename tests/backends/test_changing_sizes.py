@@ -85,7 +85,7 @@ def compiled(f, config=CHECKED):
     traced, inputs = symbolic_trace(f, x)
     assert inputs[0] is x and set(traced.sizes) <= {S0, S1}
     run = compile_graph(traced, config)
-    assert isinstance(run, _native.BySizes)
+    assert isinstance(run, _native.SizeDispatch)
     return lambda x: run((x, *inputs[1:])), run
 
 
@@ -276,7 +276,7 @@ def test_gradients_are_eagers(f):
     traced, inputs = symbolic_trace(f, x, v, joint=True)
     assert inputs[0] is x and inputs[1] is v and traced.joint is not None
     run = compile_graph(traced, CHECKED)
-    assert isinstance(run, _native.BySizes)
+    assert isinstance(run, _native.SizeDispatch)
     for seed, s in enumerate(ROWS):
         gradients(run, f, s, 6, seed)
     assert set(run.instances) == {(s,) for s in ROWS}

@@ -155,7 +155,7 @@ def test_dropout_draws_within_a_kernel_where_the_devices_numbers_are_known():
     graph = on_second_device(f, r(64, 64), r(64, 64))
     for blocks, expected in (
         (0, ["mul_relu", aten.native_dropout.default, aten.mm.default]),
-        (1056, [torch.ops.smelt.philox_place.default, "mul_relu_native_dropout", aten.mm.default]),
+        (1056, [torch.ops.smelt.philox_offset.default, "mul_relu_native_dropout", aten.mm.default]),
     ):
         costs = replace(second_target().costs, draw_blocks=blocks)
         items = fuse(lower(graph, costs), costs).items

@@ -59,7 +59,7 @@ class Entry:
     def is_one_off(self) -> bool:
         """Whether it has answered no call besides the one that it was made for, as far as is known: a tree makes notes when
         it accepts a second one."""
-        return self.tree.notes() is None
+        return self.tree.memo_size() is None
 
     @property
     def guards(self) -> str:

@@ -109,8 +109,8 @@ def compiled_frame(
 
 def without_frame(frame: CompiledFrame) -> Graph | None:
     """What answers calls in place of `frame` where that only calls a graph: a plan of nothing but kernels, which asks nobody
-    who could look at the frame; a BySizes where it has such a plan for the sizes of the call."""
-    if isinstance(frame.only, _native.BySizes):
+    who could look at the frame; a SizeDispatch where it has such a plan for the sizes of the call."""
+    if isinstance(frame.only, _native.SizeDispatch):
         return frame.only
     forward = frame.only.forward if isinstance(frame.only, _native.Differentiable) else frame.only
     return frame.only if isinstance(forward, _native.Plan) and forward.launches_only else None

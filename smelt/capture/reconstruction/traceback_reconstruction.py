@@ -20,7 +20,9 @@ def entry(
     """A traceback that begins in a call of `code`, at the instruction at byte `offset`, and goes on with `rest`."""
     if code.co_freevars:  # `f_locals` reads their cells, which a frame that never ran does not have
         code = code.replace(co_freevars=())
-    return types.TracebackType(rest, _native.frame_of(code, scope), offset, line or code.co_firstlineno)
+    return types.TracebackType(
+        rest, _native.traceback_frame(code, scope), offset, line or code.co_firstlineno
+    )
 
 
 def users_part(found: types.TracebackType | None) -> types.TracebackType | None:

@@ -141,7 +141,9 @@ def _diverted(
     asked, call.asks = call.asks, True
     named = kwargs or call.take_no_keywords()
     try:
-        result = _native.call_window(fn, tuple(args), None if named is None else dict(named), callback)
+        result = _native.call_with_frame_hook(
+            fn, tuple(args), None if named is None else dict(named), callback
+        )
     except BaseException as e:
         if vm.failure is not None and e is not vm.failure:
             raise vm.failure from e
