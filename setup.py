@@ -47,6 +47,7 @@ UNITS = {
     "guards": "guards",
     "operators": "operators",
     "plan": "plan",
+    "shapes": "plan",
 }
 
 

@@ -1,6 +1,6 @@
 // smelt._native.PlanTemplate: a plan with symbolic sizes, valid for all sizes that satisfy its conditions.
 //
-// Its program is read once, with slots instead of numbers that depend on sizes. A plan for instructions sizes is a copy: an
+// Its program is read once, with slots instead of numbers that depend on sizes. A plan for concrete sizes is a copy: an
 // integer program computes the slots, temporaries get offsets in the arena, and the slots' values replace the
 // symbolic numbers.
 #include "plan/new_plan.h"
@@ -15,18 +15,11 @@
 #include "plan/arena_placement.h"
 #include "plan/program_reader.h"
 #include "plan/symbolic_plan.h"
+#include "shapes/size_program.h"
 #include "torch_python.h"
 
 namespace smelt::plan {
 namespace {
-
-enum class Operation : uint8_t { constant, add, multiply, divide, modulo };
-
-// Computes one slot from the slots `a` and `b`; a constant is `a`.
-struct Instruction {
-    Operation operation;
-    int64_t a, b;
-};
 
 // Whether the value of a slot is at least 0.
 struct Condition {
@@ -42,8 +35,8 @@ struct SymbolicInterval {
 struct Template {
     Program program;
     SymbolicFields symbolic;
-    size_t n_sizes = 0;                     // the first slots
-    std::vector<Instruction> instructions;  // of the other slots, in order
+    size_t n_sizes = 0;                             // the first slots
+    std::vector<shapes::Instruction> instructions;  // of the other slots, in order
     std::vector<Condition> conditions;
     std::vector<SymbolicInterval> intervals;
     int64_t alignment = 1;
@@ -58,37 +51,13 @@ TemplateObject* as_template(PyObject* object) {
     return reinterpret_cast<TemplateObject*>(object);
 }
 
-// Floor division, as in Python.
-int64_t floor_divided(int64_t a, int64_t b) {
-    if (b <= 0) throw std::invalid_argument("PlanTemplate: a divisor is positive");
-    return a / b - (a % b < 0);
-}
-
-int64_t compute(const Instruction& i, const std::vector<int64_t>& slots) {
-    if (i.operation == Operation::constant) return i.a;
-    const int64_t a = slots[i.a], b = slots[i.b];
-    int64_t made = 0;
-    bool overflows = false;
-    switch (i.operation) {
-        case Operation::add:
-            overflows = __builtin_add_overflow(a, b, &made);
-            break;
-        case Operation::multiply:
-            overflows = __builtin_mul_overflow(a, b, &made);
-            break;
-        case Operation::divide:
-            made = floor_divided(a, b);
-            break;
-        default:
-            made = a - floor_divided(a, b) * b;
-    }
-    if (overflows) throw std::overflow_error("PlanTemplate: sizes of more than 64 bits");
-    return made;
-}
-
 std::vector<int64_t> slots_for(const Template& t, std::vector<int64_t> sizes) {
-    sizes.reserve(t.n_sizes + t.instructions.size());
-    for (const Instruction& i : t.instructions) sizes.push_back(compute(i, sizes));
+    sizes.resize(t.n_sizes + t.instructions.size());
+    const shapes::Status status = shapes::run(t.instructions, t.n_sizes, sizes.data());
+    if (status == shapes::Status::overflow)
+        throw std::overflow_error("PlanTemplate: sizes of more than 64 bits");
+    if (status == shapes::Status::division_by_zero)
+        throw std::invalid_argument("PlanTemplate: a division by zero");
     return sizes;
 }
 
@@ -126,10 +95,11 @@ void read_instructions(py::handle instructions, Template& t) {
     for (py::handle h : py::reinterpret_borrow<py::tuple>(instructions)) {
         const auto [operation, a, b] = h.cast<std::tuple<uint8_t, int64_t, int64_t>>();
         const int64_t known = static_cast<int64_t>(t.n_sizes + t.instructions.size());
-        check(operation <= static_cast<uint8_t>(Operation::modulo), "PlanTemplate: no such operation");
+        check(operation <= static_cast<uint8_t>(shapes::Operation::modulo),
+              "PlanTemplate: no such operation");
         check(operation == 0 || (a >= 0 && b >= 0 && a < known && b < known),
               "PlanTemplate: a slot that is not known yet");
-        t.instructions.push_back({static_cast<Operation>(operation), a, b});
+        t.instructions.push_back({static_cast<shapes::Operation>(operation), a, b});
     }
 }
 
@@ -211,7 +181,8 @@ PyMethodDef template_methods[] = {
 
 PyType_Slot template_slots[] = {
     {Py_tp_doc,
-     const_cast<char*>("PlanTemplate(spec, sizes): a symbolic plan, which creates Plans for sizes (smelt/plan/sized.py).")},
+     const_cast<char*>(
+         "PlanTemplate(spec, sizes): a symbolic plan, which creates Plans for sizes (smelt/plan/sized.py).")},
     {Py_tp_new, reinterpret_cast<void*>(template_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(template_dealloc)},
     {Py_tp_methods, template_methods},

@@ -15,6 +15,7 @@
 
 #include "module.h"
 #include "plan/plan.h"
+#include "shapes/size_program.h"
 #include "torch_python.h"
 // structmember.h needs Python.h before it.
 #include <structmember.h>
@@ -34,7 +35,9 @@ struct Source {
     std::optional<int64_t> over;
     bool remainder;
 
-    int64_t reduce(int64_t number) const { return remainder ? number % divisor : number / divisor; }
+    int64_t reduce(int64_t number) const {
+        return remainder ? shapes::modulo(number, divisor) : shapes::floor_divide(number, divisor);
+    }
 };
 constexpr int64_t kItself = -1;
 
