@@ -230,7 +230,7 @@ _PlanSpec = tuple[
 ]
 
 class Plan:
-    """An executable plan; `smelt.plan.executable` builds its `spec`."""
+    """An executable plan; `smelt.plan.executable_plan` builds its `spec`."""
 
     arena_bytes: int  # scratch memory per call
     idle_bytes: int  # held between calls

@@ -1,9 +1,10 @@
 """Random numbers.
 
-On a GPU, kernels draw the numbers that ATen's own would: by the place of an element (`ops/philox_order.py`), the generator's seed
-and its offset, which `smelt::philox_offset` reads as it moves the generator on. ATen draws the rest: in other dtypes and
-orders, where it computes by functions that no kernel here has to the last bit (a logarithm of float64), where it stops the
-device for what it reads (`bernoulli` of a tensor), and what is so large that it is cheaper (`MOST_APART`).
+On a GPU, kernels draw the numbers that ATen's own would: by the place of an element (`ops/philox_order.py`), the
+generator's seed and its offset, which `smelt::philox_offset` reads as it moves the generator on. ATen draws the rest:
+in other dtypes and orders, where it computes by functions that no kernel here has to the last bit (a logarithm of
+float64), where it stops the device for what it reads (`bernoulli` of a tensor), and what is so large that it is
+cheaper (`MOST_APART`).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ Driver open_hip(const std::string& file) {
     d.load_module = [](Module* module, const void* image, unsigned, int*, void**) {
         return hip.load_module(module, image);
     };
-    // A launch may use all shared memory (codegen/triton/image.py makes sure that it suffices). hipFuncSetAttribute
+    // A launch may use all shared memory (codegen/triton/device_images.py makes sure that it suffices). hipFuncSetAttribute
     // is for functions of the program, not of modules.
     d.set_attribute = [](Function, int, int) { return 0; };
     return d;

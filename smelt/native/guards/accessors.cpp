@@ -1,4 +1,4 @@
-// The accessors: one class per kind of step in smelt/guards/origin.py.
+// The accessors: one class per kind of step in smelt/guards/source.py.
 #include "guards/accessors.h"
 #include "cpython_iterators.h"
 #include "guards/kind_table.h"

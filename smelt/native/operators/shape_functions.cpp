@@ -3,7 +3,7 @@
 // One C++ function computes the result of a structured operator (sizes, strides, dtype) for all devices; for meta
 // tensors it is `at::meta::add`. torch registers slower Python functions over most of these, and the first one that
 // runs imports torch's own compiler and sympy, which takes a second. This file registers the C++ functions again,
-// with the operators' schemas, under another namespace. `smelt/tracing/shapes.py` tries these first.
+// with the operators' schemas, under another namespace. `smelt/tracing/fake/meta_results.py` tries these first.
 //
 // `shape_function(name, overload)` returns one of them as a Python callable for meta tensors, or None.
 #include <ATen/MetaFunctions.h>

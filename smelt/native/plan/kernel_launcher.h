@@ -27,7 +27,7 @@ const Launcher& cpu_launcher();
 
 // Runs in blocks of `grain` items on a GPU; `function` is the driver's. The kernel's parameters are the registers,
 // the launch's sizes and the number of items (64 bits each). A batched launch is one launch of a function that all
-// its launches share, whose parameter is a table (codegen/triton/source.py describes its layout).
+// its launches share, whose parameter is a table (codegen/triton/kernel_source.py describes its layout).
 const Launcher& gpu_launcher();
 
 }  // namespace smelt::plan

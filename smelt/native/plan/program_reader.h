@@ -1,4 +1,4 @@
-// Reads a program from the plan that Python passes (smelt/plan/executable.py).
+// Reads a program from the plan that Python passes (smelt/plan/executable_plan.py).
 #pragma once
 #include "plan/program.h"
 #include "plan/symbolic_plan.h"
