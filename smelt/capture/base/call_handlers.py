@@ -1,4 +1,4 @@
-"""What the VM does in place of a call: tables that the modules of `protocol/` and `library/` fill.
+"""What the VM does in place of a call: tables that the modules of `semantics/` and `torch_calls/` fill.
 
 `BUILTINS` is by C callable, `METHODS` by (builtin base class, method name), `FUNCTIONS` by Python function. A handler takes
 `(vm, args, kwargs)`, one of a method `(vm, obj, *args, **kwargs)`, and returns the result; what it read from outside is

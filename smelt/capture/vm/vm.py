@@ -1,7 +1,7 @@
 """`VM`: one capture, as the packages that carry out the program see it.
 
 The state stands here, in parts (`vm_state.py`); the operations are declared here and defined above, by the modules that know
-them (`protocol/`, `interpreter/`), since each of them may come back to any other: a call may run code, which adds, whose
+them (`semantics/`, `interpreter/`), since each of them may come back to any other: a call may run code, which adds, whose
 `__add__` is called. What always holds: an object on the machine's stack is the user's own object, except that tensors are
 fakes and what is known at run time only has a stand-in.
 """

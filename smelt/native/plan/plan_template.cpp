@@ -180,9 +180,8 @@ PyMethodDef template_methods[] = {
     {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot template_slots[] = {
-    {Py_tp_doc,
-     const_cast<char*>(
-         "PlanTemplate(spec, sizes): a symbolic plan, which creates Plans for sizes (smelt/plan/symbolic_plan.py).")},
+    {Py_tp_doc, const_cast<char*>("PlanTemplate(spec, sizes): a symbolic plan, which creates Plans for sizes "
+                                  "(smelt/plan/symbolic_plan.py).")},
     {Py_tp_new, reinterpret_cast<void*>(template_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(template_dealloc)},
     {Py_tp_methods, template_methods},
