@@ -123,7 +123,7 @@ _TRIED_AGAIN = 16
 _Step = _Part | _Given | _Number
 
 
-class Parts:
+class SplitGraph:
     """A graph in parts. `start` runs it until all sizes are known, `finish` the rest."""
 
     def __init__(self, traced: Traced, graph: Graph, compile_part: CompilePart) -> None:

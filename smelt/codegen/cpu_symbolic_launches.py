@@ -39,7 +39,7 @@ from smelt.shapes.expr import Size, Sym, all_static, free_syms, subs
 WITH_WINDOWS = 8  # sets of sizes that have windows of their own: each takes some milliseconds to compile
 
 
-class ForSizes:
+class SymbolicCodegen:
     """What gives the launches of `schedule`. It keeps all code. `products`: those that are generated. Raises NeedsFixedSize
     for kernels that there is no code for that does for all sizes."""
 
@@ -59,12 +59,12 @@ class ForSizes:
         chosen = self._behind | self._rows.keys()  # what their code is depends on numbers
         self._compile([i.kernel for i in items if id(i) not in chosen])
 
-    def decided(self, decisions: Decisions) -> Sequence[Item]:
+    def symbolic(self, decisions: Decisions) -> Sequence[Item]:
         """All of them, with symbols in their sizes."""
         return self._launches(self._with_sized_products(decisions), decisions)
 
-    def is_decided(self) -> bool:
-        """Whether `decided` gives the products that are generated at numbers, which are likely ones here."""
+    def is_symbolic(self) -> bool:
+        """Whether `symbolic` gives the products that are generated at numbers, which are likely ones here."""
         if self._options is None or not any(map(is_product, self._schedule.items)):
             return True
         if any(isinstance(i, ExternItem) and i.op in WINDOW_CALLS for i in self._schedule.items):

@@ -9,7 +9,7 @@ from functools import partial
 
 from smelt.codegen.autotune.autotuner import Tuner
 from smelt.codegen.cpu_launches import launched
-from smelt.codegen.gpu_symbolic_launches import ForSizes, Generals, device_of
+from smelt.codegen.gpu_symbolic_launches import Generals, LaunchesAtSizes, device_of
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat_elementwise import of_any_size, over_one_point
 from smelt.codegen.triton.compile import Request, compile_kernels, unheard
@@ -77,13 +77,15 @@ def generate(
     return [_placed(schedule, slot, code) for slot in slots]
 
 
-def for_sizes(schedule: Schedule, arch: Arch, config: Config, device: int | None = None) -> ForSizes:
-    """The same of a schedule whose sizes have symbols: what gives its items at numbers. Products are ATen's."""
+def generate_symbolic(
+    schedule: Schedule, arch: Arch, config: Config, device: int | None = None
+) -> LaunchesAtSizes:
+    """`generate` for a schedule with symbolic sizes: returns what gives the items at concrete sizes. Products are ATen's."""
 
-    def at_numbers(schedule: Schedule, generals: Generals) -> list[Item]:
+    def at_sizes(schedule: Schedule, generals: Generals) -> list[Item]:
         return generate(schedule, arch, config, device=device, generals=generals)
 
-    return ForSizes(schedule, at_numbers)
+    return LaunchesAtSizes(schedule, at_sizes)
 
 
 def _apart_on_cpu(schedule: Schedule, item: ScheduleItem) -> list[ScheduleItem]:

@@ -37,7 +37,7 @@ def device_of(schedule: Schedule, item: KernelItem) -> torch.device:
     )
 
 
-class ForSizes:
+class LaunchesAtSizes:
     """What gives the launches of `schedule` at numbers, by `generate`. It keeps all code that it was given."""
 
     def __init__(self, schedule: Schedule, generate: Generate) -> None:

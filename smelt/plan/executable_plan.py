@@ -17,7 +17,7 @@ from smelt.plan import profiler_names
 from smelt.plan.machine_code import AddressOf
 from smelt.plan.size_program import SizeProgram, Slot
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Together, View, kernel_names
-from smelt.plan.symbolic_plan import SizedPlan
+from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.shapes.expr import Expr, Size, Sym, free_syms
 
 Addresses = Mapping[str, int | _native.DeviceKernel]  # by symbol
@@ -33,7 +33,9 @@ def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
     return _native.Plan(_spec(plan, _Writer(_addresses(plan, address_of), static_sizes)))
 
 
-def executable_template(sized: SizedPlan, syms: Sequence[Sym], address_of: AddressOf) -> _native.PlanTemplate:
+def executable_template(
+    sized: SymbolicPlan, syms: Sequence[Sym], address_of: AddressOf
+) -> _native.PlanTemplate:
     """What makes the plans of `sized`: `native.at(numbers of syms)`, None where its conditions do not hold. Raises as
     `executable` does."""
     program = SizeProgram(syms)

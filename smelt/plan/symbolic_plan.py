@@ -1,4 +1,5 @@
-"""Plans for all numbers that give the same answers where a plan is decided by sizes (`plan.size_decisions`)."""
+"""Plans with symbolic sizes, valid for all sizes with the same outcomes of the decisions that depend on sizes
+(`size_decisions.py`)."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ from smelt.plan.steps import (
 )
 from smelt.shapes.expr import Size, Sym, Values, evaluate
 
-# The loaded plan for sizes; None where the plan is another one for these.
+# The loaded plan for concrete sizes; None for sizes with other outcomes.
 Instances = Callable[[Values], _native.Plan | None]
 
 
 @dataclass(frozen=True)
-class SizedPlan:
-    """A plan in which sizes have symbols. Allocations in the arena have the number of an interval in place of an offset:
-    where that lies depends on sizes. `conditions`: whether a size is at least 0, of all sizes that the plan depends on."""
+class SymbolicPlan:
+    """A plan with symbolic sizes. An allocation in the arena has the index of an interval instead of an offset, since
+    offsets depend on sizes. `conditions`: for each size that the plan depends on, whether it is at least 0."""
 
     plan: Plan
     conditions: tuple[tuple[Size, bool], ...]
@@ -42,7 +43,7 @@ class SizedPlan:
     alignment: int
 
     def at(self, values: Values) -> Plan:
-        """The plan for these numbers, for which the conditions must hold."""
+        """The plan for these sizes, for which the conditions must hold."""
         intervals = [replace(i, nbytes=evaluate(i.nbytes, values)) for i in self.intervals]
         placement = place(intervals, self.alignment)
         offsets = [placement.offsets[i.key] for i in intervals]
@@ -55,16 +56,18 @@ class SizedPlan:
 
     @cached_property
     def kernels(self) -> int:
-        """How many different kernels it launches."""
+        """The number of distinct kernels that the plan launches."""
         return len(kernel_names(self.plan))
 
     @cached_property
     def externs(self) -> tuple[str, ...]:
-        """The operators that it calls."""
+        """The operators that the plan calls."""
         return extern_names(self.plan)
 
 
-LoadSized = Callable[[SizedPlan, Sequence[Sym]], Instances]  # given the symbols
+LoadSymbolic = Callable[
+    [SymbolicPlan, Sequence[Sym]], Instances
+]  # the symbols are the parameters of `Instances`
 
 
 def _alloc(step: Alloc, values: Values) -> Alloc:
@@ -95,7 +98,7 @@ def _aten(step: Aten, values: Values) -> Aten:
     return replace(step, args=args, kwargs=kwargs, expect=expect)
 
 
-def _same(step: Step, values: Values) -> Step:
+def _unchanged(step: Step, values: Values) -> Step:
     return step
 
 
@@ -105,6 +108,6 @@ _STEPS: dict[type, Callable[[Any, Values], Step]] = {
     Launch: _launch,
     Together: _together,
     Aten: _aten,
-    BumpVersion: _same,
-    Free: _same,
+    BumpVersion: _unchanged,
+    Free: _unchanged,
 }

@@ -11,12 +11,11 @@ from smelt import events
 from smelt.codegen.cpu_symbolic_launches import WITH_WINDOWS
 from smelt.codegen.gemm_profitability import prefers_product
 from smelt.codegen.llvm.host_cpu import host
-from smelt.codegen.plan_loading import load, load_sized
+from smelt.codegen.plan_loading import load, load_symbolic
 from smelt.config import Config
 from smelt.ops.lowering import lower
-from smelt.plan.plan_template import Loader, Template
+from smelt.plan.plan_template import Loader, SymbolicLaunches, Template
 from smelt.plan.steps import Aten, launches
-from smelt.plan.target import Decided
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule_program import fuse
 from smelt.targets import cpu
@@ -38,9 +37,10 @@ class AtSizes:
         graph, real = symbolic(f, *inputs)
         self.order = [next((k for k, t in enumerate(inputs) if t is r), r) for r in real]
         target = cpu.target(Config(verify_stages=True), "znver5")
-        self.template = Template.of(fuse(lower(graph, target.costs), target.costs), target)
-        is_decided = isinstance(self.template.items, Decided)
-        self.loader = Loader(self.template, load_sized, (S0, S1)) if is_decided else None
+        schedule = fuse(lower(graph, target.costs), target.costs)
+        self.template = Template(schedule, target.generate_symbolic(schedule), target)
+        is_symbolic = isinstance(self.template.launches, SymbolicLaunches)
+        self.loader = Loader(self.template, load_symbolic, (S0, S1)) if is_symbolic else None
 
     def inputs(self, s, t):
         sizes = {S0: s, S1: t}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smelt
-from smelt.backends import smelt as backend
+from smelt import pipeline
 from smelt.graph.memory_format import is_last
 from smelt.ops import convolution_bias, cudnn_layouts
 from smelt.report import inspect
@@ -121,7 +121,7 @@ def test_images_of_half_precision_are_channels_last_inside(monkeypatch: pytest.M
         made.append(relaid(graph, *backward).graph)
         return relaid(graph, *backward)
 
-    monkeypatch.setattr(backend, "relaid", seen)
+    monkeypatch.setattr(pipeline, "relaid", seen)
     module = Net().cuda().eval()
     compiled = smelt.compile(module, dynamic=True)
     for shape in SIZES:
