@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt import events
-from smelt.codegen.cpu_symbolic_launches import WITH_WINDOWS
+from smelt.codegen.cpu_symbolic_launches import MAX_WINDOW_SETS
 from smelt.codegen.gemm_profitability import prefers_product
 from smelt.codegen.llvm.host_cpu import host
 from smelt.codegen.plan_loading import load, load_symbolic
@@ -162,7 +162,7 @@ def test_too_few_columns_are_atens():
 
 def test_the_first_sets_of_sizes_have_windows():
     graph = AtSizes(lambda x: F.relu(F.conv2d(x, filters, padding=1, groups=6)), (2, 6, S0, S1))
-    for s in range(5, 5 + WITH_WINDOWS):
+    for s in range(5, 5 + MAX_WINDOW_SETS):
         assert not calls(graph.plan(s, 9))
     assert calls(graph.plan(30, 9))
     assert not calls(graph.plan(5, 9))
