@@ -14,7 +14,6 @@ SHELL := bash
 PYTHON ?= python3
 # Installed where the Python above has no torch of its own, or another is asked for. TORCH_ARGS may name an index with CPU builds.
 TORCH ?= torch==2.13.0
-TORCHVISION ?= torchvision==0.28.0
 TORCH_ARGS ?=
 NEWEST ?= -r requirements/newest.txt
 TRITON ?= triton==3.6.0
@@ -49,10 +48,11 @@ $(VENV)/.native: $(VENV)/.torch $(NATIVE) setup.py pyproject.toml smelt/_built.p
 	$(PIP) install -q --no-build-isolation -e .
 	touch $@
 
-$(VENV)/.test: $(VENV)/.torch requirements/test.txt
+$(VENV)/.test: $(VENV)/.torch requirements/test.txt requirements/install_torchvision.py
 	@echo "== what tests, demo and benchmarks use"
+	$(PY) requirements/install_torchvision.py $(TORCH_ARGS)
 	$(PIP) install -q -r requirements/test.txt "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))')"
-	$(PIP) show -q torchvision 2>/dev/null || $(PIP) install -q --no-deps $(TORCHVISION)
+	$(PY) -c 'import torchvision, timm'
 	$(PIP) show -q triton 2>/dev/null || $(PIP) install -q $(TRITON)  # CUDA builds of torch bring their own
 	touch $@
 

@@ -3,9 +3,6 @@
 Each change is applied to a small BERT. If no guard notices it, what was captured before must still be right.
 """
 
-import benchmarks.models  # noqa: F401  declares what transformers needs to import
-
-# isort: split
 import contextlib
 
 import pytest
