@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.host_cpu import Host, host
+from smelt.codegen.llvm.host_cpu import LEVELS, Host, host
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.object_files import assemble
 from smelt.config import Config
@@ -349,9 +349,7 @@ def hand_written() -> dict[str, Function]:
 
 # ---- running
 
-# Narrow vectors without cheap masks, as on a machine with AVX2 only.
-NARROW = Host("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt", 256, False, False)
-TARGETS = [pytest.param(None, id="host"), pytest.param(NARROW, id="avx2")]
+TARGETS = [pytest.param(None, id="host"), pytest.param(LEVELS["x86-64-v3"], id="avx2")]
 
 
 def run(
