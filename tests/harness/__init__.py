@@ -28,6 +28,7 @@ whole programs, eager and compiled
     attention      attention that is written out, on GPUs: operands, errors beside eager's, what became of graphs
     products       matrix products for GPUs, with tensors for them
     attention_tiles generated attention, with tensors, and as loops
+    cudnn          convolutions of the simulated device, as cuDNN has them
     contests       contests of generated kernels with ATen, on the simulated device
     user_kernels   programs that launch kernels of Triton
     wrong_lowering an operator that is compiled wrongly
