@@ -1,7 +1,7 @@
 """The machine that code is generated for: its name, its features, the width of its vectors.
 
-Where the environment variable `SMELT_CPU` names a level of x86-64 (`LEVELS`), code is for that level instead of for the machine
-that the process runs on, as with `ATEN_CPU_CAPABILITY` for torch's own kernels.
+Where the environment variable `SMELT_CPU` names a level of x86-64 (`LEVELS`), code is for that level instead of for the
+machine that the process runs on, as with `ATEN_CPU_CAPABILITY` for torch's own kernels.
 """
 
 from __future__ import annotations
