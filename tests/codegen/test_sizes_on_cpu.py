@@ -19,6 +19,7 @@ from smelt.plan.steps import Aten, launches
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule_program import fuse
 from smelt.targets import cpu
+from tests.harness.hosts import generate_products
 from tests.harness.symbolic import S0, S1, symbolic
 from tests.harness.traced import flatten
 
@@ -171,7 +172,7 @@ def test_the_first_sets_of_sizes_have_windows():
 @pytest.fixture
 def generated(monkeypatch):
     """Products are generated on this host."""
-    monkeypatch.setitem(cpu.PRODUCT_COSTS, host().cpu, cpu.ZEN5)
+    generate_products(monkeypatch)
 
 
 def calls_of(f, shapes):

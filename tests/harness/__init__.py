@@ -51,6 +51,7 @@ one stage, on example tensors
     differentiable two custom autograd functions, and random functions for hypothesis
     scheduled      the schedule of a function, run by the reference interpreter
     compiled       a function compiled by the backend alone
+    hosts          the target that a test states: the width of vectors, generated products
     kernels        small kernels written by hand, and how to run them
     printed        kernels that are printed as Triton: one of each kind, and those of programs
     random_words   Philox, in numpy

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.host_cpu import LEVELS, Host, host
+from smelt.codegen.llvm.host_cpu import Host, host
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.object_files import assemble
 from smelt.config import Config
@@ -30,7 +30,7 @@ from smelt.loops.kernel_ir import (
 from smelt.loops.row_sums import beside
 from smelt.ops.philox_order import Draws, Step
 from smelt.plan.machine_code import Function
-from smelt.shapes.expr import Size, Sym
+from tests.harness.hosts import NARROW, WIDE
 
 CHECKED = Config(verify_stages=True)
 f32 = torch.float32
@@ -349,7 +349,7 @@ def hand_written() -> dict[str, Function]:
 
 # ---- running
 
-TARGETS = [pytest.param(None, id="host"), pytest.param(LEVELS["x86-64-v3"], id="avx2")]
+TARGETS = [pytest.param(NARROW, id="256 bits"), pytest.param(WIDE, id="512 bits")]
 
 
 def run(
