@@ -1,13 +1,12 @@
 """Large blocks of memory: kept for the next call, with those in use never more than twice what was in use at once."""
 
 import os
-import subprocess
-import sys
 
 import torch
 
 import smelt
 from smelt import _native
+from tests.harness.processes import start
 
 MIB = 1 << 20
 
@@ -48,7 +47,8 @@ for n in (*range(4, 60, 4), 10, 20, 30, 40, 50):
 
 def test_no_more_is_kept_than_twice_what_was_in_use_at_once() -> None:
     """In a process of its own: what other tests hold counts as in use."""
-    subprocess.run([sys.executable, "-c", _TWICE], check=True)
+    done = start(_TWICE)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_block_much_too_large_is_not_taken() -> None:
