@@ -16,8 +16,8 @@ from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.vectorization import choose, lane_stride
 from smelt.config import Config
 from smelt.errors import BackendError
-from smelt.shapes.expr import Sym
 from smelt.loops.kernel_ir import Buffer, Kernel, MapStage, ReduceStage, Reduction, Store, Value
+from smelt.shapes.expr import Sym
 from tests.harness.kernels import (
     REDUCE,
     TARGETS,

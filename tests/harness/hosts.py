@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from smelt.codegen.llvm.host import LEVELS, Host, host
+from smelt.codegen.llvm.host_cpu import LEVELS, Host, host
 from smelt.targets import cpu
 
 

@@ -30,6 +30,7 @@ from smelt.loops.kernel_ir import (
 from smelt.loops.row_sums import beside
 from smelt.ops.philox_order import Draws, Step
 from smelt.plan.machine_code import Function
+from smelt.shapes.expr import Size, Sym
 from tests.harness.hosts import NARROW, WIDE
 
 CHECKED = Config(verify_stages=True)

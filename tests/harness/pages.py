@@ -30,7 +30,7 @@ COMPILER = (
     "torch",
     "smelt.callables",
     "smelt.backends.smelt",
-    "smelt.codegen.generate",
+    "smelt.codegen.cpu_launches",
 )  # imported once for all pages
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))
 BLOCK = re.compile(

@@ -16,7 +16,7 @@ from smelt import events
 from smelt.autograd import joint_overrides
 from smelt.capture.emit import frame_overrides, torch_graph_overrides
 from smelt.errors import ArtifactError, Unsupported
-from smelt.graph import edited
+from smelt.graph import graph_overrides
 from tests.harness.processes import start
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import smelt
 from smelt import pipeline
 from smelt.graph.memory_format import is_last
-from smelt.rewrites.channels_last import relaid
 from smelt.report import inspect
+from smelt.rewrites.channels_last import relaid
 from tests.harness.cudnn import convolve_with_cudnn
 
 pytestmark = pytest.mark.simulated_cuda
