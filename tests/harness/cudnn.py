@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from smelt.ops import convolution_bias, cudnn
+from smelt.ops import convolution_bias, cudnn_layouts
 from smelt.torch_private import ConvBackend, select_conv_backend
 
 
@@ -25,7 +25,7 @@ def convolve_with_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
         select_conv_backend(x, weight, bias, *settings)  # raises where sizes do not go together
         return ConvBackend.CudnnTranspose if settings[3] else ConvBackend.Cudnn
 
-    monkeypatch.setattr(cudnn, "conv_memory_format", memory_format)
-    monkeypatch.setattr(cudnn, "select_conv_backend", select)
+    monkeypatch.setattr(cudnn_layouts, "conv_memory_format", memory_format)
+    monkeypatch.setattr(cudnn_layouts, "select_conv_backend", select)
     monkeypatch.setattr(convolution_bias, "select_conv_backend", select)
     convolution_bias.adds_behind.cache_clear()
