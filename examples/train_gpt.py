@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from smelt.report.inspect_entries import graph_count
+from smelt.report.inspect import graph_count
 from torch import Tensor, nn
 from torch.nn import functional as F
 
