@@ -143,9 +143,10 @@ def test_products_of_which_more_depends_on_sizes_are_planned_for_numbers():
         assert AtSizes(PRODUCTS[name][0], *PRODUCTS[name][1:]).loader is None
 
 
-def test_a_product_in_place_of_atens_is_decided_for_its_rows():
+def test_a_product_in_place_of_atens_is_decided_for_its_rows(monkeypatch):
     """With many threads, few rows are not enough for each."""
-    graph = AtSizes(lambda x: F.linear(x, wide), (S0, 1024), threads=8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    graph = AtSizes(lambda x: F.linear(x, wide), (S0, 1024), threads=0)
     found = {s: bool(calls(graph.plan(s))) for s in (2, 30, 700, 30, 40, 6000)}
     assert found == {s: not prefers_product(cpu.ZEN5, s, 64, 1024, 1, torch.float32, 8) for s in found}
     assert set(found.values()) == {True, False}
