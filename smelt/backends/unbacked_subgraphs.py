@@ -25,8 +25,7 @@ from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import at_numbers, empty_like_spec
 from smelt.graph.unbacked_sizes import given_sizes
-from smelt.shapes import number_expr
-from smelt.shapes.expr import Sym, Values, contiguous_stride
+from smelt.shapes.expr import Expression, Sym, Values, contiguous_stride, evaluate, leaves
 from smelt.torch_private import OpOverload
 from smelt.tracing.record.traced import SizeInput, Traced
 from smelt.tracing.symbolic.symbolic_layouts import SizeSource
@@ -112,12 +111,12 @@ class _Number:
     """A Python number that is computed from sizes."""
 
     node: Node
-    expression: number_expr.Expression
+    expression: Expression
     dead: list[Node] = field(default_factory=list)
     nodes: tuple[Node, ...] = ()
 
     def run(self, run: Run) -> None:
-        run.env[self.node] = number_expr.evaluate(self.expression, run.values.__getitem__)
+        run.env[self.node] = evaluate(self.expression, run.values)
 
 
 _Step = _Subgraph | _SizeProducer | _Number
@@ -233,7 +232,7 @@ class SplitGraph:
             sources = [(sym, *holders[sym]) for sym in sorted(sizes, key=str)]
             segments.append(_SizeProducer(node, results, sources, resolved(), self._small))
             for number in list(open_numbers):
-                if {*number_expr.leaves(self._expressions[number])} <= known:
+                if {*leaves(self._expressions[number])} <= known:
                     open_numbers.remove(number)
                     segments.append(_Number(number, self._expressions[number]))
             segments.append([])

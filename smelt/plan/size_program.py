@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from smelt.shapes.expr import Expr, Quotient, Size, Sym
+from smelt.shapes.expr import Expr, Size, Sym
 
 CONSTANT, ADD, MULTIPLY, DIVIDE, MODULO = range(5)  # as native/plan/plan_template.cpp counts them
-_OPERATIONS = {"//": DIVIDE, "%": MODULO}
+_OPERATIONS = {"add": ADD, "mul": MULTIPLY, "floordiv": DIVIDE, "mod": MODULO}
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,7 @@ class SizeProgram:
             return self._instruction(CONSTANT, size, 0)
         if isinstance(size, Sym):
             raise KeyError(size)
-        if isinstance(size, Quotient):
-            return self._instruction(_OPERATIONS[size.op], self.slot(size.left), self.slot(size.right))
-        terms = [self._product(monomial, factor) for monomial, factor in size.terms]
-        if size.const:
-            terms.append(self.slot(size.const))
-        return self._folded(ADD, terms)
-
-    def _product(self, monomial: Iterable[Expr], factor: int) -> int:
-        factors = [self.slot(atom) for atom in monomial]
-        if factor != 1:
-            factors.append(self.slot(factor))
-        return self._folded(MULTIPLY, factors)
-
-    def _folded(self, operation: int, slots: list[int]) -> int:
-        made, *others = slots
-        for other in others:
-            made = self._instruction(operation, made, other)
-        return made
+        return self._instruction(_OPERATIONS[size.op], *map(self.slot, size.args))
 
     def _instruction(self, operation: int, a: int, b: int) -> int:
         return self._computed.setdefault((operation, a, b), self.n_syms + len(self._computed))

@@ -12,7 +12,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smelt.shapes.number_expr import OPERATIONS, Expression, Number
+from smelt.shapes.expr import Expression, Size
+from smelt.shapes.number_operations import OPERATIONS, Number
 
 # The least and the largest number, both of the type that each number between them has; None: not known.
 Bounds = tuple[Number, Number] | None
@@ -45,9 +46,11 @@ def always(expression: Expression, expected: object, leaves: Mapping[Any, Bounds
     return left is not None and right is not None and compare(left, right) is expected
 
 
-def bounds(expression: Expression, leaves: Mapping[Any, Bounds]) -> Bounds:
+def bounds(expression: Size | Expression, leaves: Mapping[Any, Bounds]) -> Bounds:
     """Between which numbers the expression lies; None where that is not known, or where it may raise, be NaN, or differ in
     type."""
+    if isinstance(expression, int):
+        return expression, expression
     if expression.op == "leaf":
         return leaves.get(expression.args[0])
     if expression.op == "const":

@@ -29,8 +29,7 @@ from smelt.capture.reconstruction.reconstruction_order import Reach
 from smelt.capture.reconstruction.reconstruction_table import kind_of
 from smelt.capture.semantics.calls.argument_binding import parameters
 from smelt.guards.source import Source, key_name
-from smelt.shapes import number_expr
-from smelt.shapes.number_expr import Expression
+from smelt.shapes.expr import Expression, text
 from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.unbacked_numbers import DataNumber
@@ -192,7 +191,7 @@ class Writer:
 
     def expression(self, expression: Expression) -> str:
         """Python that computes a number that changes from call to call."""
-        return number_expr.text(expression, self._leaf)
+        return text(expression, self._leaf)
 
     def _leaf(self, source: Source | DataNumber) -> str:
         if isinstance(source, DataNumber):

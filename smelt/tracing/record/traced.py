@@ -16,8 +16,7 @@ from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.graph.tensor_specs import at_numbers, empty_like_spec
 from smelt.ops.may_raise import must_run
 from smelt.reasons import Reason
-from smelt.shapes.expr import INFINITE, Sym
-from smelt.shapes.number_expr import Expression
+from smelt.shapes.expr import INFINITE, Expression, Sym
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.fake.returned_views import NO_VIEWS, Views

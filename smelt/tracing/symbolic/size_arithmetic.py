@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from math import gcd, prod
 from typing import Any
 
-from smelt.shapes.expr import Expr, Quotient, Size, Sym, bounds, free_syms, subs
-from smelt.shapes.number_expr import Expression
+from smelt.shapes.expr import Expr, Expression, Quotient, Size, Sym, bounds, free_syms, subs
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
@@ -118,7 +117,7 @@ class Comparisons:
 
     def _of_quotient(self, size: Expr) -> tuple[int, int] | None:
         """The range of x // n, from that of x, where `size` is one."""
-        if not isinstance(size, Quotient) or size.op != "//" or not isinstance(size.right, int):
+        if not isinstance(size, Quotient) or size.op != "floordiv" or not isinstance(size.right, int):
             return None
         low, high = self._range(size.left)
         return low // size.right, high // size.right
@@ -154,7 +153,7 @@ def of_dividend(difference: Size) -> tuple[bool, Size, int] | None:
     if (
         len(monomial) > 1
         or not isinstance(atom, Quotient)
-        or atom.op != "//"
+        or atom.op != "floordiv"
         or not isinstance(atom.right, int)
     ):
         return None

@@ -1,6 +1,6 @@
 """Symbolic numbers: real `torch.SymInt` and `torch.SymFloat` objects that stand for numbers which change from call to call.
 
-A symbolic number (`Int`, `Float`) holds a `Symbol`: an expression (`smelt.shapes.number_expr`) and the value that it
+A symbolic number (`Int`, `Float`) holds a `Symbol`: an expression (`smelt.shapes.expr`) and the value that it
 has in the call being traced. Arithmetic builds expressions. A comparison is decided at once by the value, and what was
 decided is required of later calls. Whatever needs the number itself (an index, a hash, text, C code that wants an int)
 *pins* it: the numbers it was computed from are then required to be the same again, and the plain number is used. So a
@@ -26,8 +26,20 @@ from smelt.graph.ir import TensorSpec
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.shapes.constant_ranges import plateau
 from smelt.shapes.divisibility import divisors_in, rest_symbol, without_common_factors
-from smelt.shapes.expr import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
-from smelt.shapes.number_expr import OPERATIONS, Expression, Number, Table, leaves
+from smelt.shapes.expr import (
+    INFINITE,
+    Atom,
+    Expr,
+    Expression,
+    Quotient,
+    Size,
+    Sym,
+    Table,
+    bounds,
+    free_syms,
+    leaves,
+)
+from smelt.shapes.number_operations import OPERATIONS, Number
 from smelt.tracing.symbolic.size_arithmetic import (
     COMPARED,
     MOST_ROUNDED,
@@ -304,19 +316,12 @@ class Symbols:
         return found
 
     def _made_of_size(self, size: Expr) -> Symbol:
-        if isinstance(size, Quotient):
-            total = self._plainly(
-                "floordiv" if size.op == "//" else "mod", *map(self.of_size, (size.left, size.right))
-            )
-            return Symbol(self, total.expression, total.value, size)
-        total = self.symbol(size.const)
-        for i, (monomial, coefficient) in enumerate(size.terms):
-            term = self.of_size(monomial[0])
-            for atom in monomial[1:]:
-                term = self._plainly("mul", term, self.of_size(atom))
-            if coefficient != 1:
-                term = self._plainly("mul", self.symbol(coefficient), term)
-            total = term if i == 0 and not size.const else self._plainly("add", total, term)
+        is_quotient = isinstance(size, Quotient)
+        operands = [
+            self.of_size(a) if is_quotient or isinstance(a, int | Atom) else self._made_of_size(a)
+            for a in size.args
+        ]
+        total = self._plainly(size.op, *operands)
         return Symbol(self, total.expression, total.value, size)
 
     def _plainly(self, op: str, *operands: Symbol) -> Symbol:
@@ -329,7 +334,7 @@ class Symbols:
 
         def made(e: Expression) -> Expression | None:
             if e in found:
-                return self._table.leaf(found[e])
+                return found[e]
             if e.op in ("const", "leaf"):
                 return e if e.op == "const" else None
             args = [made(a) for a in e.args]
@@ -490,7 +495,7 @@ class Symbols:
             return self.decide(expression, value)
         if self.is_pinned(expression):
             return value
-        if expression.size > MAX_SIZE or type(value) not in (int, float):
+        if expression.n_operations > MAX_SIZE or type(value) not in (int, float):
             self.pin(expression)
             return value
         if OPERATIONS[op].partial:

@@ -18,7 +18,7 @@ struct NamedOperation {
     bool negated = false;
 };
 
-// The operations of smelt/shapes/number_expr.py that return ints or compare them; rounding an int returns that int.
+// The operations of smelt/shapes/number_operations.py that return ints or compare them; rounding an int returns that int.
 constexpr NamedOperation kOperations[] = {
     {"add", 2, Operation::add},
     {"sub", 2, Operation::subtract},
