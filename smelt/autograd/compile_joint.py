@@ -31,11 +31,10 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_overrides import edited
 from smelt.graph.ir import Graph, TensorSpec, argument_nodes
-from smelt.graph.substitute_sizes import at_sizes
-from smelt.graph.tensor_specs import at_numbers
 from smelt.runtime.fork_locks import BACKWARD, hold_at_fork
 from smelt.runtime.gc_pause import collections_postponed
 from smelt.shapes.expr import Sym, Values
+from smelt.shapes.substitute import substitute
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.trace_at_sizes import sources_at, traced_at
 from smelt.tracing.record.traced import Traced
@@ -101,7 +100,7 @@ def compile_joint(
             return _backward(joint, parts, undefined, unsegmented)
         concrete = traced_at(traced, values).joint
         assert concrete is not None
-        cut = replace(parts, backward=at_sizes(parts.backward, values))
+        cut = replace(parts, backward=substitute(parts.backward, values))
         return _backward(concrete, cut, undefined, unsegmented)
 
     def at(values: Values, on_load: Callable[[Compiled], object] = lambda compiled: None) -> Compiled:
@@ -222,7 +221,7 @@ class _Node:
 
     def _differentiable(self, values: Values) -> list[tuple[Any, ...]]:
         """The outputs with tangents, and the layout of the tangents that the backward expects."""
-        specs = [at_numbers(spec, values) for spec in self._tangents]
+        specs = [substitute(spec, values) for spec in self._tangents]
         return [(i, s.shape, s.stride, s.dtype) for i, s in zip(self.joint.tangents, specs, strict=True)]
 
     @cached_property

@@ -10,10 +10,11 @@ import torch
 from smelt.autograd.compile_joint import compile_joint
 from smelt.backends.size_dispatch import dispatch_by_sizes
 from smelt.config import Config
+from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.ir import Graph
-from smelt.graph.substitute_sizes import at_sizes, symbols_of_arguments
 from smelt.shapes.expr import Sym, Values
+from smelt.shapes.substitute import substitute
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.fake.returned_views import freely_written
 from smelt.tracing.record.trace_at_sizes import traced_at
@@ -29,7 +30,7 @@ def eager(traced: Traced, config: Config) -> Compiled:
 
     if symbols_of_arguments(traced.torch_graph):
         return dispatch_by_sizes(
-            traced.sizes, lambda values: (callable_of(at_sizes(traced.torch_graph, values)), [])
+            traced.sizes, lambda values: (callable_of(substitute(traced.torch_graph, values)), [])
         )
     return callable_of(traced.torch_graph)
 

@@ -10,9 +10,9 @@ import torch.fx
 
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize
+from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, Node, map_nodes
-from smelt.graph.substitute_sizes import symbols_of_arguments
 from smelt.tracing.record.traced import Traced
 
 ForeignBackend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]

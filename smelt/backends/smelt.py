@@ -39,11 +39,12 @@ from smelt.config import Config
 from smelt.errors import ArtifactError, BackendError, NeedsFixedSize, Unsupported
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, TensorSpec
-from smelt.graph.substitute_sizes import at_sizes, depends_inside
+from smelt.graph.subgraphs import depends_inside
 from smelt.graph.unbacked_sizes import is_of_data
 from smelt.plan.steps import CPU
 from smelt.schedule.schedule import Schedule
 from smelt.shapes.expr import Sym, Values
+from smelt.shapes.substitute import substitute
 from smelt.targets.target import Target
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.fake.returned_views import freely_written
@@ -263,7 +264,7 @@ def _compile_subgraph(compiler: TraceCompiler, graph: Graph, sizes: Mapping[Sym,
     specializations = itertools.count()
 
     def specialize(values: Values) -> Compiled:
-        concrete = at_sizes(graph, values)
+        concrete = substitute(graph, values)
         if next(specializations) < compiler.config.recompile_limit:
             return compiler.compile(concrete, _run_eagerly)({})
         return eager_fallback(concrete)
@@ -280,7 +281,7 @@ def _compile_subgraph(compiler: TraceCompiler, graph: Graph, sizes: Mapping[Sym,
         return (compiled, [plan]) if isinstance(plan, _native.Plan) else compiled
 
     with_fallback = WithEagerFallback(
-        compiler.traced, create, lambda values: eager_fallback(at_sizes(graph, values))
+        compiler.traced, create, lambda values: eager_fallback(substitute(graph, values))
     )
 
     def instance(values: Values) -> Instance | Compiled:
@@ -308,7 +309,7 @@ def _joint_with_unbacked_sizes(compiler: TraceCompiler, joint: Joint) -> Compile
 
         def compiled_at(values: Values) -> Compiled:
             if _has_excluded_size(values):
-                return eager_beneath_node(at_sizes(graph, values), donated)
+                return eager_beneath_node(substitute(graph, values), donated)
             return backward_at(values)
 
         return compiled_at

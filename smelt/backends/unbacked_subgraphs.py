@@ -23,9 +23,10 @@ from smelt.graph.free_symbols import symbols_in
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
-from smelt.graph.tensor_specs import at_numbers, empty_like_spec
+from smelt.graph.tensor_specs import empty_like_spec
 from smelt.graph.unbacked_sizes import given_sizes
 from smelt.shapes.expr import Expression, Sym, Values, contiguous_stride, evaluate, leaves
+from smelt.shapes.substitute import substitute
 from smelt.torch_private import OpOverload
 from smelt.tracing.record.traced import SizeInput, Traced
 from smelt.tracing.symbolic.symbolic_layouts import SizeSource
@@ -134,7 +135,7 @@ def _laid_out(tensor: torch.Tensor, spec: TensorSpec, values: Values) -> torch.T
     """The tensor with the strides that the graph assumes."""
     if spec.stride == contiguous_stride(spec.shape) and tensor.is_contiguous():
         return tensor
-    wanted = at_numbers(spec, values)
+    wanted = substitute(spec, values)
     if tensor.stride() == wanted.stride or not tensor.numel():
         return tensor
     return empty_like_spec(wanted, tensor.device).copy_(tensor)

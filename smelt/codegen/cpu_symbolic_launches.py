@@ -26,7 +26,6 @@ from smelt.codegen.llvm.host_cpu import host
 from smelt.codegen.llvm.short_rows import of_length, row_of
 from smelt.codegen.llvm.windows.window_codegen import compile_windows
 from smelt.codegen.llvm.windows.window_spec import Window
-from smelt.graph.tensor_specs import at_numbers
 from smelt.loops.kernel_ir import Kernel
 from smelt.loops.kernel_sizes import at_sizes
 from smelt.plan.machine_code import CompiledKernel
@@ -35,6 +34,7 @@ from smelt.plan.size_decisions import Decisions
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule
 from smelt.schedule.schedule import Item as ScheduleItem
 from smelt.shapes.expr import Size, Sym, all_static, free_syms, subs
+from smelt.shapes.substitute import substitute
 
 MAX_WINDOW_SETS = 8  # sets of sizes with generated windows: each takes some milliseconds to compile
 
@@ -71,7 +71,7 @@ class SymbolicCodegen:
             return False
         specs = [b.spec for b in self._schedule.buffers]
         likely = {s: s.likely for spec in specs for n in (*spec.shape, *spec.stride) for s in free_syms(n)}
-        buffers = [replace(b, spec=at_numbers(b.spec, likely)) for b in self._schedule.buffers]
+        buffers = substitute(self._schedule.buffers, likely)
         if any(n < 0 for b in buffers for n in all_static(*b.spec.shape)):
             return False  # each size is likely, but not all together
         wanted = self._with_products(replace(self._schedule, buffers=buffers), likely)

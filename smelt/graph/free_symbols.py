@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.graph.pytree import leaves
 from smelt.graph.sample_sizes import syms_of
 from smelt.shapes.expr import Expr, Sym, free_syms
@@ -34,3 +34,8 @@ def dimensions(placeholders: Iterable[Node]) -> dict[Sym, tuple[Node, int]]:
                 if isinstance(size, Sym):
                     found.setdefault(size, (node, dim))
     return found
+
+
+def symbols_of_arguments(graph: Graph) -> frozenset[Sym]:
+    """The symbols in the arguments of calls: a graph without any runs as it is at all sizes."""
+    return frozenset[Sym]().union(*(free_syms(e) for n in graph for e in leaves((n.args, n.kwargs), Expr)))

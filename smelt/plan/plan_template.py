@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from smelt import _native
 from smelt.errors import VerificationError
-from smelt.graph.tensor_specs import at_numbers, tree_at
 from smelt.plan.build_plan import build_plan, build_symbolic_plan
 from smelt.plan.plan_device import PlanDevice
 from smelt.plan.plan_items import Item
@@ -23,8 +21,9 @@ from smelt.plan.size_decisions import Decisions
 from smelt.plan.steps import Plan
 from smelt.plan.symbolic_plan import Instances, LoadSymbolic, SymbolicPlan
 from smelt.plan.verify_plan import verify
-from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
+from smelt.schedule.schedule import Schedule
 from smelt.shapes.expr import Sym, Values
+from smelt.shapes.substitute import substitute
 
 # The items for concrete sizes, from the schedule at these sizes. Kernels keep their symbols.
 LaunchesAt = Callable[[Schedule, Values], Sequence[Item]]
@@ -51,8 +50,11 @@ class Template:
         """The plan for these sizes."""
         if isinstance(self.launches, SymbolicLaunches):
             return self.symbolic(values).at(values)
-        buffers = [replace(b, spec=at_numbers(b.spec, values)) for b in self.schedule.buffers]
-        schedule = replace(self.schedule, buffers=buffers, items=_items_at(self.schedule.items, values))
+        schedule = replace(
+            self.schedule,
+            buffers=substitute(self.schedule.buffers, values),
+            items=substitute(self.schedule.items, values),
+        )
         return build_plan(schedule, self.launches(schedule, values), self.device, self.numbers)
 
     def symbolic(self, values: Values) -> SymbolicPlan:
@@ -100,29 +102,3 @@ class Loader:
             raise VerificationError(f"a plan that is not for {values}:\n{print_plan(plan)}")
         if loaded.arena_bytes != plan.arena_bytes:
             raise VerificationError(f"an arena of {loaded.arena_bytes} bytes, not {plan.arena_bytes}")
-
-
-def _items_at(items: Sequence[Any], values: Values) -> list[Any]:
-    """Items of a schedule at concrete sizes; kernels keep their symbols."""
-    return [_ITEMS[type(item)](item, values) for item in items]
-
-
-def _extern(item: ExternItem, values: Values) -> ExternItem:
-    args, kwargs = tree_at((item.args, item.kwargs), values)
-    return replace(item, args=args, kwargs=kwargs)
-
-
-def _view(item: ViewItem, values: Values) -> ViewItem:
-    shape, stride, offset = tree_at((item.shape, item.stride, item.offset), values)
-    return replace(item, shape=shape, stride=stride, offset=offset)
-
-
-def _kernel(item: KernelItem, values: Values) -> KernelItem:
-    return item
-
-
-_ITEMS: dict[type, Callable[[Any, Values], ExternItem | ViewItem | KernelItem]] = {
-    KernelItem: _kernel,
-    ExternItem: _extern,
-    ViewItem: _view,
-}

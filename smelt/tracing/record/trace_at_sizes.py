@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from smelt.graph.ir import Node
-from smelt.graph.substitute_sizes import at_sizes, copied_at
-from smelt.graph.tensor_specs import tree_at
+from smelt.graph.ir import Node, copy_at
 from smelt.shapes.expr import Size, Sym
+from smelt.shapes.substitute import substitute
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.backward.torch_level_index import place_at
-from smelt.tracing.record.trace_outputs import OutputSource, ViewStep
 from smelt.tracing.record.traced import Traced
 
 
@@ -19,8 +17,8 @@ def traced_at(traced: Traced, values: Mapping[Sym, Size]) -> Traced:
     """The trace for these sizes, numbers or other symbols. What nobody compiles stays as it is: fakes, the aten graph
     where there is a joint one, and the torch-level graph where there is none."""
     if traced.joint is None:
-        return replace(traced, aten_graph=at_sizes(traced.aten_graph, values), sizes={})
-    torch_graph, torch_nodes = copied_at(traced.torch_graph, values)
+        return replace(traced, aten_graph=substitute(traced.aten_graph, values), sizes={})
+    torch_graph, torch_nodes = copy_at(traced.torch_graph, values)
     joint = _joint_at(traced.joint, values, torch_nodes)
     return replace(traced, torch_graph=torch_graph, joint=joint, sizes={})
 
@@ -38,7 +36,7 @@ def within_bounds(traced: Traced) -> Traced:
 
 
 def _joint_at(joint: Joint, values: Mapping[Sym, Size], torch_nodes: Mapping[Node, Node]) -> Joint:
-    graph, copy_of = copied_at(joint.graph, values)
+    graph, copy_of = copy_at(joint.graph, values)
     return replace(
         sources_at(joint, values),
         graph=graph,
@@ -48,21 +46,7 @@ def _joint_at(joint: Joint, values: Mapping[Sym, Size], torch_nodes: Mapping[Nod
 
 
 def sources_at(joint: Joint, values: Mapping[Sym, Size]) -> Joint:
-    """The joint graph, with what is had from its values, and what is taken outside of it, for these sizes."""
-    if not any(source.steps for source in (*joint.results, *(taken.source for taken in joint.taken))):
-        return joint
-    return replace(
-        joint,
-        results=tuple(source_at(source, values) for source in joint.results),
-        taken=tuple(replace(taken, source=source_at(taken.source, values)) for taken in joint.taken),
-    )
-
-
-def source_at(source: OutputSource, values: Mapping[Sym, Size]) -> OutputSource:
-    """How an output is had where sizes are these."""
-    return replace(source, steps=tuple(_step_at(step, values) for step in source.steps))
-
-
-def _step_at(step: ViewStep, values: Mapping[Sym, Size]) -> ViewStep:
-    args, kwargs = tree_at((step.args, step.kwargs), values)
-    return replace(step, args=args, kwargs=kwargs)
+    """The joint graph with the sources of its results and mutations for these sizes."""
+    results, taken = substitute((joint.results, joint.taken), values)
+    unchanged = results is joint.results and taken is joint.taken
+    return joint if unchanged else replace(joint, results=results, taken=taken)
