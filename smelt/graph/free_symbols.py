@@ -12,7 +12,7 @@ from smelt.shapes.expr import Expr, Sym, free_syms
 
 
 def symbols_in(nodes: Iterable[Node]) -> Iterator[Sym]:
-    """The symbols in what nodes return and in their arguments, with repetitions."""
+    """The symbols in the specs and arguments of nodes, with repetitions."""
     for node in nodes:
         for spec in leaves(node.spec, TensorSpec):
             yield from syms_of(spec)
@@ -26,7 +26,7 @@ def _sizes(node: Node) -> list[Expr]:
 
 
 def dimensions(placeholders: Iterable[Node]) -> dict[Sym, tuple[Node, int]]:
-    """For each symbol that is the size of a dimension of a placeholder, the first such placeholder and dimension."""
+    """The first placeholder and dimension with each symbol as its size."""
     found: dict[Sym, tuple[Node, int]] = {}
     for node in placeholders:
         if isinstance(node.spec, TensorSpec):

@@ -1,8 +1,8 @@
-"""Sizes that data decide: which nodes of a graph give them.
+"""Unbacked (data-dependent) sizes, and the nodes of a graph that define them.
 
-The symbols of such sizes are called `u0`, `u1`, ... (`tracing/symbolic/unbacked_numbers.py`). A node *gives* one if
-its results have it and its arguments do not: how many elements `nonzero` finds is known when it has run. A number that
-`item()` reads is the size of a tensor without elements, which `smelt::as_sizes` gives.
+Their symbols are `u0`, `u1`, ... (`tracing/symbolic/unbacked_numbers.py`). A node *defines* one if its results have the
+symbol and its arguments do not: the number of elements that `nonzero` returns is known after it runs. A number that `item()`
+reads is a size of an empty tensor, the result of `smelt::as_sizes`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _NONE: frozenset[Sym] = frozenset()
 
 
 def data_symbol(index: int, number: int | None = None) -> Sym:
-    """The symbol of the `index`-th number that data decide: of at least 2, or `number`."""
+    """The symbol of the `index`-th unbacked number: at least 2, or exactly `number`."""
     return Sym(f"u{index}", 2) if number is None else Sym(f"u{index}", number, number)
 
 
 def is_of_data(sym: Sym) -> bool:
-    """Whether a symbol is one of these."""
+    """Whether the symbol is an unbacked size."""
     return sym.name[0] == "u"
 
 
 def given_sizes(node: Node) -> frozenset[Sym]:
-    """The sizes that data decide and a node gives."""
+    """The unbacked sizes that a node defines."""
     if not isinstance(node.target, OpOverload) or not effects(node.target).dynamic_shape:
         return _NONE
     found = frozenset(filter(is_of_data, _symbols(node)))
@@ -54,5 +54,5 @@ def _as_sizes(numbers: Iterable[torch.Tensor]) -> torch.Tensor:
 _library = torch.library.Library("smelt", "FRAGMENT")
 _library.define("as_sizes(Tensor[] numbers) -> Tensor", tags=(torch.Tag.dynamic_output_shape,))
 _library.impl("as_sizes", _as_sizes, "CompositeExplicitAutograd")
-# Of tensors of one integer each: a tensor without elements, whose sizes from the second on are these numbers.
+# (tensors of one integer each) -> an empty tensor of shape [0, *integers]
 AS_SIZES: OpOverload = torch.ops.smelt.as_sizes.default

@@ -40,7 +40,7 @@ from smelt.ops.layouts.observed_layouts import Seen
 from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import row
 from smelt.ops.result_shapes import Shape, is_windowed, known_shape, least_sizes, quotients
-from smelt.shapes.divisibility import is_rest
+from smelt.shapes.divisibility import is_remainder
 from smelt.shapes.expr import (
     INFINITE,
     Expr,
@@ -355,7 +355,7 @@ def culprits(
 ) -> frozenset[Sym]:
     """Where `results` raises NeedsFixedSize: symbols that are enough to be fixed, at their `hints`. Those that come first
     stay symbols where they can: they are mostly of batches and lengths, later ones of features. Remainders come last."""
-    syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (is_rest(s), len(s.name), s.name))
+    syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (is_remainder(s), len(s.name), s.name))
     fixed: dict[Sym, Size] = {s: hints[s] for s in syms}
     for sym in syms:
         others = {s: n for s, n in fixed.items() if s is not sym}

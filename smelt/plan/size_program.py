@@ -1,4 +1,4 @@
-"""Sizes as an integer program: each slot is a symbol, or computed from slots before it (`native/plan/plan_template.cpp`)."""
+"""Sizes as a straight-line integer program over slots (`native/plan/plan_template.cpp`): symbols, then instructions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from smelt.shapes.expr import Expr, Size, Sym
 
-CONSTANT, ADD, MULTIPLY, DIVIDE, MODULO = range(5)  # as native/plan/plan_template.cpp counts them
+CONSTANT, ADD, MULTIPLY, DIVIDE, MODULO = range(5)  # the opcodes of native/plan/plan_template.cpp
 _OPERATIONS = {"add": ADD, "mul": MULTIPLY, "floordiv": DIVIDE, "mod": MODULO}
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Stands for a number that is computed."""
+    """A reference to the number in a slot."""
 
     index: int
 
 
 class SizeProgram:
-    """`instructions`: (operation, slot, slot), or (CONSTANT, number, 0), of the slots behind those of `syms`, in order."""
+    """Instructions (operation, slot, slot) or (CONSTANT, number, 0); the i-th defines the i-th slot after the symbols."""
 
     def __init__(self, syms: Iterable[Sym]) -> None:
         self._slots: dict[Size, int] = {sym: i for i, sym in enumerate(syms)}
@@ -28,11 +28,11 @@ class SizeProgram:
 
     @property
     def instructions(self) -> tuple[tuple[int, int, int], ...]:
-        """How the slots behind those of the symbols are computed."""
+        """The instructions, in order."""
         return tuple(self._computed)
 
     def slot(self, size: Size) -> int:
-        """Which slot holds a size; it is computed from now on. Raises KeyError for symbols that the program is not of."""
+        """The slot of a size, with new instructions where it has none. Raises KeyError for other symbols than `syms`."""
         found = self._slots.get(size)
         if found is None:
             found = self._slots[size] = self._slot(size)

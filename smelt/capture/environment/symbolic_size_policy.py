@@ -232,7 +232,7 @@ class SymbolicSizes:
         if found is not None or known is None or isinstance(handed, int):
             return found or 1
         left = size % known.divisor
-        fits = left == handed.const if known.rest is None else left > 0
+        fits = left == handed.const if known.remainder is None else left > 0
         return known.divisor if fits and size >= known.divisor else 1
 
     @functools.cached_property

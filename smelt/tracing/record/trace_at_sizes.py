@@ -1,4 +1,4 @@
-"""Traces whose sizes have symbols, at numbers: what the trace would be if it had seen these sizes."""
+"""Substitution of sizes in traces."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from smelt.tracing.record.traced import Traced
 
 
 def traced_at(traced: Traced, values: Mapping[Sym, Size]) -> Traced:
-    """The trace for these sizes, numbers or other symbols. What nobody compiles stays as it is: fakes, the aten graph
-    where there is a joint one, and the torch-level graph where there is none."""
+    """The trace for these sizes, numbers or other symbols. What no backend compiles stays as it is: fakes, the aten graph
+    of a trace with a joint graph, and the torch-level graph of one without."""
     if traced.joint is None:
         return replace(traced, aten_graph=substitute(traced.aten_graph, values), sizes={})
     torch_graph, torch_nodes = copy_at(traced.torch_graph, values)
@@ -24,7 +24,7 @@ def traced_at(traced: Traced, values: Mapping[Sym, Size]) -> Traced:
 
 
 def within_bounds(traced: Traced) -> Traced:
-    """The trace with symbols that know the range that sizes are in, and what this call's are."""
+    """The trace with symbols that carry the guarded range of their sizes, and the sizes of this call as likely ones."""
     symbols = {}
     for sym, place in traced.sizes.items():
         low, high = place.bounds

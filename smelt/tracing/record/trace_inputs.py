@@ -142,7 +142,7 @@ class Inputs(Sequence[FakeTensor]):
                 continue
             for sym in found.symbols:
                 self.numbers.symbols = number.node.symbols
-                place = replace(source, divisor=found.divisor, rest=sym is found.rest)
+                place = replace(source, divisor=found.divisor, rest=sym is found.remainder)
                 self.sized.setdefault(sym, []).append((fake, place))
 
     def hint(self, sym: Sym) -> int:

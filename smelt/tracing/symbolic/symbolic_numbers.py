@@ -24,8 +24,8 @@ import torch
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.reasons import DATA_DEPENDENT, Reason
-from smelt.shapes.constant_ranges import plateau
-from smelt.shapes.divisibility import divisors_in, rest_symbol, without_common_factors
+from smelt.shapes.constant_ranges import constant_range
+from smelt.shapes.divisibility import divisors_in, remainder_symbol, without_common_factors
 from smelt.shapes.expr import (
     INFINITE,
     Atom,
@@ -171,7 +171,7 @@ class Symbols:
             )
             self._sizes[sym] = Symbol(self, self._table.call("floordiv", leaf, by), times, sym)
             if varies:
-                left = rest_symbol(len(self.hints) - len(self.known.numbers), divisor)
+                left = remainder_symbol(len(self.hints) - len(self.known.numbers), divisor)
                 self.hints[left] = rest
                 self._sizes[left] = Symbol(self, remainder, rest, left)
         size = sym * divisor + left
@@ -443,7 +443,7 @@ class Symbols:
     def at_least(self, size: Size, least: int) -> None:
         """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""
         if bounds(size)[0] < least and not self.compare("ge", size, least):
-            ranges = plateau(size, self.hints)
+            ranges = constant_range(size, self.hints)
             divisors = {} if ranges else divisors_in((size,))
             raise NeedsFixedSize(
                 f"{size} is less than {least}", free_syms(size), now=True, divisors=divisors, ranges=ranges
@@ -471,7 +471,7 @@ class Symbols:
             return False
         found = self._narrowed.get(size)
         if found is None:
-            ranges = plateau(size, self.hints)
+            ranges = constant_range(size, self.hints)
             found = bool(ranges) and all(self._narrow(sym, *ends) for sym, ends in ranges.items())
             self._narrowed[size] = found
         return found
