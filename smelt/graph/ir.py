@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 
 from smelt.graph.pytree import leaves, map_leaves
-from smelt.shapes.expr import Size, Sym
-from smelt.shapes.substitute import substitute, substitution
+from smelt.shapes.expr import Expr, Size, Sym
+from smelt.shapes.substitute import substitute, substitute_size, substitution
 from smelt.user_lines import Line as Line
 
 OpKind = Literal["placeholder", "get_attr", "call_function", "call_method", "output"]
@@ -100,9 +100,12 @@ def copy_at(graph: Graph, values: Mapping[Sym, Size]) -> tuple[Graph, dict[Node,
     copied = Graph(graph.level)
     copied.constants = graph.constants
     copy_of: dict[Node, Node] = {}
+
+    def argument(leaf: Any) -> Any:
+        return copy_of[leaf] if isinstance(leaf, Node) else substitute_size(leaf, values)
+
     for node in graph:
-        arguments = map_leaves((node.args, node.kwargs), Node, copy_of.__getitem__)
-        args, kwargs = substitute(arguments, values)
+        args, kwargs = map_leaves((node.args, node.kwargs), (Node, Expr), argument)
         copy_of[node] = replace(node, args=args, kwargs=kwargs, spec=substitute(node.spec, values))
         copied.nodes.append(copy_of[node])
     return copied, copy_of

@@ -7,8 +7,8 @@ values. An assignment depends on the symbol, not on the call, so results can be 
 * The differences between the samples of one symbol have no common divisor, so `s // k * k` equals no `s - c` for any k.
 
 Two more assignments, `HUGE` and `LARGE`, are for code that allocates no memory; under `LARGE`, tensors of many dimensions
-have fewer than 2**63 elements as well. `ITSELF` is for symbols with a range of one number (unbacked sizes of 0 or 1): the other
-assignments give them ordinary samples, which tell expressions apart, and this one their only value.
+have fewer than 2**63 elements as well. `ITSELF` is for symbols with a range of one number (unbacked sizes of 0 or 1): others
+give them ordinary samples, which tell expressions apart, and this one their only value.
 
 An image of five rows is smaller than many windows. The samples of symbols that `widened` renames are all large and far apart
 from those of other symbols, so two images still differ after many strides.

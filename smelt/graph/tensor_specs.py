@@ -9,7 +9,7 @@ import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.shapes.expr import Size, Sym, static
-from smelt.shapes.substitute import substitute, substitution
+from smelt.shapes.substitute import substitute_size, substitution
 
 _SPECS: dict[tuple[Any, ...], TensorSpec] = {}
 _MAX = 100_000
@@ -71,4 +71,4 @@ def with_sizes(spec: TensorSpec, change: Callable[[Size], Size]) -> TensorSpec:
 def _substitute(spec: TensorSpec, values: Mapping[Sym, Size]) -> TensorSpec:
     if all(type(size) is int for size in (*spec.shape, *spec.stride, spec.offset)):
         return spec
-    return with_sizes(spec, lambda size: substitute(size, values))
+    return with_sizes(spec, lambda size: substitute_size(size, values))

@@ -38,17 +38,22 @@ def substitute(value: T, values: Mapping[Sym, Size]) -> T:
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, Expr):
-        return _size(value, values)  # type: ignore[return-value]
+        return substitute_size(value, values)  # type: ignore[return-value]
     cls: Class = type(value)
     rule = _RULES.get(cls) or _rule_of(cls)
     return value if rule is None else rule(value, values)  # type: ignore[no-any-return]
 
 
-def _size(size: Expr, values: Mapping[Sym, Size]) -> Size:
-    """`evaluate`, which unlike `subs` caches nothing, for numbers: these differ from call to call."""
-    if all(type(values.get(sym)) is int for sym in free_syms(size)):
-        return evaluate(size, values)  # type: ignore[no-any-return]
-    return subs(size, values)
+def substitute_size(size: Size, values: Mapping[Sym, Size]) -> Size:
+    """The same of a size. `evaluate` computes numbers, which differ from call to call: unlike `subs` it caches nothing."""
+    if type(size) is int:
+        return size
+    if isinstance(size, Sym):
+        return values.get(size, size)
+    for sym in free_syms(size):
+        if type(values.get(sym)) is not int:
+            return subs(size, values)
+    return evaluate(size, values)  # type: ignore[no-any-return]
 
 
 @cache
