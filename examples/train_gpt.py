@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from smelt.report.inspect import graph_count
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smelt
 from smelt import events
+from smelt.report.inspect import graph_count
 
 
 @dataclass(frozen=True)
