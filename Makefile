@@ -1,6 +1,7 @@
-# Every target sets itself up: a fresh machine needs Python 3.11 to 3.14 with venv, g++ and make, nothing else.
+# Every target sets itself up: a fresh machine needs Python 3.11 to 3.14 with venv, g++, bash and make, nothing else.
 #   make demo    the main job: compile real models, compare eager, torch.compile and smelt
 #   make test    all tests            make lint    ruff, mypy, clang-format
+#   make test-avx2 all tests, with kernels for AVX2 where the machine has AVX-512
 #   make check   lint, types and the fastest tests that touch every folder: under a minute, for every save
 #   make bench   the benchmark tables make sweep   long sweeps (operators, programs, models, CPython's tests)
 #   make gpu     everything that needs a GPU, in parts of under 9 minutes each: docs/gpu.md
@@ -9,10 +10,11 @@
 #   make docs    the guides and docs/ as pages to open in a browser: build/site/index.html
 #   make wheel   a source distribution and, built from it, a wheel for this Python and this torch, in dist/
 #   make newest  the wheel for the newest torch, installed into an environment of its own, and `make check` with it
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 # Installed where the Python above has no torch of its own, or another is asked for. TORCH_ARGS may name an index with CPU builds.
 TORCH ?= torch==2.13.0
-TORCHVISION ?= torchvision==0.28.0
 TORCH_ARGS ?=
 NEWEST ?= -r requirements/newest.txt
 TRITON ?= triton==3.6.0
@@ -23,7 +25,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test check bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-products gpu-operators \
+.PHONY: demo test test-avx2 check bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-products gpu-operators \
   gpu-gradients gpu-programs gpu-here curves docs page wheel newest check-wheel lint format clean
 .DELETE_ON_ERROR:
 
@@ -37,17 +39,21 @@ $(VENV)/.torch:
 	$(PIP) install -q 'setuptools>=77' wheel ninja
 	touch $@
 
-# `_built.py` is written by each build: where another environment has built since, this one does so again.
+# Each build writes `_built.py`: where another environment has built since, this one builds again.
 smelt/_built.py:
+# pip hides the output of a build. So the first command compiles and shows ninja's [n/m] and the file, without the command
+# line; pip's own build then links only.
 $(VENV)/.native: $(VENV)/.torch $(NATIVE) setup.py pyproject.toml smelt/_built.py
-	@echo "== smelt and its native extension (about a minute)"
+	@echo "== smelt and its native extension: five units, a minute and a half on 2 cores"
+	$(PY) setup.py -q build_ext --inplace | sed -uE 's:^(\[[0-9]+/[0-9]+\]) .* -c .*/([^ /]+\.cpp) -o .*:\1 \2:'
 	$(PIP) install -q --no-build-isolation -e .
 	touch $@
 
-$(VENV)/.test: $(VENV)/.torch requirements/test.txt
+$(VENV)/.test: $(VENV)/.torch requirements/test.txt requirements/install_torchvision.py
 	@echo "== what tests, demo and benchmarks use"
+	$(PY) requirements/install_torchvision.py $(TORCH_ARGS)
 	$(PIP) install -q -r requirements/test.txt "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))')"
-	$(PIP) show -q torchvision 2>/dev/null || $(PIP) install -q --no-deps $(TORCHVISION)
+	$(PY) -c 'import torchvision, timm'
 	$(PIP) show -q triton 2>/dev/null || $(PIP) install -q $(TRITON)  # CUDA builds of torch bring their own
 	touch $@
 
@@ -77,17 +83,23 @@ demo: $(VENV)/.native $(VENV)/.test
 
 # Processes side by side: threads of OpenMP that spin while they wait would take each other's processors. A file's tests stay
 # together, as some share a process of their own.
-test: export OMP_WAIT_POLICY = PASSIVE
-test: export GOMP_SPINCOUNT = 0
-test: $(VENV)/.native $(VENV)/.test
+test test-avx2 check: export OMP_WAIT_POLICY = PASSIVE
+test test-avx2 check: export GOMP_SPINCOUNT = 0
+test test-avx2: $(VENV)/.native $(VENV)/.test
 	# Apart: Triton brings an LLVM of its own into the process. 5: nothing ran, for want of a GPU.
 	$(PY) -m pytest tests/gpu -q -n $(JOBS) --dist loadfile || test $$? -eq 5
 	$(PY) -m pytest tests -q --durations=10 --ignore tests/gpu -n $(JOBS) --dist loadfile
 
+# torch's kernels and smelt's as on a machine with AVX2 alone, which every x86-64 machine that runs the tests has.
+ifeq ($(shell uname -m),x86_64)
+test-avx2 check: export ATEN_CPU_CAPABILITY = avx2
+test-avx2 check: export SMELT_CPU = x86-64-v3
+endif
+
 # The fastest tests of each folder; tests/test_layout.py sees that none is left out.
 QUICK := tests/test_docstrings.py tests/test_layers.py tests/test_layout.py tests/test_architecture.py tests/test_api.py \
-  tests/autograd/test_recompute_classes.py tests/autograd/test_max_flow.py tests/backends/test_backends.py \
-  tests/capture/test_reconstruction.py tests/capture/test_store_replay.py tests/catalogue/test_harness.py tests/cli \
+  tests/autograd/test_operator_classes.py tests/autograd/test_flow.py tests/backends/test_backends.py \
+  tests/capture/test_emit.py tests/capture/test_store_replay.py tests/catalogue/test_harness.py tests/cli/test_commands.py \
   tests/codegen/test_modules.py tests/graph tests/guards/test_tree_layout.py tests/guards/test_evaluate.py \
   tests/loops/test_kernel_verify.py tests/loops/test_kernel_printer.py tests/native/test_guard_tree.py \
   tests/ops/test_registry.py tests/plan/test_build.py tests/plan/test_executor.py \
@@ -95,7 +107,7 @@ QUICK := tests/test_docstrings.py tests/test_layers.py tests/test_layout.py test
   tests/rewrites/test_chunked_gemm.py tests/schedule/test_schedule_verify.py tests/shapes tests/targets/test_costs.py tests/tracing/test_record.py tests/verify/test_verify.py
 
 check: lint $(VENV)/.test
-	$(PY) -m pytest -q $(QUICK)
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(QUICK)
 
 bench: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.run
@@ -123,6 +135,7 @@ sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 	$(PY) -m benchmarks.sweep_models libraries
 	$(PY) -m benchmarks.sweep_plans
 	$(PY) -m benchmarks.sweep_cpython
+	SMELT_STRESS_SECONDS=60 $(PY) -m pytest -q tests/native/test_threads.py
 	$(PY) -m benchmarks.server
 	$(PY) -m benchmarks.loops
 	$(PY) -m benchmarks.accuracy

@@ -21,9 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import benchmarks.models  # noqa: F401  before transformers
-
-# isort: split
 import torch
 import transformers
 

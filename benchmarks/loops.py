@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import models  # noqa: F401  (declares torchvision's operators before transformers is imported)
-
 # the function, and arguments for its next call
 Program = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 FAILURES = {"internal-error", "backend-failed"}  # what ran eagerly because of them agrees, and is no success

@@ -6,41 +6,19 @@ of the published figures: small batches on a CPU.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import inspect
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import timm
 import torch
+import transformers as hf
 from torch import nn
 
 from benchmarks import weights
-
-
-def _declare_torchvision_operators() -> None:
-    """timm needs torchvision, whose wheel may be for another build of torch: then declare the schemas it expects."""
-    found = importlib.util.find_spec("torchvision")
-    for path in Path(found.origin).parent.glob("_C*.so") if found and found.origin else ():
-        with contextlib.suppress(OSError):  # needs CUDA libraries, say
-            torch.ops.load_library(str(path))
-    if hasattr(torch.ops.torchvision, "nms"):
-        return
-    declared = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _libraries.append(declared)
-
-
-_libraries: list[torch.library.Library] = []
-_declare_torchvision_operators()
-
-import timm  # noqa: E402
-import transformers as hf  # noqa: E402
 
 Built = tuple[nn.Module, dict[str, Any]]
 

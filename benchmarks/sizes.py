@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from benchmarks import models  # before transformers: it declares torchvision's operators
-
-# isort: split
+import timm
 import torch
 import torch.nn.functional as F
 import transformers as hf
@@ -135,7 +133,7 @@ class _InterpolatingViT(nn.Module):
 
 
 def _timm_vit() -> nn.Module:
-    made: nn.Module = models.timm.models.VisionTransformer(
+    made: nn.Module = timm.models.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=10, dynamic_img_size=True
     )
     return made
@@ -149,8 +147,8 @@ def _resnet50() -> nn.Module:
 
 
 def _timm_resnet50() -> nn.Module:
-    made: nn.Module = models.timm.models.ResNet(
-        models.timm.models.resnet.Bottleneck, (3, 4, 6, 3), num_classes=10, stem_width=8, base_width=8
+    made: nn.Module = timm.models.ResNet(
+        timm.models.resnet.Bottleneck, (3, 4, 6, 3), num_classes=10, stem_width=8, base_width=8
     )
     return made
 

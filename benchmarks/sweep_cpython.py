@@ -26,6 +26,7 @@ import platform
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import types
@@ -322,7 +323,13 @@ def merge(folder: Path, new: dict[str, Row]) -> None:
 
 def _short(outcomes: Outcomes, test: str) -> str:
     last = outcomes.why.get(test, "").strip().splitlines()[-1:]
-    return " ".join([outcomes.found.get(test, "did not run"), *last])[:150].replace("|", "\\|")
+    text = " ".join([outcomes.found.get(test, "did not run"), *last])
+    return relative_names(text)[:150].replace("|", "\\|")
+
+
+def relative_names(text: str) -> str:
+    """`text` with the names of the standard library's files relative to its folder: results show no machine's paths."""
+    return text.replace(sysconfig.get_path("stdlib") + "/", "")
 
 
 def chosen(names: list[str], part: str) -> list[str]:

@@ -44,12 +44,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import (
-    errors,
-    libraries,
-    models,  # noqa: F401  (declares torchvision's operators before timm is imported)
-    weights,
-)
+from benchmarks import errors, libraries, weights
 from benchmarks.compare_training import NotComparable, agrees, compare, no_worse, tensors
 
 TOLERANCE = 1e-4  # of the largest magnitude of a tensor

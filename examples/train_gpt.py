@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 import smelt
 from smelt import events
-from smelt.report.inspect_entries import graph_count
+from smelt.report.inspect import graph_count
 
 
 @dataclass(frozen=True)

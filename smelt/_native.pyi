@@ -1,9 +1,9 @@
-"""The native core (`smelt/native/`, C++): calls of compiled functions, guard trees, plans, nodes of autograd, memory.
+"""The native core (`smelt/native/`, C++): calls of compiled functions, guard trees, plans, autograd nodes, memory.
 
-docs/native.md says which file holds what.
+docs/native.md lists the files.
 """
 
-# `isinstance` is Python's, but does not ask the object for its `__class__`, which may be code and need not be its type.
+# `isinstance` is Python's, but does not read `__class__` of the object, which may run code and need not be its type.
 from builtins import isinstance as isinstance
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
@@ -14,14 +14,14 @@ import torch
 _Result = TypeVar("_Result")
 _S = TypeVar("_S", bound=set[object] | frozenset[object])
 _Value = torch.Tensor | int | float
-# A graph made callable: from the tuple of its inputs to its outputs.
+# A compiled graph: a callable from the tuple of its inputs to its outputs.
 _Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[object]]
 
 # ------------------------------------------------------------------------------------------- calls (native/calls/)
 
 class Wrapped:
-    """The callable that `wrap` makes. It binds to instances as its function does, and shows the function's attributes
-    beneath its own."""
+    """The callable that `wrap` returns. It binds to instances as its function does, and shows the function's attributes
+    below its own."""
 
     __wrapped__: FunctionType
     __name__: str
@@ -36,16 +36,19 @@ def wrap(
     traced: Callable[..., object] | None = None,
     original: FunctionType | None = None,
 ) -> Wrapped:
-    """A callable that answers calls of `fn` from compiled entries. `fn` follows changes of the defaults of `original`, the
-    function of which it is a copy; once that has another `__code__`, it is called itself.
+    """A callable that answers calls of `fn` from compiled entries.
 
-    On a miss `callback(fn, slots)` is called, with the arguments as they fill the function's slots: positional,
-    keyword-only, the tuple of `*args`, the dictionary of `**kwargs`. True: look again; False: run this call eagerly; a
-    callable: run it eagerly, then call that unless it raised. Where `is_traced()`, calls run `traced`, or else `fn`.
+    `fn` is a copy of `original`, and follows changes of its defaults; if `original` gets another `__code__`, `original` is
+    called instead.
+
+    On a miss it calls `callback(fn, slots)`; `slots` are the arguments as the function's parameters: positional,
+    keyword-only, the tuple of `*args`, the dict of `**kwargs`. True: look again; False: run this call eagerly; a
+    callable: run it eagerly, then call that unless the run raised. While `is_traced()`, calls run `traced`, or else
+    `fn`.
     """
 
 def is_traced() -> bool:
-    """Whether another tracer (torch.jit.trace, torch.fx, make_fx, torch.func, any dispatch mode) looks at the calls of this
+    """Whether another tracer (torch.jit.trace, torch.fx, make_fx, torch.func, any dispatch mode) observes the calls of this
     thread."""
 
 def add_entry(
@@ -54,92 +57,94 @@ def add_entry(
     compiled: Callable[..., object] | None,
     only: Callable[[tuple[Any, ...]], Sequence[object]] | None = None,
 ) -> None:
-    """Calls that `guard` accepts (None: all) run `compiled(*slots, inputs)`, where `inputs` is the tuple of the objects that
-    the guard collected. `compiled` None: they run eagerly, and the callback is not asked. `only`: what `compiled` returns is
-    the one item of the tuple `only(inputs)`, which is called instead, without a frame of Python."""
+    """Add an entry: calls that `guard` accepts (None: all) run `compiled(*slots, inputs)`.
+
+    `inputs` is the tuple of the objects that the guard collected. `compiled` None: such calls run eagerly, and the
+    callback is not asked. `only`: `compiled` returns the one item of the tuple `only(inputs)`; calls run `only`
+    instead, without a Python frame.
+    """
 
 def entries(target: CodeType | Wrapped) -> list[tuple[GuardTree | None, Callable[..., object] | None]]:
-    """What `add_entry` added, in that order."""
+    """The entries in the order in which they were added."""
 
 def count(target: CodeType | Wrapped) -> int:
     """The number of entries."""
 
 def clear(target: CodeType | Wrapped) -> None:
-    """Drops all entries, and undoes `close`."""
+    """Drop all entries, and undo `close`."""
 
 def close(target: CodeType | Wrapped) -> None:
-    """The callback is not asked any more; the entries still answer."""
+    """Ask the callback no more; the entries still answer calls."""
 
 def is_closed(target: CodeType | Wrapped) -> bool:
     """Whether `close` was called since the last `clear`."""
 
-def tail(target: Callable[..., object], *args: object) -> object:
-    """What a compiled frame returns so that its caller calls `target(*args)` in its place."""
+def tail_call(target: Callable[..., object], *args: object) -> object:
+    """A tail call: a compiled frame returns it to have its caller call `target(*args)` instead."""
 
 def release_arguments() -> None:
-    """What a resume function that runs eagerly begins with: its variables alone hold its arguments then."""
+    """Release the caller's arguments: a resume function that runs eagerly calls this first, so that only its variables hold
+    them."""
 
 def send(iterator: Iterator[object], value: object) -> tuple[object, bool]:
-    """What an iterator gives for that, and whether it has ended with that."""
+    """The value that the iterator yields or returns for `value`, and whether it returned."""
 
 def raise_at(error: BaseException, offset: int) -> NoReturn:
-    """Raises the exception as it is, as if the caller stood at this offset of its code."""
+    """Raise the exception unchanged, with the traceback at this offset of the caller's code."""
 
-def frame_of(code: CodeType, globals: dict[str, object]) -> FrameType:
-    """A frame of this code that does not run."""
+def traceback_frame(code: CodeType, globals: dict[str, object]) -> FrameType:
+    """A frame of this code that never runs, for tracebacks."""
 
 def last_refused() -> CodeType | None:
-    """The code object of this thread's last call that no entry accepted although the callback had asked to look again.
-    Asking forgets it."""
+    """The code object of this thread's last call that the entry compiled for it rejected, else None. Resets it to None."""
 
-NATIVELY: object  # what a window's `vm` answers to have the function run as it is
+NATIVELY: object  # returned by the `vm` of `call_with_frame_hook` to run the function natively
 
-def call_window(
+def call_with_frame_hook(
     fn: Callable[..., _Result],
     args: tuple[object, ...],
     kwargs: dict[str, object] | None,
     vm: Callable[..., object],
 ) -> _Result:
-    """`fn(*args, **kwargs)`, where every Python function that native code calls is replaced by `vm(function, *slots)`.
+    """`fn(*args, **kwargs)`, with the Python functions that native code calls diverted to `vm(function, *slots)`.
 
-    Where `vm` answers NATIVELY the function runs as it is, in the same window unless `skip` marked it.
-    """
+    If `vm` returns NATIVELY, the function runs natively, under the same hook unless `skip` marked it."""
 
 def skip(target: FunctionType | CodeType) -> None:
-    """Windows let the function, and all that it calls, run as it is."""
+    """Let the frame hook run the function, and all that it calls, natively."""
 
 def set_thread_recursion_limit(limit: int) -> int:
-    """How deep this thread alone may call; gives what was so before."""
+    """Set the recursion limit of this thread only; return the previous limit."""
 
 def call_within(levels: int, function: Callable[..., _Result], *args: object) -> _Result:
-    """The call, which may not go deeper than so many levels. From 3.12 on code of C has a limit of its own."""
+    """The call, limited to so many more levels of recursion. From 3.12 on C code has a limit of its own."""
 
 def postpone_collections(on: bool) -> bool:
-    """Whether the garbage collector waits until it is called for; gives what was so before."""
+    """Postpone automatic garbage collections, or no longer do; return the previous setting."""
 
 class _State(TypedDict):
-    mode: str  # of this thread: "off" or "window"
-    installed: bool  # whether the hook of PEP 523 is in place
-    windows: int  # threads in a window
+    mode: str  # of this thread: "off" or "hooked"
+    installed: bool  # whether the PEP 523 hook is installed
+    hooked_threads: int  # threads in a call of `call_with_frame_hook`
     hits: int
     misses: int
     callbacks: int
-    diverted: int  # functions that windows handed to their VM
+    diverted: int  # functions that the frame hook diverted to a VM
 
 def state() -> _State:
-    """Counters since the start of the process, and what is switched on."""
+    """Counters since the start of the process, and the state of the frame hook."""
 
 # ----------------------------------------------------------------------------------------- guards (native/guards/)
 
-_Check = tuple[int, str, object]  # number of the guard, its kind, the value that it expects
-# index of the parent, kind of the accessor, its key, checks, place among the collected objects or -1
+_Check = tuple[int, str, object]  # index of the guard, its kind, the expected value
+# index of the parent, kind of the accessor, its key, checks, index among the collected objects or -1
 _Node = tuple[int, str, object, tuple[_Check, ...], int]
 
 class GuardTree:
-    """Decides in one pass over a call's slots whether a compiled entry may answer it. `spec` is
-    (nodes, number of collected objects, objects that it does not keep alive), as `smelt.guards.tree_layout` makes it.
+    """Decides in one pass over a call's slots whether a compiled entry may answer it.
 
-    Raises TypeError and ValueError for a spec that is no tree, and for values that a guard cannot be about.
+    `spec` is (nodes, number of collected objects, objects that are referenced weakly), from `smelt.guards.tree_layout`.
+    Raises TypeError and ValueError for an invalid spec, and for values that a guard does not support.
     """
 
     def __init__(
@@ -149,58 +154,59 @@ class GuardTree:
         """The collected objects if all guards hold, else None."""
 
     def explain(self, *slots: object) -> int | None:
-        """The number of the first guard that fails; None: all hold; -1: an object is missing that no guard is about."""
+        """The index of the first guard that fails; None: all hold; -1: an object without guards is missing."""
 
-    def notes(self) -> tuple[int, int] | None:
-        """How many words of memory the next check compares, and at how many objects it looks; None: it walks all nodes."""
+    def memo_size(self) -> tuple[int, int] | None:
+        """How many memory words the next check compares and how many objects it reads; None: it walks all nodes."""
 
 def set_table(x: set[object] | frozenset[object]) -> tuple[int, int, tuple[int, ...]]:
-    """What makes two sets with the same elements in the same order go on alike: the size of the table less one, where `pop`
-    begins to look, and the places in use, in order (-1 - place: its element was removed)."""
+    """The state that makes equal sets with equal order behave the same: the table size - 1, the index at which `pop`
+    starts, and the used slots in order (-1 - slot for a removed element)."""
 
 def lay_out(x: _S, items: tuple[Any, ...], table: tuple[int, int, tuple[int, ...]]) -> _S:
-    """Puts `items`, in order, into the empty set x, so that `set_table(x) == table`, and returns it. ValueError, and x is of
-    no use any more, where the items have other hashes."""
+    """Put `items`, in order, into the empty set x, so that `set_table(x) == table`, and return it. Raises ValueError if the
+    items have other hashes; x is then invalid."""
 
 def is_generic(cls: type) -> tuple[bool, bool]:
-    """Whether attributes of instances are read as object.__getattribute__ reads them, and whether they are stored as
-    object.__setattr__ stores them; a subclass written in Python may have methods of its own besides."""
+    """Whether attributes of instances are read by object.__getattribute__, and whether they are stored by
+    object.__setattr__; a subclass written in Python may have methods of its own."""
 
 def copy_set(empty: set[Any], other: set[Any]) -> None:
-    """Fills an empty set with the elements of another, in the same places: iterators give them in the same order, and
-    changes make the same of both."""
+    """Fill an empty set with the elements of another, in the same slots: both iterate in the same order, and behave the same
+    after the same changes."""
 
 def made_by_python(cls: type) -> bool:
-    """Whether a class statement or a call of a metaclass made the class, not C code (which also makes some on the heap)."""
+    """Whether a class statement or a call of a metaclass created the class, not C code (which may also create heap
+    types)."""
 
 def parts_of_itertools(x: object) -> tuple[Any, ...] | None:
-    """What is inside of an iterator of itertools from 3.14 on, None of another object."""
+    """The fields of an itertools iterator from 3.14 on; None for another object."""
 
 def hidden_dict(x: object) -> dict[str, object] | None:
-    """The dictionary of an object, which its class may hide."""
+    """The instance dictionary, even if the class hides it."""
 
 def annotations_wait(x: object) -> bool:
     """Whether reading the annotations of a function, class or module would run code of the program."""
 
 def keep_annotations(function: FunctionType, annotations: dict[str, object]) -> None:
-    """Gives the function those annotations, and leaves it the function that makes them."""
+    """Set the annotations without removing the function's `__annotate__`."""
 
 def fresh_like(like: torch.Tensor, /) -> torch.Tensor:
-    """A tensor on the meta device laid out as `like`, which is one too, with memory of its own and no history."""
+    """A meta tensor with the layout of the meta tensor `like`, a new storage and no history."""
 
 def view_like(like: torch.Tensor, source: torch.Tensor, /) -> torch.Tensor:
-    """The same in the memory of `source`, on the meta device."""
+    """The same with the storage of the meta tensor `source`."""
 
 def is_plain_leaf(x: object) -> bool:
-    """Whether it is a leaf of autograd's graph, and no hook sees or changes the gradients that arrive at it."""
+    """Whether x is a leaf of autograd's graph whose gradients no hook observes or changes."""
 
 def how_written(x: object) -> int:
-    """What autograd says to a write with gradients. 0: it is made; else it raises, since `x` is 1: a leaf, 2: a view of a
-    leaf, 3: a view that was taken in a way that forbids writes (one of several results, without gradients, in a function
-    of the user's). -1: no tensor."""
+    """How autograd treats an in-place write that requires grad. 0: it is allowed; otherwise it raises, since `x` is 1:
+    a leaf, 2: a view of a leaf, 3: a restricted view (one of several results, created without gradients, or in a custom
+    function). -1: not a tensor."""
 
 def type_version(cls: type) -> int:
-    """A number that changes when an attribute of the class or of a base does; 0: it has none now."""
+    """A number that changes with an attribute of the class or of a base; 0: the class has no version now."""
 
 def global_state() -> tuple[int, ...]:
     """Everything outside the arguments that changes what operators do, in the order of GLOBAL_STATE."""
@@ -224,16 +230,16 @@ _PlanSpec = tuple[
 ]
 
 class Plan:
-    """An executable plan; `smelt.plan.executable_plan` makes its `spec`."""
+    """An executable plan; `smelt.plan.executable_plan` builds its `spec`."""
 
-    arena_bytes: int  # scratch memory that one call uses
+    arena_bytes: int  # scratch memory per call
     idle_bytes: int  # held between calls
-    launches_only: bool  # its steps are kernels: no operator of torch or of the program is called
+    launches_only: bool  # all steps are kernel launches: no operator of torch or of the program is called
     def __init__(self, spec: _PlanSpec) -> None: ...
     def __call__(self, inputs: tuple[_Value, ...], /) -> tuple[_Value | None, ...]:
-        """The outputs. From several threads at once; an output that is an input is that very object."""
+        """The outputs. Thread-safe; a returned input is the object that was passed."""
 
-    def use_graphs(
+    def use_cuda_graphs(
         self,
         capture: Callable[
             [tuple[torch.Tensor | None, ...], tuple[bool, ...]],
@@ -242,20 +248,24 @@ class Plan:
         ],
         /,
     ) -> None:
-        """From now on runs are replayed as CUDA graphs where they can be, which `capture(inputs, copied)` captures: `copied`
-        says which inputs come at changing addresses. It gives what replays the graph, places that these are copied to, and
-        the outputs, or None where there can be no graph."""
+        """Record runs as CUDA graphs and replay them.
+
+        `capture(inputs, copied)` captures a run; `copied`: which inputs come at changing addresses. It returns a
+        function that replays the graph, static tensors that the copied inputs are copied to, and the outputs; or None
+        if there can be no graph.
+        """
 
     def release(self) -> int:
-        """Frees graphs, and the arenas that no call is using; returns their bytes. The next call makes a new one."""
+        """Free the CUDA graphs, and the arenas that no call uses; return their bytes. The next call allocates a new one."""
 
 class PlanTemplate:
-    """Plans for sizes; `smelt.plan.executable_plan` makes its `spec`, where `Slot`s stand for numbers that depend on sizes.
+    """A symbolic plan, which creates Plans for sizes; in its `spec` `Slot`s replace numbers that depend on sizes.
 
-    `sizes`: how many there are, which are the first slots; what computes the others, (operation, slot, slot) each or (0,
-    number, 0); for which sizes the plans are, as slots of what must be at least 0, or must not; the temporaries in the arena
-    (slot of its bytes, first step, last step), which allocations name by position in place of an offset; of offsets, the
-    alignment."""
+    `sizes`: the number of sizes, which are the first slots; the instructions that compute the others, each (operation,
+    slot, slot) or (0, number, 0); the conditions: slots that must be at least 0, or must not; the temporaries in the
+    arena (slot of its bytes, first step, last step), whose index allocations have instead of an offset; the alignment
+    of offsets.
+    """
 
     def __init__(
         self,
@@ -270,16 +280,22 @@ class PlanTemplate:
         /,
     ) -> None: ...
     def at(self, sizes: Sequence[int], /) -> Plan | None:
-        """The plan for these sizes; None where it is not for them."""
+        """The plan for these sizes; None if they do not satisfy the conditions."""
 
-def place(intervals: Sequence[tuple[int, int, int]], alignment: int, /) -> tuple[list[int], int]:
-    """Offsets in an arena, multiples of `alignment`, and its bytes. Of each temporary: bytes, first and last step."""
+def assign_arena_offsets(
+    intervals: Sequence[tuple[int, int, int]], alignment: int, /
+) -> tuple[list[int], int]:
+    """Offsets in an arena, multiples of `alignment`, and the size of the arena. An interval is (bytes, first step, last
+    step)."""
 
-class BySizes:
-    """A graph for any sizes: calls the instance for the sizes of its inputs, which `make` gives. `sources`: the input and
-    the dimension (and more) of each number that `make` is called with, while `lock` (an RLock) is held."""
+class SizeDispatch:
+    """A graph for all sizes: dispatches a call to the instance for the sizes of its inputs, which `make` compiles.
 
-    instances: dict[tuple[int, ...], _Compiled]  # those that are kept, the last used first
+    `sources`: the input, dimension and so on of each number that `make` is called with (`help(SizeDispatch)`). `make`
+    runs while `lock` (an RLock) is held.
+    """
+
+    instances: dict[tuple[int, ...], _Compiled]  # the cached ones, the most recently used first
     def __init__(
         self,
         sources: Sequence[tuple[int, int, int, int | None, bool]],
@@ -287,45 +303,46 @@ class BySizes:
         lock: object,
         /,
     ) -> None:
-        """`make` gives what is kept (the 64 used last are), with the plans whose memory between calls is its own, or a
-        callable that is not kept."""
+        """`make` returns an instance to cache (the 64 most recently used are) with the plans that hold memory for it between
+        calls, or a callable that is not cached."""
 
     def __call__(self, inputs: tuple[_Value, ...], /) -> Sequence[object]:
-        """What the instance gives. From several threads at once."""
+        """The results of the instance. Thread-safe."""
 
     def prepare(self, numbers: tuple[int, ...], /) -> _Compiled:
-        """The instance for these sizes, which is made if none is kept."""
+        """The instance for these numbers, compiled if none is cached."""
 
-def release_blocks() -> int:
-    """Frees the large blocks of memory that are kept for later calls; returns their bytes."""
+def release_cached_blocks() -> int:
+    """Free the cached blocks of the allocator for large blocks; return their bytes."""
 
-def kept_bytes() -> int:
-    """Bytes of the large blocks that are kept."""
+def cached_block_bytes() -> int:
+    """Bytes of the cached blocks."""
 
 # ------------------------------------------------------------------------------------- GPUs (native/devices/)
 
 class DeviceKernel:
-    """The kernel `name` of `image` (PTX as text, or a device's own code), in blocks of `threads` threads with `shared` bytes
-    of shared memory; where one launch does several, `parts` at most. What was loaded stays loaded."""
+    """The kernel `name` of `image` (PTX text or machine code), with blocks of `threads` threads and `shared` bytes of shared
+    memory; `parts`: the maximum of launches in a batched launch. A loaded kernel stays loaded."""
 
     def __init__(self, image: bytes, name: str, threads: int, shared: int, parts: int = 0) -> None: ...
     def load(self, device: int, image: bytes = ..., /) -> None:
-        """Loads it on a device, without the GIL: from `image`, this kernel's code for that device, if that is given. Raises
-        RuntimeError with what the driver says."""
+        """Load the kernel on a device, without the GIL; `image`: its code for that device. Raises RuntimeError with the
+        driver's error."""
 
     def is_loaded(self, device: int, /) -> bool: ...
 
 def link_ptx(ptx: bytes, device: int, /) -> bytes:
-    """The device's own code, compiled by the driver, without the GIL. Raises RuntimeError with what it says."""
+    """Machine code for the device, compiled by the driver without the GIL. Raises RuntimeError with the driver's error."""
 
 def driver_version() -> int:
-    """The version of CUDA that the driver knows: 12080 is 12.8."""
+    """The CUDA version that the driver supports: 12080 is 12.8."""
 
 def use_driver(file: str, /) -> None:
-    """Opens `file` in place of the machine's driver of GPUs: for tests, before the first kernel is loaded."""
+    """Open `file` instead of the machine's GPU driver, for tests. Call it before the first kernel is loaded."""
 
 def use_hip() -> None:
-    """The driver is AMD's (native/devices/hip.cpp, never run on such a GPU). Before the first kernel is loaded."""
+    """Select AMD's driver (native/devices/hip_driver.cpp, never run on such a GPU). Call it before the first kernel is
+    loaded."""
 
 # ------------------------------------------------------------------------------------- autograd (native/autograd/)
 
@@ -348,7 +365,7 @@ _DoubleBackward = Callable[
 ]
 
 class _DifferentiableSpec(TypedDict):
-    """`help(Differentiable)` says what each is."""
+    """`help(Differentiable)` describes the items."""
 
     forward: _Compiled
     n_outputs: int
@@ -371,10 +388,10 @@ class _DifferentiableSpec(TypedDict):
     double_backward: NotRequired[_DoubleBackward | None]
 
 class Differentiable:
-    """A compiled graph with its backward, as nodes of autograd's graph."""
+    """A compiled graph with its backward, as autograd nodes."""
 
     forward: _Compiled | None  # None once the garbage collector has cleared it
-    # What has been compiled: by the mask of defined tangents, or by (mask, "whole").
+    # The backwards compiled so far: by the mask of defined tangents, or by (mask, "whole").
     backwards: dict[tuple[object, ...], _Compiled]
     def __init__(self, spec: _DifferentiableSpec) -> None: ...
     def __call__(self, inputs: tuple[_Value, ...], /) -> tuple[_Value | None, ...]: ...
@@ -382,10 +399,10 @@ class Differentiable:
 # ------------------------------------------------------------------------------------ operators (native/operators/)
 
 def shape_function(name: str, overload: str) -> Callable[..., object] | None:
-    """torch's C++ shape function of `aten::name.overload`, for meta tensors; None where there is none. It raises
+    """torch's C++ shape function of `aten::name.overload`, for meta tensors; None if there is none. Raises
     NotImplementedError if no argument is a meta tensor."""
 
-# -------------------------------------------------------------------------------------- layouts (native/probes.cpp)
+# -------------------------------------------------------------------------------------- layouts (native/layout_probes.cpp)
 
 def probe() -> dict[str, str | None]:
-    """What is read by its layout in memory, each tried on objects made for it: None, or what went wrong."""
+    """Try everything that is read by memory layout on objects created for that: None, or an error text, by name."""

@@ -280,7 +280,7 @@ def reset() -> None:
     cache_entries.reset()
     release_all()
     gc.collect()
-    _native.release_blocks()
+    _native.release_cached_blocks()
 
 
 def disable(fn: Any, recursive: bool) -> Any:

@@ -1,5 +1,4 @@
-"""Shared set-up: deterministic seeds, a folder for what is kept on disk, processes with a simulated device, timm beside a
-CPU-only torch (benchmarks/models.py declares what it needs)."""
+"""Shared set-up: deterministic seeds, a folder for what is kept on disk, processes with a simulated device."""
 
 import contextlib
 import gc

@@ -2,23 +2,17 @@
 
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import torch
 
 import smelt
-
-ROOT = Path(__file__).parent.parent
+from tests.harness.processes import start
 
 
 def report(before: str = "") -> tuple[int, str]:
     """The status and the report of a process in which `before` ran first."""
     program = f"{before}\nimport runpy\nrunpy.run_module('smelt.doctor', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = start(program)
     assert done.stderr == ""
     return done.returncode, done.stdout
 

@@ -19,8 +19,8 @@ print(json.dumps(sorted({*sys.modules} - before)))
     smelts = [name for name in added if name.startswith("smelt")]
     packages = {name.split(".")[1] for name in smelts if name != "smelt"}
     assert packages <= {
-        "_built", "_native", "api", "config", "eager_only", "errors", "graph", "lines", "marks", "reasons",
-        "support",
+        "_built", "_native", "api", "compatibility", "config", "eager_only", "errors", "graph", "reasons",
+        "size_marks", "user_lines",
         "torch_private",
     }  # fmt: skip
     assert len(smelts) < 20, smelts
@@ -106,8 +106,8 @@ try:
 except smelt.errors.Unavailable as error:
     raised = str(error)
 [told] = said
-print(json.dumps([before, all(same), "schedule.fuse" in smelt.unavailable, "schedule.fuse" in raised,
-                  "schedule.fuse" in str(told.message), told.filename]))
+print(json.dumps([before, all(same), "schedule.schedule_program" in smelt.unavailable, "schedule.schedule_program" in raised,
+                  "schedule.schedule_program" in str(told.message), told.filename]))
 """
     ) == [None, True, True, True, True, "<string>"]
 

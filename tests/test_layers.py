@@ -28,6 +28,7 @@ ORDER = Layers(
             "capture",
             "guards",
             "autograd",
+            "pipeline",
             "tracing",
             "targets",
             "codegen",

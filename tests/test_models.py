@@ -1,8 +1,5 @@
 """The ten models: whole model one graph, eager's numbers, and no other process started."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -11,6 +8,7 @@ from benchmarks.errors import distance
 from benchmarks.models import MODELS, build, tensors
 from smelt.report.inspect import entries, reasons
 from tests.harness import models as tiny
+from tests.harness.processes import start
 
 # Relative to the largest magnitude of a tensor: a fused float32 program sums in another order than eager.
 TOLERANCE = 1e-4
@@ -78,6 +76,6 @@ print("nothing was started")
 
 
 def test_no_process_is_started():
-    done = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True)
+    done = start(WATCH)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "nothing was started" in done.stdout

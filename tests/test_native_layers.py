@@ -33,10 +33,10 @@ PRIVATE_HEADERS = (
 )
 # What else includes one: its table has a row per operator, and is of no use without them.
 BESIDE = {
-    ("operators/shapes.cpp", "ATen/MetaFunctions.h"),
-    ("operators/shapes.cpp", "ATen/Operators.h"),
-    ("operators/shapes.cpp", "ATen/TensorIterator.h"),
-    ("operators/shapes.cpp", "ATen/ops/empty_like_native.h"),
+    ("operators/shape_functions.cpp", "ATen/MetaFunctions.h"),
+    ("operators/shape_functions.cpp", "ATen/Operators.h"),
+    ("operators/shape_functions.cpp", "ATen/TensorIterator.h"),
+    ("operators/shape_functions.cpp", "ATen/ops/empty_like_native.h"),
 }
 
 # Functions of CPython that are no part of its interface, and that every version from 3.11 on exports.

@@ -19,9 +19,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import benchmarks.models  # noqa: F401  before transformers
-
-# isort: split
 import torch
 import transformers
 from torch import nn

@@ -16,7 +16,7 @@ import contextlib
 import ctypes
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -34,12 +34,14 @@ from torch.utils._pytree import tree_leaves
 import smelt
 from benchmarks.gpu.models import MODELS, Built, Work
 from benchmarks.models import tensors
+from smelt import pipeline
 from smelt.autograd.partition import Partition, partition
 from smelt.backends import smelt as backend
 from smelt.plan.arena_allocation import shares
 from smelt.plan.build_plan import build_plan
+from smelt.plan.plan_device import PlanDevice
+from smelt.plan.plan_items import Item
 from smelt.plan.steps import Alloc, Free, Plan, defines, span_bytes
-from smelt.plan.target import Target
 from smelt.schedule.schedule import Schedule, accesses
 from tests.simulated import cuda
 
@@ -130,22 +132,24 @@ def smelt_peaks(name: str, training: bool) -> tuple[Peak, Peak, int]:
     planned: list[Planned] = []
     cuts: list[Partition] = []
 
-    def plan_of(schedule: Schedule, target: Target) -> Plan:
-        planned.append((schedule, build_plan(schedule, target)))
+    def plan_of(schedule: Schedule, items: Sequence[Item], device: PlanDevice, *further: Any) -> Plan:
+        planned.append((schedule, build_plan(schedule, items, device, *further)))
         if not training:
             raise _Seen
         return planned[-1][1]
 
-    def both(traced: Any, joint: Any, config: Any, compile_graph: Any, lay_out: Any, *_: Any) -> Any:
+    def both(
+        traced: Any, joint: Any, config: Any, compile_graph: Any, run_eagerly: Any, lay_out: Any, *_: Any
+    ) -> Any:
         cuts.append(lay_out(partition(joint, config)))
-        compile_graph(cuts[0].forward, frozenset())
-        compile_graph(cuts[0].backward, cuts[0].given(cuts[0].backward))
+        compile_graph(cuts[0].forward, frozenset(), ())
+        compile_graph(cuts[0].backward, cuts[0].given(cuts[0].backward), ())
         raise _Seen
 
     module, inputs = _empty(_described(name))
     work = Work((module, inputs), training)
     with (
-        mock.patch.object(backend, "build_plan", plan_of),
+        mock.patch.object(pipeline, "build_plan", plan_of),
         mock.patch.object(backend, "compile_joint", both),
         contextlib.suppress(smelt.errors.BackendError),
     ):

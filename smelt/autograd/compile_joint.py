@@ -1,18 +1,19 @@
-"""From a joint graph to what a compiled frame calls: the forward, its node in autograd's graph, a backward on demand.
+"""A joint graph becomes a callable: the forward, its autograd node, and a backward on demand.
 
-The forward is compiled now, the backward when the first gradient arrives: `_native.Differentiable` then asks for it, once
-for each set of tangents that are defined. Results that are views (of inputs, of each other) are taken outside of the node,
-where autograd sees them as views (`results`).
+The forward compiles at once, a backward when the first gradient arrives: `_native.Differentiable` then asks for it, once for
+each set of tangents that are defined. Results that are views (of inputs, of each other) are taken outside the node, where
+autograd sees them as views (`mutation_view_epilogue.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -30,20 +31,19 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_overrides import edited
 from smelt.graph.ir import Graph, TensorSpec, argument_nodes
-from smelt.graph.substitute_sizes import at_sizes
-from smelt.graph.tensor_specs import at_numbers
 from smelt.runtime.fork_locks import BACKWARD, hold_at_fork
 from smelt.runtime.gc_pause import collections_postponed
-from smelt.shapes.expr import Values
+from smelt.shapes.expr import Sym, Values
+from smelt.shapes.substitute import substitute
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.trace_at_sizes import sources_at, traced_at
 from smelt.tracing.record.traced import Traced
 
 _lock = hold_at_fork(threading.RLock(), BACKWARD)
 
-
-T = TypeVar("T")
-CompileGraph = Callable[[Graph, frozenset[int]], Compiled]
+# Compiles a forward or a backward: (graph, indices of donated inputs, its symbols) -> the callable for concrete sizes.
+CompileGraph = Callable[[Graph, frozenset[int], tuple[Sym, ...]], Callable[[Values], Compiled]]
+RunEagerly = Callable[[Graph, frozenset[int]], Compiled]
 
 
 def compile_joint(
@@ -51,85 +51,77 @@ def compile_joint(
     joint: Joint,
     config: Config,
     compile_graph: CompileGraph,
-    eager_fallback: CompileGraph,
+    run_eagerly: RunEagerly,
     lay_out: Callable[[Partition], Partition] = lambda parts: parts,
     devices: Iterable[torch.device] = (),
-) -> Compiled:
-    """A callable from a tuple of the graph's inputs to its outputs, which autograd knows as one node.
-
-    Args:
-        joint: that of `traced`.
-        compile_graph: makes an aten graph (of the forward, later of the backward) callable on a tuple of its inputs; those
-            at the positions named are left to it.
-        eager_fallback: the same of what cannot be compiled when a backward needs it.
-        lay_out: how a device wants what is saved to lie in memory.
-        devices: where the graph's tensors are.
-    """
-    node = _node(traced, joint, config, lay_out, NO_HINTS, devices)
-    joint, parts = node.joint, node.parts
-    forward = compile_graph(parts.forward, frozenset())
-
-    def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
-        backward = _backward(joint, parts, undefined, whole)
-        return traced.compile_deferred(lambda: compile_graph(*backward), lambda: eager_fallback(*backward))
-
-    return _put_together(traced, node, forward, compile_backward, {})
-
-
-def joint_by_sizes(
-    traced: Traced,
-    joint: Joint,
-    config: Config,
-    prepare: Callable[[Graph, frozenset[int]], T],
-    eager_fallback: CompileGraph,
-    devices: Iterable[torch.device] = (),
+    hints: Hints = NO_HINTS,
 ) -> Callable[..., Compiled]:
-    """The same for a trace whose sizes have symbols: it is cut once, for the sizes that the trace saw, and its parts are
-    prepared once, those of the backward when they are needed. Raises NeedsFixedSize where the forward cannot be prepared.
+    """Cuts a joint graph once and compiles its forward. Raises NeedsFixedSize where no code of the forward is valid for all
+    sizes.
 
     Args:
-        prepare: what is made of a part for all sizes; the inputs at the positions named are left to it.
-        eager_fallback: what runs a backward that fails to be compiled.
+        joint: the joint graph of `traced`, after the passes.
+        compile_graph: compiles the forward, and later backwards.
+        run_eagerly: runs a graph of concrete sizes whose compilation fails when a backward needs it.
+        lay_out: the layout of saved values that the device prefers.
+        devices: the devices of the graph's tensors.
+        hints: the symbols of the graph, and the sizes that the cut assumes.
 
-    Returns what makes an instance, of numbers, of what makes a prepared part callable for them, and of what compiles a part
-    of fixed sizes, for backwards that cannot be prepared; and whether those that can are.
+    Returns `at(values, on_load)`: the callable for concrete sizes, from a tuple of the graph's inputs to its outputs, which
+    is one node for autograd. `on_load` receives each compiled graph of it, those of backwards when they are compiled.
     """
-    hints = {s: source.hint for s, source in traced.sizes.items()}
-    node = _node(traced, joint, config, lambda parts: parts, hints, devices)
+    node = _node(traced, joint, config, lay_out, hints, devices)
+    traced = replace(traced, joint=joint)
     joint, parts = node.joint, node.parts
-    forward = prepare(parts.forward, frozenset())
-    backwards: dict[tuple[frozenset[int], bool], T | None] = {}  # None: it cannot be prepared. Needs `_lock`
+    symbols = tuple(hints)
+    forward = compile_graph(parts.forward, frozenset(), symbols)
+    symbolic: dict[tuple[frozenset[int], bool], Callable[[Values], Compiled] | None] = {}  # needs `_lock`
 
-    def prepared(undefined: frozenset[int], whole: bool) -> T | None:
-        key = undefined, whole
-        if key not in backwards:
+    # When a backward compiles, capture can no longer specialize its sizes. Without code for all sizes it is specialized
+    # here, as often as a function may have entries; then it runs eagerly.
+    specializations = itertools.count()
+
+    def symbolic_backward(undefined: frozenset[int], in_one: bool) -> Callable[[Values], Compiled] | None:
+        """The backward for all sizes; None where there is no code for it."""
+        key = undefined, in_one
+        if key not in symbolic:
             try:
-                backwards[key] = prepare(*_backward(joint, parts, undefined, whole))
+                symbolic[key] = compile_graph(*_backward(joint, parts, undefined, in_one), symbols)
             except NeedsFixedSize:
-                backwards[key] = None
-        return backwards[key]
+                symbolic[key] = None
+        return symbolic[key]
 
-    def instance(
-        values: Values, load: Callable[[T], Compiled], compile_graph: CompileGraph, all_prepared: bool = True
-    ) -> Compiled:
-        def backward_at(undefined: frozenset[int], whole: bool) -> tuple[Graph, frozenset[int]]:
-            given = traced_at(traced, values).joint
-            assert given is not None
-            fixed = replace(parts, backward=at_sizes(parts.backward, values))
-            return _backward(given, fixed, undefined, whole)
+    def backward_at(values: Values, undefined: frozenset[int], in_one: bool) -> tuple[Graph, frozenset[int]]:
+        if not values:
+            return _backward(joint, parts, undefined, in_one)
+        concrete = traced_at(traced, values).joint
+        assert concrete is not None
+        cut = replace(parts, backward=substitute(parts.backward, values))
+        return _backward(concrete, cut, undefined, in_one)
 
-        def compiled(undefined: frozenset[int], whole: bool) -> Compiled:
-            made = prepared(undefined, whole) if all_prepared else None
-            return compile_graph(*backward_at(undefined, whole)) if made is None else load(made)
+    def at(values: Values, on_load: Callable[[Compiled], object] = lambda compiled: None) -> Compiled:
+        def load(undefined: frozenset[int], in_one: bool) -> Compiled:
+            loader = symbolic_backward(undefined, in_one) if values else None
+            if loader is not None:
+                return loader(values)
+            graph, donated = backward_at(values, undefined, in_one)
+            if values and next(specializations) >= config.recompile_limit:
+                return run_eagerly(graph, donated)
+            return compile_graph(graph, donated, ())({})
 
-        def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
-            return traced.compile_deferred(
-                lambda: compiled(undefined, whole), lambda: eager_fallback(*backward_at(undefined, whole))
+        def compile_backward(undefined: frozenset[int], in_one: bool) -> Compiled:
+            compiled = traced.compile_deferred(
+                lambda: load(undefined, in_one),
+                lambda: run_eagerly(*backward_at(values, undefined, in_one)),
             )
+            on_load(compiled)
+            return compiled
 
-        return _put_together(traced, node, load(forward), compile_backward, values)
+        loaded = forward(values)
+        on_load(loaded)
+        return _assemble(traced, node, loaded, compile_backward, values)
 
-    return instance
+    return at
 
 
 def _node(
@@ -140,39 +132,39 @@ def _node(
     hints: Hints,
     devices: Iterable[torch.device],
 ) -> _Node:
-    """The joint graph, or what a user has made of it, cut."""
+    """Cuts the joint graph, or the user's edit of it."""
     joint = edited_joint(captured)
     start = time.perf_counter()
     parts = lay_out(partition(joint, config, hints))
     seconds = time.perf_counter() - start
     events.emit("partition", seconds=seconds, saved=len(parts.saved), joint=joint, parts=parts)
     forward, backward = edited("forward", parts.forward), edited("backward", parts.backward)
-    is_own = joint is captured and forward is parts.forward and backward is parts.backward
+    is_captured = joint is captured and forward is parts.forward and backward is parts.backward
     parts = replace(parts, forward=forward, backward=backward)
-    # What differentiates again runs the torch-level graph, which nobody has edited.
-    with_history = double_backward(traced, joint) if is_own else None
+    # Second derivatives run the torch-level graph, which does not have the user's edits.
+    with_history = double_backward(traced, joint) if is_captured else None
     return _Node(joint, parts, _flow(joint, parts), with_history, _gpus(devices))
 
 
 def _backward(
-    joint: Joint, parts: Partition, undefined: frozenset[int], whole: bool
+    joint: Joint, parts: Partition, undefined: frozenset[int], in_one: bool
 ) -> tuple[Graph, frozenset[int]]:
-    """The graph where these tangents are undefined, and the inputs that are left to it."""
-    graph = unsegmented(parts.backward, joint) if whole else parts.backward
+    """The backward for these undefined tangents, and the indices of its donated inputs."""
+    graph = unsegmented(parts.backward, joint) if in_one else parts.backward
     graph = without_tangents(graph, undefined)
     return graph, parts.donated(graph)
 
 
-def _put_together(
+def _assemble(
     traced: Traced,
     node: _Node,
     forward: Compiled,
     compile_backward: Callable[[frozenset[int], bool], Compiled],
     values: Values,
 ) -> Compiled:
-    """`values`: the sizes that it is for, where the trace's have symbols."""
+    """The callable for the sizes `values`: the forward in its autograd node, then the mutation and view epilogue."""
     joint = sources_at(node.joint, values)
-    # before the node saves what the forward wrote, with the version that it has then
+    # Inside the node, which saves what the forward wrote with its version at that time.
     forward = traced.counters.preserve_input_counters(forward)
     if joint.tangents:
         forward = node.around(forward, compile_backward, epilogue_steps(joint), values)
@@ -181,7 +173,7 @@ def _put_together(
 
 @dataclass(frozen=True)
 class _Node:
-    """What nodes of autograd's for a joint graph have in common, whatever their sizes are."""
+    """What the autograd nodes of a joint graph have in common for all sizes."""
 
     joint: Joint
     parts: Partition
@@ -196,7 +188,7 @@ class _Node:
         taken: Sequence[EpilogueStep],
         values: Values,
     ) -> Compiled:
-        """The node for these sizes. `taken`: how what is taken outside of it is made."""
+        """The node for these sizes. `taken`: the steps that compute views and mutated inputs outside the node."""
         joint = self.joint
         with_history = self.with_history and self.with_history.at(values)
         return _native.Differentiable(
@@ -224,8 +216,8 @@ class _Node:
         )
 
     def _differentiable(self, values: Values) -> list[tuple[Any, ...]]:
-        """The outputs with tangents, and the layout of these as the backward was recorded."""
-        specs = [at_numbers(spec, values) for spec in self._tangents]
+        """The outputs with tangents, and the layout of the tangents that the backward expects."""
+        specs = [substitute(spec, values) for spec in self._tangents]
         return [(i, s.shape, s.stride, s.dtype) for i, s in zip(self.joint.tangents, specs, strict=True)]
 
     @cached_property
@@ -246,16 +238,17 @@ def _compiled_backward(
     joint: Joint,
     compile_backward: Callable[[frozenset[int], bool], Compiled],
     defined: tuple[bool, ...],
-    whole: bool = False,
+    in_one: bool = False,
 ) -> Compiled:
+    """The backward for these defined tangents."""
     undefined = frozenset(k for k, d in enumerate(defined) if not d)
     start = time.perf_counter()
     events.emit("backward-start", joint=joint)
     with collections_postponed():
-        made = compile_backward(undefined, whole)
+        compiled = compile_backward(undefined, in_one)
     seconds = time.perf_counter() - start
     events.emit("backward-compiled", seconds=seconds, undefined=len(undefined), joint=joint)
-    return made
+    return compiled
 
 
 def _gpus(devices: Iterable[torch.device]) -> list[torch.device]:
@@ -263,10 +256,11 @@ def _gpus(devices: Iterable[torch.device]) -> list[torch.device]:
 
 
 def _groups(joint: Joint) -> list[tuple[list[int], bool]]:
-    """The tangents that are computed from together, in the order of computation.
+    """Groups of tangents with one backward each, in the order of computation.
 
-    An output that others are computed from has a group of its own. All others share one, which may do the work of all
-    (True): where nobody looks at what flows into the cuts, the backward is one graph. What is taken has nodes of autograd's.
+    An output that others are computed from has a group of its own. All others share one; its flag is True where it may do
+    the work of all groups: if no hook reads the gradients of the cuts, the backward is one graph. Views and mutated inputs
+    have autograd nodes of their own, and no group.
     """
     cuts = _cut_tangents(joint)
     rest = [k for k in joint.tangent_order if k not in cuts]
@@ -280,8 +274,9 @@ def _cut_tangents(joint: Joint) -> list[int]:
 
 @dataclass(frozen=True)
 class _Flow:
-    """The tangents that contribute to each gradient (of primals, then of cuts), and those whose gradients read each saved
-    value. What flows into a cut flows on: it is the tangents of other outputs that contribute what the cut's does."""
+    """The tangents that contribute to each gradient (of primals, then of cuts), and the tangents whose gradients read each
+    saved value. A gradient that flows into a cut flows on, so a tangent that contributes to the cut's gradient contributes
+    to all gradients that the cut's tangent contributes to."""
 
     contributors: list[list[int]]
     readers: list[list[int]]
@@ -295,7 +290,7 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
         graph = without_tangents(parts.backward, frozenset(range(n)) - {k})
         gives.append({i for i, g in enumerate(graph.output.args[0]) if g is not None})
         reads.append(_saved_read_by(graph, parts))
-    # Of one tangent alone, what it gives is known to be zero; together with another, that is computed.
+    # A gradient that is zero by itself for one tangent may be computed for two.
     together = _saved_read_by(parts.backward, parts).difference(*reads)
     for read in reads:
         read |= together
@@ -318,5 +313,5 @@ def _saved_read_by(graph: Graph, parts: Partition) -> set[int]:
 
 
 def _inverse(members: list[set[int]], count: int) -> list[list[int]]:
-    """For each i below `count`, which sets have it."""
+    """For each i below `count`, the indices of the sets that contain it."""
     return [[k for k, has in enumerate(members) if i in has] for i in range(count)]

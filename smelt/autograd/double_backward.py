@@ -24,10 +24,9 @@ import torch
 from smelt.autograd.save_costs import nbytes
 from smelt.graph import graph_passes, torch_settings
 from smelt.graph.graph_callable import GraphFunction
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, copy_at, map_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.pytree import leaves
-from smelt.graph.substitute_sizes import copied_at
 from smelt.graph.torch_settings import TorchSettings
 from smelt.shapes.expr import Size, Values, evaluate
 from smelt.torch_private import OpOverload
@@ -186,7 +185,7 @@ class DoubleBackward:
     def _forward(self) -> GraphFunction:
         if not self.values:
             return GraphFunction(_gated(self.graph, self.results, self.cuts))
-        graph, copy_of = copied_at(self.graph, self.values)
+        graph, copy_of = copy_at(self.graph, self.values)
         results, cuts = (
             [in_copied_graph(tensor, copy_of) for tensor in tensors] for tensors in (self.results, self.cuts)
         )

@@ -60,7 +60,7 @@ def _replay_dropout(
     make.begin(node)
     number = make_spec((), (), torch.int64, torch.device("cpu"))
     state = _node(
-        node, torch.ops.smelt.philox_place.default, (0, x.spec.device), make.name("rng_state"), (number,) * 2
+        node, torch.ops.smelt.philox_offset.default, (0, x.spec.device), make.name("rng_state"), (number,) * 2
     )
     seed, offset = (
         _node(node, operator.getitem, (state, k), make.name(name), number)

@@ -1,5 +1,5 @@
-"""Backends: what turns a captured graph into something to call.
+"""Backends: a captured graph becomes a callable.
 
-`backend_registry.py` finds one by name: `smelt.py` (machine code), `eager.py` (nothing is compiled), or one written for
-torch.compile (`fx_bridge.py`). dynamo.py is the other direction: smelt as a backend of torch.compile.
+`backend_registry.py` finds a backend by name: `smelt.py` (machine code), `eager.py` (no compilation), or one written for
+torch.compile (`fx_bridge.py`). `smelt/torch_backend.py` is the other direction: smelt as a backend of torch.compile.
 """

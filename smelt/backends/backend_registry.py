@@ -1,7 +1,7 @@
 """Backends by name: smelt's own, those registered by the user, and those installed for torch.compile.
 
-Third-party packages announce backends for torch.compile as entry points of the group `torch_dynamo_backends`; they are
-found by name and imported only when asked for.
+Third-party packages register backends for torch.compile as entry points of the group `torch_dynamo_backends`. A lookup by
+name imports the package.
 """
 
 from __future__ import annotations
@@ -20,20 +20,24 @@ from smelt.tracing.record.traced import Traced
 Backend = Callable[[Traced, Config], Compiled]
 
 _GROUP = "torch_dynamo_backends"
-_OWN: dict[str, Backend] = {"smelt": smelt.compile_graph, "eager": eager.eager, "aot_eager": eager.aot_eager}
+_BUILT_IN: dict[str, Backend] = {
+    "smelt": smelt.compile_graph,
+    "eager": eager.eager,
+    "aot_eager": eager.aot_eager,
+}
 _registered: dict[str, Backend] = {}
 
 
 def lookup(backend: str | Callable[..., Any]) -> Backend:
-    """The backend of that name; a callable is taken as one with torch.compile's signature.
+    """The backend of that name; a callable is a backend with torch.compile's signature.
 
-    Raises OptionError for an unknown name (naming the nearest), BackendError if its package cannot be imported.
+    Raises OptionError for an unknown name (with the nearest known one), BackendError if its package cannot be imported.
     """
     if not isinstance(backend, str):
         if callable(backend):
             return fx_bridge.adapt(backend)
         raise OptionError(f"backend must be a name or a callable, got {backend!r}")
-    known = _OWN.get(backend) or _registered.get(backend)
+    known = _BUILT_IN.get(backend) or _registered.get(backend)
     if known is not None:
         return known
     point = _installed().get(backend)
@@ -47,21 +51,21 @@ def lookup(backend: str | Callable[..., Any]) -> Backend:
 
 
 def register_backend(backend: Callable[..., Any], name: str | None = None) -> None:
-    """Makes `backend(gm, example_inputs) -> callable` available under `name` (default: its own).
+    """Registers `backend(gm, example_inputs) -> callable` as `name` (default: its `__name__`).
 
-    Raises OptionError when another backend has that name.
+    Raises OptionError if another backend has that name.
     """
     name = name or getattr(backend, "__name__", "")
     if not callable(backend) or not name:
         raise OptionError(f"register_backend: {backend!r} is no function with a name")
-    if name in _OWN or name in _registered:
+    if name in _BUILT_IN or name in _registered:
         raise OptionError(f"register_backend: there is a backend called {name!r} already")
     _registered[name] = fx_bridge.adapt(backend)
 
 
 def list_backends() -> list[str]:
-    """All names, sorted."""
-    return sorted({*_OWN, *_registered, *_installed()})
+    """The names of all backends, sorted."""
+    return sorted({*_BUILT_IN, *_registered, *_installed()})
 
 
 def _installed() -> dict[str, EntryPoint]:

@@ -1,45 +1,52 @@
-"""The backends `eager` and `aot_eager`, which compile nothing: they tell which stage an error comes from."""
+"""The backends `eager` and `aot_eager`, which compile nothing: they show which stage an error comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from smelt.autograd.compile_joint import compile_joint
-from smelt.backends.size_dispatch import by_sizes
+from smelt.backends.size_dispatch import dispatch_by_sizes
 from smelt.config import Config
+from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.ir import Graph
-from smelt.graph.substitute_sizes import at_sizes, symbols_of_arguments
+from smelt.shapes.expr import Sym, Values
+from smelt.shapes.substitute import substitute
+from smelt.tracing.backward.joint import Joint
 from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.trace_at_sizes import traced_at
 from smelt.tracing.record.traced import Traced
 
 
 def eager(traced: Traced, config: Config) -> Compiled:
-    """Runs the torch-level graph, call by call; autograd records it as it does any program."""
+    """Runs the torch-level graph, call by call, under autograd."""
 
-    def called(graph: Graph) -> Compiled:
+    def callable_of(graph: Graph) -> Compiled:
         function = GraphFunction(graph)
         return lambda tensors: function(*tensors)
 
     if symbols_of_arguments(traced.torch_graph):
-        return by_sizes(traced.sizes, lambda values: (called(at_sizes(traced.torch_graph, values)), []))
-    return called(traced.torch_graph)
+        return dispatch_by_sizes(
+            traced.sizes, lambda values: (callable_of(substitute(traced.torch_graph, values)), [])
+        )
+    return callable_of(traced.torch_graph)
 
 
 def aot_eager(traced: Traced, config: Config) -> Compiled:
-    """Runs the functional aten graph, operator by operator; where gradients are needed, the forward and backward that the
-    joint graph is cut into. Runs the torch-level graph where gradients are needed and there is no joint graph."""
+    """Runs the functional aten graph, operator by operator. Where gradients are needed, runs the forward and backward of the
+    joint graph, or the torch-level graph where there is no joint graph."""
     if traced.sizes:
-        return by_sizes(traced.sizes, lambda values: (aot_eager(traced_at(traced, values), config), []))
+        return dispatch_by_sizes(
+            traced.sizes, lambda values: (aot_eager(traced_at(traced, values), config), [])
+        )
     if traced.joint is not None:
-        return compile_joint(traced, traced.joint, config, beneath_a_node, beneath_a_node)
+        return eager_joint(traced, traced.joint, config)
     if traced.needs_grad:
         return eager(traced, config)
-    return _by_operators(traced.aten_graph)
+    return _without_gradients(traced.aten_graph)
 
 
 eager.takes_sizes = True  # type: ignore[attr-defined]
@@ -48,7 +55,7 @@ aot_eager.takes_sizes = True  # type: ignore[attr-defined]
 aot_eager.differentiates = True  # type: ignore[attr-defined]
 
 
-def _by_operators(graph: Graph) -> Compiled:
+def _without_gradients(graph: Graph) -> Compiled:
     """Runs `graph`, which needs no gradients."""
     function = GraphFunction(graph)
 
@@ -59,17 +66,28 @@ def _by_operators(graph: Graph) -> Compiled:
     return call
 
 
-def beneath_a_node(graph: Graph, given: frozenset[int]) -> Compiled:
-    """Runs `graph` as the forward of a node of autograd, beneath which operators do not count writes in the versions of
-    tensors: those of the inputs that it writes are counted up here, unless there is no such node."""
+def eager_joint(traced: Traced, joint: Joint, config: Config) -> Compiled:
+    """Runs the forward and the backward that `joint`, of fixed sizes, is cut into, operator by operator."""
+
+    def interpret(
+        graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...]
+    ) -> Callable[[Values], Compiled]:
+        return lambda values: eager_beneath_node(graph, donated)
+
+    return compile_joint(traced, joint, config, interpret, eager_beneath_node)({})
+
+
+def eager_beneath_node(graph: Graph, donated: frozenset[int]) -> Compiled:
+    """Runs `graph` as the forward of an autograd node. Beneath the node, operators do not count writes in the versions of
+    tensors, so the versions of mutated inputs are incremented here; without a node, operators have counted them."""
     function = GraphFunction(graph)
     targets = {node.args[0] for node in graph if node.target is torch.ops.aten.copy_.default}
-    written = [i for i, p in enumerate(graph.placeholders) if p in targets]
+    mutated = [i for i, p in enumerate(graph.placeholders) if p in targets]
 
     def call(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        versions = [tensors[i]._version for i in written]
+        versions = [tensors[i]._version for i in mutated]
         results = function(*tensors)
-        uncounted = [tensors[i] for i, v in zip(written, versions) if tensors[i]._version == v]
+        uncounted = [tensors[i] for i, v in zip(mutated, versions) if tensors[i]._version == v]
         torch.autograd.graph.increment_version(uncounted)
         return results
 

@@ -10,26 +10,26 @@ import torch.fx
 
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize
+from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, Node, map_nodes
-from smelt.graph.substitute_sizes import symbols_of_arguments
 from smelt.tracing.record.traced import Traced
 
 ForeignBackend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
 
 def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule:
-    """The same graph as a torch.fx.GraphModule. Every tensor is a placeholder, parameters included; constants become
-    buffers. Each node's `meta` holds the user's line (`stack_trace`) and the result's spec (`spec`)."""
+    """`graph` as a torch.fx.GraphModule. Every tensor is a placeholder, parameters included; constants become buffers. Each
+    node's `meta` holds the user's line (`stack_trace`) and the result's spec (`spec`)."""
     root = torch.nn.Module()
     for name, value in graph.constants.items():
         root.register_buffer(name, value)
     out = torch.fx.Graph()
-    made: dict[Node, torch.fx.Node] = {}
+    fx_nodes: dict[Node, torch.fx.Node] = {}
     for node in graph.nodes:
-        args = map_nodes(node.args, made.__getitem__)
-        kwargs = map_nodes(node.kwargs, made.__getitem__)
-        new = made[node] = out.create_node(node.op, node.target, args, kwargs, node.name)
+        args = map_nodes(node.args, fx_nodes.__getitem__)
+        kwargs = map_nodes(node.kwargs, fx_nodes.__getitem__)
+        new = fx_nodes[node] = out.create_node(node.op, node.target, args, kwargs, node.name)
         if node.line is not None:
             new.meta["stack_trace"] = (
                 f'  File "{node.line.filename}", line {node.line.line}, in {node.line.function}\n'
@@ -39,12 +39,12 @@ def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule
 
 
 def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
-    """A backend of smelt's own signature that hands the torch-level graph to a foreign one. Sizes that are symbolic, and
-    numbers computed from them, are placeholders behind those of tensors: the graph is right for any sizes."""
+    """Wraps a foreign backend, which receives the torch-level graph. Symbolic sizes, and numbers computed from them, are
+    placeholders after those of tensors: the graph is valid for all sizes."""
 
     def compile_with_foreign(traced: Traced, config: Config) -> Compiled:
         symbols = symbols_of_arguments(traced.torch_graph)
-        if symbols:  # sizes are placeholders; others only smelt's own backends know
+        if symbols:  # in arguments of calls, where only smelt's own backends accept them
             raise NeedsFixedSize("a foreign backend is given numbers", symbols)
         compiled = backend(to_fx(traced.torch_graph), list(traced.example_inputs()))
         if not callable(compiled):

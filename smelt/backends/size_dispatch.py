@@ -1,12 +1,11 @@
-"""Graphs whose sizes change: an instance for each set of numbers, made when a call comes with them.
+"""Graphs with symbolic sizes: one instance for each set of concrete sizes, created when a call brings them.
 
-An instance is what the graph would be compiled to if its sizes were these numbers. Mostly only its plan is made, as the
-machine code is that of a template for all sizes; where there can be no such code, each instance is compiled.
+An instance runs the plan that the graph has for its sizes. Machine code is shared by all instances, and mostly the plan is
+instantiated from a symbolic one. Where creating an instance fails in a later call, calls with new sizes run eagerly.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 
 from smelt import _native
-from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_interpreter import run
 from smelt.graph.ir import Graph
@@ -27,107 +25,80 @@ from smelt.torch_private import OpOverload
 from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.traced import SizeInput, Traced
 
-log = logging.getLogger("smelt")
-
-# What is kept, and the plans whose memory between calls is its own.
+# What runs, which `SizeDispatch` caches, and the plans whose memory between calls belongs to the instance.
 Instance = tuple[Compiled, list[_native.Plan]]
 
-MOST_COMPILED = 8  # sets of sizes that one graph is compiled for, by itself each
-
-# Under which instances are made, one at a time.
+# Instances are created under it, one at a time.
 LOCK = hold_at_fork(threading.RLock(), SIZES)
 
+_EAGER_GRAPHS = 8  # sets of sizes for which the graph of an eager fallback is cached
 
-def by_sizes(
-    sizes: Mapping[Sym, SizeInput], make: Callable[[Values], Instance | Compiled], prepare: bool = True
-) -> _native.BySizes:
-    """Runs what `make` gives for the sizes of its inputs; a bare callable is not kept. It is asked under the grad mode that
-    is on now; for the sizes that the trace saw, at once, if to `prepare`."""
+
+def dispatch_by_sizes(
+    sizes: Mapping[Sym, SizeInput], create: Callable[[Values], Instance | Compiled], prepare: bool = True
+) -> _native.SizeDispatch:
+    """Runs the instance for the sizes of the inputs.
+
+    Args:
+        create: returns the instance for concrete sizes, or a callable that is not cached. It runs in the present grad mode.
+        prepare: whether to create the instance for the sizes of the trace now.
+    """
     grad = torch.is_grad_enabled()
 
     def instance(numbers: tuple[int, ...]) -> Instance | Compiled:
         values = dict(zip(sizes, numbers, strict=True))
         for sym, number in values.items():
             low, high = bounds(sym)
-            if not low <= number <= high and not is_unbacked(sym):  # which was checked
+            if not low <= number <= high and not is_unbacked(sym):  # guards check the others
                 raise ValueError(
                     f"smelt: a graph for sizes {sym} from {low} to {high} was called with {number}"
                 )
         with torch.set_grad_enabled(grad):
-            return make(values)
+            return create(values)
 
     sources = [(s.input, s.source) for s in sizes.values()]
-    native = _native.BySizes([(i, s.dim, s.divisor, s.over, s.is_remainder) for i, s in sources], instance, LOCK)
+    native = _native.SizeDispatch(
+        [(i, s.dim, s.divisor, s.over, s.is_remainder) for i, s in sources], instance, LOCK
+    )
     if prepare:
         native.prepare(tuple(source.hint for source in sizes.values()))
     return native
 
 
-def _kept(make: Callable[[Values], Compiled]) -> Callable[[Values], Compiled]:
-    """`make`, which makes nothing again for sizes that came lately."""
-    made = lru_cache(MOST_COMPILED)(lambda items: make(dict(items)))
-    return lambda values: made(tuple(values.items()))
+class WithEagerFallback:
+    """Creates instances by `create` until that fails; from then on, `run_eagerly` returns what runs for new sizes.
 
-
-class EachCompiled:
-    """Instances that are compiled one by one, by `compile_at`. When that was done for MOST_COMPILED sets of sizes, others
-    are what `run_at` gives, which runs operator by operator. `why`: there is no code for all sizes."""
-
-    def __init__(
-        self,
-        compile_at: Callable[[Values], Instance],
-        run_at: Callable[[Values], Compiled],
-        why: NeedsFixedSize,
-    ) -> None:
-        self._compile_at, self._why = compile_at, why
-        self._compiled, self._told = 0, False
-        self._run_at = _kept(run_at)
-
-    def __call__(self, values: Values) -> Instance | Compiled:
-        if self._compiled < MOST_COMPILED:
-            instance = self._compile_at(values)
-            self._compiled += 1
-            return instance
-        if not self._told:
-            self._told = True
-            log.warning(
-                "smelt: a graph was compiled for %d sets of sizes; others run operator by operator, as there is no code "
-                "for all sizes: %s",
-                MOST_COMPILED,
-                self._why.reason.detail,
-            )
-        return self._run_at(values)
-
-
-class OrByOperators:
-    """What `make` gives, until it fails in a later call than that with the sizes `first`; then what `run_at` gives for sizes
-    that are new, which runs operator by operator."""
+    A failure for the sizes `first` raises, since the entry is not installed yet.
+    """
 
     def __init__(
         self,
         traced: Traced,
-        make: Callable[[Values], Instance | Compiled],
-        run_at: Callable[[Values], Compiled],
+        create: Callable[[Values], Instance | Compiled],
+        run_eagerly: Callable[[Values], Compiled],
         first: Values | None = None,
     ) -> None:
-        self._traced, self._make, self._first = traced, make, first
+        self._traced, self._create, self._first = traced, create, first
         self._failed = False
-        self.eager_fallback = _kept(run_at)
+        cached = lru_cache(_EAGER_GRAPHS)(lambda items: run_eagerly(dict(items)))
+        self.eager: Callable[[Values], Compiled] = lambda values: cached(tuple(values.items()))
 
     def __call__(self, values: Values) -> Instance | Compiled:
         if self._failed:
-            return self.eager_fallback(values)
-        if values == self._first:  # as the entry is made: there is none where this fails
-            return self._make(values)
-        return self._traced.compile_deferred(lambda: self._make(values), lambda: self._given_up(values))
+            return self.eager(values)
+        if values == self._first:
+            return self._create(values)
+        return self._traced.compile_deferred(
+            lambda: self._create(values), lambda: self._after_failure(values)
+        )
 
-    def _given_up(self, values: Values) -> Compiled:
+    def _after_failure(self, values: Values) -> Compiled:
         self._failed = True
-        return self.eager_fallback(values)
+        return self.eager(values)
 
 
 def eager_fallback(graph: Graph) -> Compiled:
-    """Runs `graph`, which needs no gradients, operator by operator. Writes of inputs count in their versions, as they do
+    """Runs `graph`, which needs no gradients, operator by operator. Writes to inputs count in their versions, as they do
     where a plan runs."""
     targets = {
         effects(node.target).argument(name, node.args, node.kwargs)
@@ -135,10 +106,10 @@ def eager_fallback(graph: Graph) -> Compiled:
         if isinstance(node.target, OpOverload)
         for name in effects(node.target).writes
     }
-    written = [i for i, p in enumerate(graph.placeholders) if p in targets]
+    mutated = [i for i, p in enumerate(graph.placeholders) if p in targets]
 
     def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
-        counted = [tensors[i] for i in written if not tensors[i].is_inference()]
+        counted = [tensors[i] for i in mutated if not tensors[i].is_inference()]
         versions = [t._version for t in counted]
         results = run(graph, tensors)
         uncounted = [t for t, version in zip(counted, versions) if t._version == version]

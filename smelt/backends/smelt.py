@@ -1,56 +1,51 @@
-"""smelt's own backend: an aten graph becomes loops, kernels, machine code and a plan."""
+"""smelt's backend: a trace becomes a callable that runs native plans.
+
+`pipeline.compile_graph` compiles each graph. This module decides which graphs a trace consists of:
+
+* without gradients, its aten graph; with gradients, the forward and the backwards that the joint graph is cut into
+  (`autograd/compile_joint.py`);
+* with unbacked sizes, the subgraphs between the operators that produce such sizes (`unbacked_subgraphs.py`).
+
+Fixed and symbolic sizes take the same way. For symbolic sizes, `size_dispatch.py` selects the plan for the sizes of a call.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
 
-from smelt import _native, events, targets
-from smelt.autograd.compile_joint import CompileGraph, compile_joint, joint_by_sizes
+from smelt import _native, pipeline, targets
+from smelt.autograd.compile_joint import compile_joint
 from smelt.autograd.padded_saves import save_padded_results
 from smelt.autograd.partition import Partition, level_of, partition
-from smelt.backends.eager import beneath_a_node, eager
+from smelt.autograd.save_costs import Hints
+from smelt.backends.eager import eager, eager_beneath_node, eager_joint
 from smelt.backends.size_dispatch import (
     LOCK,
-    MOST_COMPILED,
-    EachCompiled,
     Instance,
-    OrByOperators,
-    by_sizes,
+    WithEagerFallback,
+    dispatch_by_sizes,
     eager_fallback,
 )
-from smelt.backends.unbacked_subgraphs import CompilePart, Parts, Run
+from smelt.backends.unbacked_subgraphs import Run, SplitGraph
 from smelt.config import Config
 from smelt.errors import ArtifactError, BackendError, NeedsFixedSize, Unsupported
-from smelt.graph import subgraphs
 from smelt.graph.graph_callable import Compiled
-from smelt.graph.ir import Graph, NumberSpec, TensorSpec
-from smelt.graph.substitute_sizes import at_sizes, depends_inside
+from smelt.graph.ir import Graph, TensorSpec
+from smelt.graph.subgraphs import depends_inside
 from smelt.graph.unbacked_sizes import is_unbacked
-from smelt.graph.verify_graph import verify as verify_graph
-from smelt.ops.lowering import lower
-from smelt.plan.build_plan import build_plan
-from smelt.plan.plan_template import Loader, Template
-from smelt.plan.steps import CPU, Plan, extern_names, kernel_names
-from smelt.plan.target import Decided, Target
-from smelt.plan.verify_plan import verify as verify_plan
-from smelt.rewrites.aligned_gemm import align_products
-from smelt.rewrites.attention.attention_rewrite import fuse_attention
-from smelt.rewrites.channels_last import to_channels_last
-from smelt.rewrites.chunked_gemm import in_chunks
+from smelt.plan.steps import CPU
 from smelt.schedule.schedule import Schedule
-from smelt.schedule.schedule_program import fuse
-from smelt.schedule.verify_schedule import verify as verify_schedule
 from smelt.shapes.expr import Sym, Values
+from smelt.shapes.substitute import substitute
+from smelt.targets.target import Target
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.trace_at_sizes import traced_at, within_bounds
@@ -59,12 +54,19 @@ from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
 from smelt.verify.shadow_execution import Watching, compiled_of
 
 log = logging.getLogger("smelt")
+_CACHED_NODES = 16  # autograd nodes for different unbacked sizes
+_running = threading.local()  # `run`: of a joint graph with unbacked sizes, whose last subgraph is to run
+
+CompiledAt = Callable[
+    [Values], Compiled
+]  # the callable for concrete sizes; for fixed sizes, the argument is empty
+RunEagerly = Callable[[Graph, frozenset[int]], Compiled]
 
 
 def compile_graph(traced: Traced, config: Config) -> Compiled:
     """A callable from a tuple of the graph's input tensors to the tuple of its outputs.
 
-    Raises Unsupported for graphs on a device without a target, NeedsFixedSize for those that cannot be for any sizes,
+    Raises Unsupported for graphs on a device without a target, NeedsFixedSize where no code is valid for all sizes,
     BackendError (chained) for a failure of the compiler itself.
     """
     if traced.unbacked is not None and traced.needs_grad and traced.joint is None:
@@ -73,10 +75,10 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         return eager(traced, config)
     try:
         if traced.unbacked is not None:
-            return _in_parts(traced, config)
+            return _with_unbacked_sizes(TraceCompiler(traced, config))
         if traced.sizes:
-            return _for_any_sizes(traced, config)
-        return _for_fixed_sizes(traced, config)
+            return _with_symbolic_sizes(traced, config)
+        return compile_trace(TraceCompiler(traced, config))({})
     except (Unsupported, ArtifactError):
         raise
     except Exception as error:
@@ -88,402 +90,288 @@ compile_graph.takes_sizes = True  # type: ignore[attr-defined]
 compile_graph.takes_data_sizes = True  # type: ignore[attr-defined]
 
 
-def _for_fixed_sizes(traced: Traced, config: Config, plans: list[_native.Plan] | None = None) -> Compiled:
-    """`plans`: where all plans go, those of backwards when they are made."""
-    devices = _devices(traced)
-    maker = targets.maker(devices)
-    target = maker(config)
+@dataclass(frozen=True)
+class TraceCompiler:
+    """What the graphs of one trace have in common: the options, the devices, shadow execution (the option `verify`)."""
 
-    def compile_part(graph: Graph, given: frozenset[int], target: Target) -> _native.Plan:
-        plan = _compile(graph, config, target, given, _title(traced, graph))
-        if plans is not None:
-            plans.append(plan)
-        return plan
+    traced: Traced
+    config: Config
 
-    watch = _watching(traced, config)
+    @cached_property
+    def devices(self) -> frozenset[torch.device]:
+        """The devices of the graph's tensors."""
+        specs = (node.spec for node in self.traced.aten_graph)
+        return frozenset(
+            s.device
+            for spec in specs
+            for s in (spec if isinstance(spec, tuple) else (spec,))
+            if isinstance(s, TensorSpec)
+        )
+
+    @cached_property
+    def hints(self) -> Hints:
+        """The symbols of the trace, and the sizes that it saw."""
+        traced = self.traced
+        backed = {sym: source.hint for sym, source in traced.sizes.items()}
+        return backed if traced.unbacked is None else backed | dict(traced.unbacked.hints)
+
+    def target(self, config: Config | None = None) -> Target:
+        """A new target: torch's number of threads may have changed since the last graph."""
+        return targets.factory(self.devices)(config or self.config)
+
+    def compilation(self, sizes: Sequence[Sym] = ()) -> pipeline.Compilation:
+        """How a graph of the trace with these symbols compiles."""
+        is_rewritten = self.traced.joint is not None
+        return pipeline.Compilation(self.config, self.target(), tuple(sizes), is_rewritten=is_rewritten)
+
+    def compile(
+        self,
+        graph: Graph,
+        run_eagerly: RunEagerly,
+        donated: frozenset[int] = frozenset(),
+        sizes: Sequence[Sym] = (),
+    ) -> CompiledAt:
+        """Compiles a graph of the trace. `run_eagerly`: runs it at concrete sizes, for shadow execution."""
+        compilation = replace(self.compilation(sizes), donated=donated, title=self._title(graph))
+        return self._shadow.loaded(pipeline.compile_graph(graph, compilation), graph, run_eagerly, donated)
+
+    def compile_half(self, graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...]) -> CompiledAt:
+        """Compiles a forward or a backward."""
+        return self.compile(graph, eager_beneath_node, donated, sizes)
+
+    @cached_property
+    def _shadow(self) -> Watching:
+        def recompile(graph: Graph, config: Config) -> Compiled:
+            compilation = replace(self.compilation(), config=config, target=self.target(config))
+            return pipeline.compile_graph(graph, compilation)({})
+
+        return Watching(self.config, recompile, self.traced.on_mismatch)
+
+    def _title(self, graph: Graph) -> str:
+        """The name of the graph in reports."""
+        title = self.traced.title
+        return title if self.traced.joint is None else f"{title} {level_of(graph)}".strip()
+
+
+# ---------------------------------------------------------------------------------------- fixed and symbolic sizes
+
+
+def compile_trace(compiler: TraceCompiler) -> Callable[..., Compiled]:
+    """Compiles a trace without unbacked sizes. Returns `at(values, on_load)`: the callable for concrete sizes; `on_load`
+    receives each compiled graph of it, those of backwards when a gradient needs them."""
+    traced = compiler.traced
     if traced.joint is None:
-        plan = compile_part(_prepared(traced.aten_graph, target), frozenset(), target)
-        return watch.beside(plan, traced.aten_graph, eager_fallback)
-    joint = _prepared_joint(traced.joint, target)
-    if target.warm_up is not None:
+        compiled_at = compiler.compile(traced.aten_graph, _run_eagerly, sizes=tuple(traced.sizes))
+
+        def at(values: Values, on_load: Callable[[Compiled], object] = lambda compiled: None) -> Compiled:
+            compiled = compiled_at(values)
+            on_load(compiled)
+            return compiled
+
+        return at
+    joint, lay_out = _rewritten(compiler, traced.joint)
+    target = compiler.target()
+    if target.warm_up is not None and not traced.sizes:
         target.warm_up(joint.graph, joint.backward)
-
-    # A new target for each graph: torch's number of threads may have changed.
-    def compile_graph(graph: Graph, given: frozenset[int]) -> Compiled:
-        plan = compile_part(graph, given, maker(config))
-        return watch.beside(plan, graph, partial(beneath_a_node, given=given), given)
-
-    lay_out = partial(save_padded_results, costs=target.costs)
-    return compile_joint(traced, joint, config, compile_graph, beneath_a_node, lay_out, devices)
-
-
-def _watching(traced: Traced, config: Config) -> Watching:
-    """What has graphs of the trace compared with eager, where the options ask for it."""
-    devices = _devices(traced)
-
-    def recompile(graph: Graph, config: Config) -> Compiled:
-        target = targets.maker(devices)(config)
-        return _compile(_prepared(graph, target) if traced.joint is None else graph, config, target)
-
-    return Watching(config, recompile, traced.on_mismatch)
+    return compile_joint(
+        traced,
+        joint,
+        compiler.config,
+        compiler.compile_half,
+        eager_beneath_node,
+        lay_out,
+        compiler.devices,
+        compiler.hints,
+    )
 
 
-def _title(traced: Traced, graph: Graph) -> str:
-    """What people call a graph of the trace, or a part of it."""
-    return traced.title if traced.joint is None else f"{traced.title} {level_of(graph)}".strip()
+def _rewritten(compiler: TraceCompiler, joint: Joint) -> tuple[Joint, Callable[[Partition], Partition]]:
+    """The joint graph after the passes, and how the saved values of its partition are laid out."""
+    compilation = compiler.compilation(tuple(compiler.hints))
+    joint = pipeline.run_joint_passes(joint, compilation)
+    if compilation.sizes:
+        return joint, lambda parts: parts
+    return joint, partial(save_padded_results, costs=compilation.target.costs)
 
 
-def _prepared(graph: Graph, target: Target) -> Graph:
-    """The graph with the device's kernels for attention, and the layouts that its convolutions are fast in."""
-    if target.attention is not None:
-        graph = fuse_attention(graph, target.attention).graph
-    return _laid_out(graph, target)
-
-
-def _laid_out(graph: Graph, target: Target) -> Graph:
-    return to_channels_last(graph).graph if target.channels_last else graph
-
-
-def _prepared_joint(joint: Joint, target: Target) -> Joint:
-    """The same of a joint graph, before it is cut: so what is saved is what the kernels' backwards read."""
-    if target.attention is not None:
-        fused = fuse_attention(joint.graph, target.attention, joint.backward)
-        joint = replace(joint, graph=fused.graph, backward=fused.backward)
-    return _joint_laid_out(joint, target)
-
-
-def _joint_laid_out(joint: Joint, target: Target) -> Joint:
-    if not target.channels_last:
-        return joint
-    made = to_channels_last(joint.graph, joint.backward)
-    return replace(joint, graph=made.graph, backward=made.backward)
-
-
-def _compile(
-    graph: Graph, config: Config, target: Target, given: frozenset[int] = frozenset(), title: str = ""
-) -> _native.Plan:
-    """`given`: inputs that are left to what is compiled; `title`: what people call the graph."""
-    graph = subgraphs.compiled(graph, lambda inside: _compile(inside, config, target, title=title))
-    schedule = replace(_scheduled(graph, config, target), given=given, title=title)
-    with _stage("codegen"):
-        plan = build_plan(schedule, target)
-        plan = replace(plan, numbers=_numbers(graph))
-    return _loaded(plan, config, target)
-
-
-def _numbers(graph: Graph) -> tuple[int, ...]:
-    """The inputs that are Python numbers."""
-    return tuple(i for i, p in enumerate(graph.placeholders) if isinstance(p.spec, NumberSpec))
-
-
-def _loaded(plan: Plan, config: Config, target: Target) -> _native.Plan:
-    events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan), plan=plan)
-    if config.verify_stages:
-        with _stage("verify"):
-            verify_plan(plan)
-    with _stage("load"):
-        return target.load(plan)
-
-
-def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
-    """The graph with symbols: plans of one template, or each set of sizes compiled."""
-    graph = traced.aten_graph if traced.joint is None else traced.joint.graph
+def _with_symbolic_sizes(captured: Traced, config: Config) -> Compiled:
+    graph = captured.aten_graph if captured.joint is None else captured.joint.graph
     if depends_inside(graph):
-        raise NeedsFixedSize("graphs inside of a graph, or kernels of the program's", frozenset(traced.sizes))
-    traced = within_bounds(traced)
+        raise NeedsFixedSize(
+            "graphs inside of a graph, or kernels of the program's", frozenset(captured.sizes)
+        )
+    traced = within_bounds(captured)
+    compiler = TraceCompiler(traced, config)
+    try:
+        compiled_at = compile_trace(compiler)
+    except NeedsFixedSize as error:
+        names = {sym.name for sym in error.symbols}
+        named = frozenset(sym for sym in captured.sizes if sym.name in names)
+        error.symbols = named or frozenset(captured.sizes)
+        raise
 
-    def compile_at(values: Values) -> Instance:
+    def run_eagerly(values: Values) -> Compiled:
+        concrete = traced_at(traced, values)
+        if concrete.joint is None:
+            return eager_fallback(concrete.aten_graph)
+        return eager_joint(concrete, concrete.joint, config)
+
+    def create(values: Values) -> Instance:
         plans: list[_native.Plan] = []
-        return _for_fixed_sizes(traced_at(traced, values), config, plans), plans
+        return compiled_at(values, partial(_note_plan, plans)), plans
 
-    def run_at(values: Values) -> Compiled:
-        given = traced_at(traced, values)
-        if given.joint is None:
-            return eager_fallback(given.aten_graph)
-        return compile_joint(given, given.joint, config, beneath_a_node, beneath_a_node)
+    with_fallback = WithEagerFallback(traced, create, run_eagerly, compiler.hints)
+    return dispatch_by_sizes(traced.sizes, with_fallback)
+
+
+def _note_plan(plans: list[_native.Plan], compiled: Compiled) -> None:
+    plan = compiled_of(compiled)
+    if isinstance(plan, _native.Plan):
+        plans.append(plan)
+
+
+def _run_eagerly(graph: Graph, donated: frozenset[int]) -> Compiled:
+    return eager_fallback(graph)
+
+
+# ---------------------------------------------------------------------------------------------------- unbacked sizes
+
+
+def _with_unbacked_sizes(compiler: TraceCompiler) -> Compiled:
+    """Raises NeedsFixedSize for graphs that cannot be split at their unbacked sizes."""
+    traced = compiler.traced
+    if compiler.devices != {CPU} or depends_inside(traced.aten_graph):
+        raise NeedsFixedSize("graphs inside of a graph, or on a GPU", frozenset())
+    if traced.joint is not None:
+        return _joint_with_unbacked_sizes(compiler, traced.joint)
+    split = SplitGraph(traced, traced.aten_graph, partial(_compile_subgraph, compiler))
+
+    def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
+        results = split.finish(split.start(tensors))
+        return allow_inplace_writes(results, tensors) if torch.is_grad_enabled() else results
+
+    return call
+
+
+def _compile_subgraph(compiler: TraceCompiler, graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
+    """Compiles a subgraph between operators that produce unbacked sizes.
+
+    These sizes are known only while the graph runs, so capture cannot specialize them. A subgraph without code for all sizes
+    is specialized here, as often as a function may have entries; then it runs eagerly.
+    """
+    if not sizes:
+        return compiler.compile(graph, _run_eagerly)({})
+    specializations = itertools.count()
+
+    def specialize(values: Values) -> Compiled:
+        concrete = substitute(graph, values)
+        if next(specializations) < compiler.config.recompile_limit:
+            return compiler.compile(concrete, _run_eagerly)({})
+        return eager_fallback(concrete)
 
     try:
-        make: Callable[[Values], Instance | Compiled] = _instances(traced, config)
-    except NeedsFixedSize as why:
-        log.info("smelt: a graph is compiled for each set of sizes: %s", why.reason.detail)
-        make = EachCompiled(compile_at, run_at, why)
-    hints = {sym: place.hint for sym, place in traced.sizes.items()}
-    return by_sizes(traced.sizes, OrByOperators(traced, make, run_at, hints))
+        compiled_at = compiler.compile(graph, _run_eagerly, sizes=tuple(sizes))
+    except NeedsFixedSize as error:
+        log.info("smelt: a graph is compiled for each set of unbacked sizes: %s", error.reason.detail)
+        compiled_at = specialize
+
+    def create(values: Values) -> Instance | Compiled:
+        compiled = compiled_at(values)
+        plan = compiled_of(compiled)
+        return (compiled, [plan]) if isinstance(plan, _native.Plan) else compiled
+
+    with_fallback = WithEagerFallback(
+        compiler.traced, create, lambda values: eager_fallback(substitute(graph, values))
+    )
+
+    def instance(values: Values) -> Instance | Compiled:
+        return with_fallback.eager(values) if _has_excluded_size(values) else with_fallback(values)
+
+    return dispatch_by_sizes(sizes, instance, prepare=False)
 
 
-def _in_parts(traced: Traced, config: Config) -> Compiled:
-    """The graph with sizes that data decide. Raises NeedsFixedSize where it cannot be cut."""
-    devices = _devices(traced)
-    if devices != {CPU} or depends_inside(traced.aten_graph):
-        raise NeedsFixedSize("graphs inside of a graph, or on a GPU", frozenset())
-
-    def compile_part(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
-        return _part(traced, graph, sizes, config, devices, _watching(traced, config))
-
-    if traced.joint is None:
-        parts = Parts(traced, traced.aten_graph, compile_part)
-
-        def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
-            results = parts.finish(parts.start(tensors))
-            return allow_inplace_writes(results, tensors) if torch.is_grad_enabled() else results
-
-        return call
-    return _joint_in_parts(traced, traced.joint, config, compile_part)
-
-
-def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: CompilePart) -> Compiled:
-    """The same where gradients are needed: a node of autograd's is made when all sizes are known, for these. Then its
-    forward is what is left to run."""
+def _joint_with_unbacked_sizes(compiler: TraceCompiler, joint: Joint) -> Compiled:
+    """The forward runs until all sizes are known; then the autograd node for these sizes runs its remainder."""
+    traced, hints = compiler.traced, compiler.hints
     assert traced.unbacked is not None
-    devices = _devices(traced)
-    target = _target_for_sizes(config, devices)
-    watch = _watching(traced, config)
-    found: list[Parts] = []
-    symbols = (*traced.sizes, *traced.unbacked.hints)
-
-    def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], Compiled]:
-        if found:
-            template = _template(graph, given, config, target, symbols, _title(traced, graph))
-            return watch.loaded(template, graph, beneath_a_node, given)
-        found.append(Parts(traced, graph, compile_part))
-        return lambda values: finish
+    unbacked = {
+        sym: SizeInput(ITSELF, SizeSource(ITSELF), hint) for sym, hint in traced.unbacked.hints.items()
+    }
+    splits: list[SplitGraph] = []
 
     def finish(tensors: tuple[Any, ...]) -> Sequence[Any]:
         run: Run = _running.run
-        return found[0].finish(run)
+        return splits[0].finish(run)
 
-    hints = traced.unbacked.hints
-    of_data = {sym: SizeInput(ITSELF, SizeSource(ITSELF), hint) for sym, hint in hints.items()}
-    sized = replace(traced, sizes={**traced.sizes, **of_data})
-    joint_at = joint_by_sizes(sized, joint, config, prepare, beneath_a_node, devices)
-    (parts,) = found
-    compile_graph = _some_compiled(traced, config, watch)
+    def compile_half(graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...]) -> CompiledAt:
+        if not splits:  # the forward
+            splits.append(SplitGraph(traced, graph, partial(_compile_subgraph, compiler)))
+            return lambda values: finish
+        backward_at = compiler.compile_half(graph, donated, sizes)
 
-    @lru_cache(_KEPT)
-    def instance(numbers: tuple[int, ...]) -> Compiled:
-        values = {**hints, **dict(zip(parts.symbols, numbers, strict=True))}
-        if any(_is_small(sym, n) for sym, n in values.items()):
-            return joint_at(values, lambda loaded: loaded(values), beneath_a_node, False)
-        return traced.compile_deferred(
-            lambda: joint_at(values, lambda loaded: loaded(values), compile_graph),
-            lambda: joint_at(values, lambda loaded: loaded(values), beneath_a_node, False),
-        )
+        def compiled_at(values: Values) -> Compiled:
+            if _has_excluded_size(values):
+                return eager_beneath_node(substitute(graph, values), donated)
+            return backward_at(values)
+
+        return compiled_at
+
+    joint_at = compile_joint(
+        replace(traced, sizes={**traced.sizes, **unbacked}),
+        joint,
+        compiler.config,
+        compile_half,
+        eager_beneath_node,
+        devices=compiler.devices,
+        hints=hints,
+    )
+    (split,) = splits
+
+    @lru_cache(_CACHED_NODES)
+    def node(numbers: tuple[int, ...]) -> Compiled:
+        return joint_at({**hints, **dict(zip(split.symbols, numbers, strict=True))})
 
     def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
-        run = parts.start(tensors)
+        run = split.start(tensors)
         with LOCK:
-            made = instance(tuple([run.values[s] for s in parts.symbols]))
+            compiled = node(tuple([run.values[s] for s in split.symbols]))
         before = getattr(_running, "run", None)
         _running.run = run
         try:
-            return made((*tensors, *parts.numbers_of(run)))
+            return compiled((*tensors, *split.numbers_of(run)))
         finally:
             _running.run = before
 
     return call
 
 
-_KEPT = 16  # nodes of autograd for different sizes
-_running = threading.local()  # `run`: of a joint graph, of which the last part is to run
+def _has_excluded_size(values: Values) -> bool:
+    """Whether an unbacked size is 0 or 1, for which code for all sizes is not valid."""
+    return any(number < 2 and is_unbacked(sym) for sym, number in values.items())
 
 
-def _part(
-    traced: Traced,
-    graph: Graph,
-    sizes: Mapping[Sym, SizeInput],
-    config: Config,
-    devices: set[torch.device],
-    watch: Watching,
-) -> Compiled:
-    title = _title(traced, graph)
-    if not sizes:
-        plan = _compile(graph, config, targets.maker(devices)(config), title=title)
-        return watch.beside(plan, graph, eager_fallback)
-    try:
-        make: Callable[[Values], Instance | Compiled] = _plans(graph, config, devices, sizes, watch, title)
-    except NeedsFixedSize as why:
-
-        def compile_at(values: Values) -> Instance:
-            at = at_sizes(graph, values)
-            plan = _compile(at, config, targets.maker(devices)(config), title=title)
-            return watch.beside(plan, at, eager_fallback), [plan]
-
-        make = EachCompiled(compile_at, lambda values: eager_fallback(at_sizes(graph, values)), why)
-
-    made = OrByOperators(traced, make, lambda values: eager_fallback(at_sizes(graph, values)))
-
-    def instance(values: Values) -> Instance | Compiled:
-        small = any(_is_small(sym, n) for sym, n in values.items())
-        return made.eager_fallback(values) if small else made(values)
-
-    return by_sizes(sizes, instance, prepare=False)
-
-
-def _is_small(sym: Sym, number: int) -> bool:
-    """Whether data have decided a size that code for any sizes is not made for."""
-    return number < 2 and is_unbacked(sym)
-
-
-def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
-    """What makes plans for given sizes. Raises NeedsFixedSize where there is no code for all sizes."""
-    devices, watch = _devices(traced), _watching(traced, config)
-    target = _target_for_sizes(config, devices)
-    if traced.joint is None:
-        graph = _laid_out(traced.aten_graph, target)
-        return _plans(graph, config, devices, traced.sizes, watch, traced.title)
-    joint = _joint_laid_out(traced.joint, target)
-
-    def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], Compiled]:
-        template = _template(graph, given, config, target, traced.sizes, _title(traced, graph))
-        return watch.loaded(template, graph, beneath_a_node, given)
-
-    joint_at = joint_by_sizes(replace(traced, joint=joint), joint, config, prepare, beneath_a_node, devices)
-    compile_graph = _some_compiled(traced, config, watch)
-
-    def instance_of_joint(values: Values) -> Instance:
-        plans: list[_native.Plan] = []
-
-        def kept(made: Compiled) -> Compiled:
-            plan = compiled_of(made)
-            if isinstance(plan, _native.Plan):
-                plans.append(plan)
-            return made
-
-        made = joint_at(
-            values,
-            lambda loaded: kept(loaded(values)),
-            lambda graph, given: kept(compile_graph(graph, given)),
-        )
-        return made, plans
-
-    return instance_of_joint
-
-
-def _plans(
-    graph: Graph,
-    config: Config,
-    devices: set[torch.device],
-    sizes: Iterable[Sym],
-    watch: Watching,
-    title: str,
-) -> Callable[[Values], Instance]:
-    """What makes plans of a graph without a backward for given `sizes`."""
-    template = _template(graph, frozenset(), config, _target_for_sizes(config, devices), sizes, title)
-    loaded = watch.loaded(template, graph, lambda at, given: eager_fallback(at))
-
-    def instance(values: Values) -> Instance:
-        made = loaded(values)
-        return made, [compiled_of(made)]
-
-    return instance
-
-
-def _target_for_sizes(config: Config, devices: set[torch.device]) -> Target:
-    """On a GPU without generated products, which are measured for numbers."""
-    return targets.maker(devices)(config if devices == {CPU} else replace(config, native_gemm=False))
-
-
-def _some_compiled(traced: Traced, config: Config, watch: Watching) -> CompileGraph:
-    """Compiles the first backwards of a trace, as many as forwards would be (`EachCompiled`); others run operator by
-    operator."""
-    count = itertools.count()
-    maker = targets.maker(_devices(traced))
-
-    def compile_graph(graph: Graph, given: frozenset[int]) -> Compiled:
-        if next(count) < MOST_COMPILED:
-            plan = _compile(graph, config, maker(config), given, _title(traced, graph))
-            return watch.beside(plan, graph, partial(beneath_a_node, given=given), given)
-        return beneath_a_node(graph, given)
-
-    return compile_graph
-
-
-def _template(
-    graph: Graph, given: frozenset[int], config: Config, target: Target, sizes: Iterable[Sym], title: str
-) -> Callable[[Values], _native.Plan]:
-    """What makes the plans of a graph for given `sizes`; its code is compiled here. `title`: what people call the graph."""
-    graph = subgraphs.compiled(graph, lambda inside: _compile(inside, config, target, title=title))
-    schedule = replace(_scheduled(graph, config, target, sizes), given=given, title=title)
-    with _stage("codegen"):
-        template = Template.of(schedule, target, _numbers(graph))
-    loader = None
-    if target.load_sized is not None and isinstance(template.items, Decided):
-        loader = Loader(template, target.load_sized, tuple(sizes))
-
-    def loaded(values: Values) -> _native.Plan:
-        with _stage("instance"):
-            if loader is None:
-                return _loaded(template.at(values), config, target)
-            return _instance(loader, values, config)
-
-    return loaded
-
-
-def _instance(loader: Loader, values: Values, config: Config) -> _native.Plan:
-    with _stage("load"):
-        made, plan = loader(values)
-    events.emit("plan", kernels=plan.kernels, externs=plan.externs, plan=plan.plan)
-    if config.verify_stages:
-        with _stage("verify"):
-            loader.check(made, plan, values)
-    return made
-
-
-def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym] = ()) -> Schedule:
-    if config.verify_stages:
-        verify_graph(graph, functional=True, sizes=sizes)
-    with _stage("lower"):
-        cut = in_chunks(align_products(graph, target.costs).graph, target.costs)
-        program = lower(cut, target.costs)
-    with _stage("fuse"):
-        schedule = fuse(program, target.costs, config.fuse)
-        if config.verify_stages:
-            verify_schedule(schedule)
-    events.emit("schedule", graph=graph, schedule=schedule)
-    return schedule
+# ---------------------------------------------------------------------------------------------------- for reports
 
 
 def inference_schedules(traced: Traced, config: Config) -> list[Schedule]:
-    """What a traced graph runs where no gradients are needed, before it is machine code: of each of its parts. Raises
-    Unsupported for graphs on a device without a target."""
-    target = targets.maker(_devices(traced))(config)
+    """The schedules that a trace runs where no gradients are needed, one for each of its subgraphs. Raises Unsupported for
+    graphs on a device without a target."""
     graphs = [traced.forward_graph]
     if traced.unbacked is not None:
 
-        def note(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
+        def record(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
             graphs.append(graph)
             return eager_fallback(graph)
 
-        Parts(traced, graphs.pop(), note)
-    return [_scheduled(_prepared(graph, target), config, target) for graph in graphs]
+        SplitGraph(traced, graphs.pop(), record)
+    c = replace(TraceCompiler(traced, config).compilation(), is_rewritten=False)
+    return [pipeline.fuse_program(pipeline.lower_graph(pipeline.run_passes(g, c), c), c) for g in graphs]
 
 
 def cut_for_training(traced: Traced, config: Config) -> tuple[Joint, Partition]:
-    """The joint graph of `traced`, which must have one, as it is cut, and the forward and backward that it is cut into: what
-    `compile_graph` compiles under `config`. Raises Unsupported for graphs on a device without a target."""
-    joint = traced.joint
-    assert joint is not None
-    target = targets.maker(_devices(traced))(config)
-    if traced.sizes or traced.unbacked is not None:
-        joint = _joint_laid_out(joint, target)
-        hints: dict[Sym, int] = {sym: place.hint for sym, place in traced.sizes.items()}
-        return joint, partition(joint, config, hints | dict(traced.unbacked.hints if traced.unbacked else {}))
-    joint = _prepared_joint(joint, target)
-    return joint, save_padded_results(partition(joint, config), target.costs)
-
-
-def _devices(traced: Traced) -> set[torch.device]:
-    specs = (node.spec for node in traced.aten_graph)
-    return {
-        s.device
-        for spec in specs
-        for s in (spec if isinstance(spec, tuple) else (spec,))
-        if isinstance(s, TensorSpec)
-    }
-
-
-@contextmanager
-def _stage(name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    events.emit("stage", name, seconds=time.perf_counter() - start)
+    """The joint graph of `traced`, which must have one, after the passes, and the forward and backward that `compile_graph`
+    cuts it into. Raises Unsupported for graphs on a device without a target."""
+    assert traced.joint is not None
+    compiler = TraceCompiler(traced, config)
+    joint, lay_out = _rewritten(compiler, traced.joint)
+    return joint, lay_out(partition(joint, config, compiler.hints))

@@ -1,9 +1,11 @@
-"""Graphs with sizes that data decide, cut into parts: what gives such a size is called between them.
+"""Graphs with unbacked sizes, split at the operators that produce such sizes.
 
-A part is compiled as a graph of its own: for any sizes, where it has symbols, all of which are sizes of what it takes. What
-crosses from one part to another, or is given to an operator between them, is an input or a result of parts. As soon as a
-size is known, the conditions that the graph was made for are checked. Inputs are written in the last part, so that until
-then nothing has happened which the original function would not do again.
+    step := subgraph | size producer | number
+
+A subgraph compiles as a graph of its own. If it has symbols, it compiles for all sizes, each of which is a size of one of
+its inputs. A size producer is an operator whose result has an unbacked size; it runs eagerly between subgraphs. When a size
+is known, the conditions that the graph assumes about it are checked. Inputs are mutated in the last subgraph only, so that
+the original function can take over the call until then.
 """
 
 from __future__ import annotations
@@ -21,88 +23,88 @@ from smelt.graph.free_symbols import symbols_in
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
-from smelt.graph.tensor_specs import at_numbers, empty_like_spec
+from smelt.graph.tensor_specs import empty_like_spec
 from smelt.graph.unbacked_sizes import unbacked_sizes_of
-from smelt.shapes import number_expr
-from smelt.shapes.expr import Sym, Values, contiguous_stride
+from smelt.shapes.expr import Expression, Sym, Values, contiguous_stride, evaluate, leaves
+from smelt.shapes.substitute import substitute
 from smelt.torch_private import OpOverload
 from smelt.tracing.record.traced import SizeInput, Traced
 from smelt.tracing.symbolic.symbolic_layouts import SizeSource
 from smelt.tracing.symbolic.unbacked_numbers import Condition, NumberCondition
 
 AnyCondition = Condition | NumberCondition
-# Makes a graph callable, whose symbols are sizes of its inputs.
-CompilePart = Callable[[Graph, Mapping[Sym, SizeInput]], Compiled]
+# Makes a subgraph callable; the mapping says which input has the size of each of its symbols.
+CompileSubgraph = Callable[[Graph, Mapping[Sym, SizeInput]], Compiled]
+
+_MAX_FAILURES = 8  # calls in succession whose sizes the graph does not accept
+_RETRY_INTERVAL = 16  # calls
 
 
 @dataclass
 class Run:
-    """One call: the values of nodes, and those of symbols."""
+    """The state of one call: the values of nodes, and the sizes of symbols."""
 
-    made: dict[Node, Any]
+    env: dict[Node, Any]
     values: dict[Sym, int]
 
 
 @dataclass
-class _Part:
-    """Nodes that are compiled together: what they take, and what others read of them. `done`: what nobody reads after it."""
+class _Subgraph:
+    """Nodes that compile together. `dead`: the nodes that no later step reads."""
 
-    takes: list[Node]
-    gives: list[Node]
+    inputs: list[Node]
+    outputs: list[Node]
     call: Compiled
-    done: list[Node] = field(default_factory=list)
+    dead: list[Node] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [*self.inputs, *self.outputs]
 
     def run(self, run: Run) -> None:
-        made = run.made
-        for node, value in zip(self.gives, self.call(tuple([made[n] for n in self.takes]))):
-            made[node] = value
+        env = run.env
+        for node, value in zip(self.outputs, self.call(tuple([env[n] for n in self.inputs]))):
+            env[node] = value
 
 
 @dataclass
-class _Given:
-    """A node that gives sizes, the nodes that read one of several results of it, where its sizes are found, and what is
-    known to hold or not when they are."""
+class _SizeProducer:
+    """An operator with unbacked result sizes.
+
+    Args:
+        items: the nodes that select one of several results.
+        sources: each size, with the node and the dimension that has it.
+        conditions: what the graph assumes about sizes that are known from here on.
+        small: the sizes below a symbol's lower bound that the graph accepts.
+    """
 
     node: Node
     items: list[Node]
     sources: list[tuple[Sym, Node, int]]
     conditions: list[AnyCondition]
     small: frozenset[int]
-    done: list[Node] = field(default_factory=list)
+    dead: list[Node] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [self.node, *self.items, *argument_nodes(self.node)]
 
     def run(self, run: Run) -> None:
-        made, values, node = run.made, run.values, self.node
-        args, kwargs = (map_nodes(a, made.__getitem__) for a in (node.args, node.kwargs))
+        env, values, node = run.env, run.values, self.node
+        args, kwargs = (map_nodes(a, env.__getitem__) for a in (node.args, node.kwargs))
         with torch_settings.beneath_autograd():
-            out = node.target(*args, **kwargs)
-        made[node] = out
+            result = node.target(*args, **kwargs)
+        env[node] = result
         for item in self.items:
-            made[item] = out[item.args[1]]
+            env[item] = result[item.args[1]]
         for sym, holder, dim in self.sources:
-            size = values[sym] = made[holder].shape[dim]
+            size = values[sym] = env[holder].shape[dim]
             if size < sym.lo and size not in self.small:
                 raise OtherSizes(f"smelt: a graph for {sym} >= {sym.lo} was called with {size}")
         _check(self.conditions, values)
         with torch_settings.beneath_autograd():
             for holder in self.items or [node]:
-                made[holder] = _laid_out(made[holder], holder.spec, values)
-
-
-def _check(conditions: Iterable[AnyCondition], values: Values) -> None:
-    for condition in conditions:
-        if not condition.holds(values):
-            found = ", ".join(f"{s} = {values[s]}" for s in sorted(condition.symbols, key=str))
-            raise OtherSizes(f"smelt: a graph for {condition} was called with {found}")
-
-
-def _laid_out(tensor: torch.Tensor, spec: TensorSpec, values: Values) -> torch.Tensor:
-    """The tensor with the strides that the graph was made for."""
-    if spec.stride == contiguous_stride(spec.shape) and tensor.is_contiguous():
-        return tensor
-    wanted = at_numbers(spec, values)
-    if tensor.stride() == wanted.stride or not tensor.numel():
-        return tensor
-    return empty_like_spec(wanted, tensor.device).copy_(tensor)
+                env[holder] = _laid_out(env[holder], holder.spec, values)
 
 
 @dataclass
@@ -110,153 +112,167 @@ class _Number:
     """A Python number that is computed from sizes."""
 
     node: Node
-    expression: number_expr.Expression
-    done: list[Node] = field(default_factory=list)
+    expression: Expression
+    dead: list[Node] = field(default_factory=list)
+    nodes: tuple[Node, ...] = ()
 
     def run(self, run: Run) -> None:
-        run.made[self.node] = number_expr.evaluate(self.expression, run.values.__getitem__)
+        run.env[self.node] = evaluate(self.expression, run.values)
 
 
-_PATIENCE = 8  # calls in succession that a graph is not for
-_TRIED_AGAIN = 16
-
-_Step = _Part | _Given | _Number
+_Step = _Subgraph | _SizeProducer | _Number
+_Segment = list[Node]  # the nodes of a subgraph that is not compiled yet
 
 
-class Parts:
-    """A graph in parts. `start` runs it until all sizes are known, `finish` the rest."""
+def _check(conditions: Iterable[AnyCondition], values: Values) -> None:
+    for condition in conditions:
+        if not condition.holds(values):
+            sizes = ", ".join(f"{s} = {values[s]}" for s in sorted(condition.symbols, key=str))
+            raise OtherSizes(f"smelt: a graph for {condition} was called with {sizes}")
 
-    def __init__(self, traced: Traced, graph: Graph, compile_part: CompilePart) -> None:
+
+def _laid_out(tensor: torch.Tensor, spec: TensorSpec, values: Values) -> torch.Tensor:
+    """The tensor with the strides that the graph assumes."""
+    if spec.stride == contiguous_stride(spec.shape) and tensor.is_contiguous():
+        return tensor
+    wanted = substitute(spec, values)
+    if tensor.stride() == wanted.stride or not tensor.numel():
+        return tensor
+    return empty_like_spec(wanted, tensor.device).copy_(tensor)
+
+
+class SplitGraph:
+    """A graph split at its unbacked sizes. `start` runs it until all sizes are known, `finish` runs the remainder."""
+
+    def __init__(self, traced: Traced, graph: Graph, compile_subgraph: CompileSubgraph) -> None:
         assert traced.unbacked is not None
         self._graph = graph
         self._sizes = traced.sizes
         self._small = traced.unbacked.small
-        self._first: list[AnyCondition] = []
-        self._failed = self._skipped = 0  # calls, one after the other
+        self._first_conditions: list[AnyCondition] = []
+        self._failures = self._skipped = 0  # successive calls
         placeholders = graph.placeholders
-        of_data = len(traced.unbacked.numbers)
-        self.inputs = placeholders[: len(placeholders) - of_data]
+        n_numbers = len(traced.unbacked.numbers)
+        self.inputs = placeholders[: len(placeholders) - n_numbers]
         self.numbers = placeholders[len(self.inputs) :]
         self._expressions = dict(zip(self.numbers, traced.unbacked.numbers, strict=True))
         self._outputs: tuple[Node | None, ...] = graph.output.args[0]
-        steps = self._cut(traced.unbacked.conditions, compile_part)
-        last = max((i for i, s in enumerate(steps) if not isinstance(s, _Part)), default=-1)
-        _free_early(steps, last, {*self._outputs, *self.numbers})
+        steps = self._split(traced.unbacked.conditions, compile_subgraph)
+        last = max((i for i, s in enumerate(steps) if not isinstance(s, _Subgraph)), default=-1)
+        _free_early(steps, {*self._outputs, *self.numbers})
         self._start, self._finish = steps[: last + 1], steps[last + 1 :]
-        self.symbols = tuple(
-            {**self._sizes, **{s: None for g in steps if isinstance(g, _Given) for s, _, _ in g.sources}}
-        )
+        produced = {s: None for p in steps if isinstance(p, _SizeProducer) for s, _, _ in p.sources}
+        self.symbols = tuple({**self._sizes, **produced})
 
     def start(self, inputs: Sequence[Any]) -> Run:
-        """Runs what comes before the last size is known. Raises OtherSizes where sizes are not what the graph is for: at
-        once, where that was so in the calls before, but for one in a while."""
-        if self._failed > _PATIENCE:
+        """Runs the steps before the last size is known. Raises OtherSizes where the graph does not accept the sizes; after
+        many such calls in succession, it raises at once in most calls."""
+        if self._failures > _MAX_FAILURES:
             self._skipped += 1
-            if self._skipped % _TRIED_AGAIN:
+            if self._skipped % _RETRY_INTERVAL:
                 raise OtherSizes("smelt: a graph was not for the sizes of the calls before")
         try:
-            run = self._started(inputs)
+            run = self._run_start(inputs)
         except OtherSizes:
-            self._failed += 1
+            self._failures += 1
             raise
-        self._failed = 0
+        self._failures = 0
         return run
 
-    def _started(self, inputs: Sequence[Any]) -> Run:
+    def _run_start(self, inputs: Sequence[Any]) -> Run:
         values = {sym: s.source.read(inputs[s.input]) for sym, s in self._sizes.items()}
-        _check(self._first, values)
+        _check(self._first_conditions, values)
         run = Run(dict(zip(self.inputs, inputs)), values)
         _run(self._start, run)
         return run
 
     def numbers_of(self, run: Run) -> list[Any]:
-        """The numbers that operators are given, which the sizes make."""
-        return [run.made[node] for node in self.numbers]
+        """The numbers, computed from sizes, that are arguments of operators."""
+        return [run.env[node] for node in self.numbers]
 
     def finish(self, run: Run) -> tuple[Any, ...]:
-        """Runs the rest: the outputs of the graph."""
+        """Runs the remainder. Returns the outputs of the graph."""
         _run(self._finish, run)
-        return tuple([None if n is None else run.made[n] for n in self._outputs])
+        return tuple([None if n is None else run.env[n] for n in self._outputs])
 
-    # ---- cutting
+    # ---- splitting
 
-    def _cut(self, conditions: Sequence[AnyCondition], compile_part: CompilePart) -> list[_Step]:
+    def _split(self, conditions: Sequence[AnyCondition], compile_subgraph: CompileSubgraph) -> list[_Step]:
         graph = self._graph
         holders = _Holders(graph.placeholders)
         known = set(self._sizes)
-        waiting = list(conditions)
-        numbers_waiting = list(self.numbers)
-        stretches: list[list[Node] | _Given | _Number] = [[]]
+        open_conditions = list(conditions)
+        open_numbers = list(self.numbers)
+        segments: list[_Segment | _SizeProducer | _Number] = [[]]
         items = {n: n.args[0] for n in graph if n.target is operator.getitem and unbacked_sizes_of(n.args[0])}
 
-        def settle() -> list[AnyCondition]:
-            """The conditions of which all sizes are known by now."""
-            settled = [c for c in waiting if c.symbols <= known]
-            waiting[:] = [c for c in waiting if not c.symbols <= known]
-            return settled
+        def resolved() -> list[AnyCondition]:
+            """The open conditions whose sizes are all known now."""
+            conditions = [c for c in open_conditions if c.symbols <= known]
+            open_conditions[:] = [c for c in open_conditions if not c.symbols <= known]
+            return conditions
 
-        self._first = settle()
+        self._first_conditions = resolved()
         for node in graph.nodes:
             if node.op in ("placeholder", "output") or node in items:
                 continue
             sizes = unbacked_sizes_of(node)
-            if sizes and any(_writes(n) for s in stretches if isinstance(s, list) for n in s):
+            if sizes and any(_mutates(n) for s in segments if isinstance(s, list) for n in s):
                 raise NeedsFixedSize("something is written before a size is known", frozenset())
             if not sizes:
-                stretches[-1].append(node)  # type: ignore[union-attr]
+                segments[-1].append(node)  # type: ignore[union-attr]
                 continue
-            own = [item for item, source in items.items() if source is node]
-            for holder in own or [node]:
+            results = [item for item, source in items.items() if source is node]
+            for holder in results or [node]:
                 holders.add(holder)
-            if not all(sym in holders for sym in sizes):  # the results that have them are read by nobody
-                own = [_item(node, index) for index in range(len(node.spec))]
-                for holder in own:
+            if not all(sym in holders for sym in sizes):  # no node reads the results that have them
+                results = [_item(node, index) for index in range(len(node.spec))]
+                for holder in results:
                     holders.add(holder)
             known |= sizes
             sources = [(sym, *holders[sym]) for sym in sorted(sizes, key=str)]
-            stretches.append(_Given(node, own, sources, settle(), self._small))
-            for number in list(numbers_waiting):
-                if {*number_expr.leaves(self._expressions[number])} <= known:
-                    numbers_waiting.remove(number)
-                    stretches.append(_Number(number, self._expressions[number]))
-            stretches.append([])
-        if waiting or numbers_waiting:
+            segments.append(_SizeProducer(node, results, sources, resolved(), self._small))
+            for number in list(open_numbers):
+                if {*leaves(self._expressions[number])} <= known:
+                    open_numbers.remove(number)
+                    segments.append(_Number(number, self._expressions[number]))
+            segments.append([])
+        if open_conditions or open_numbers:
             raise NeedsFixedSize("a size is not known when the graph has run", frozenset())
-        return self._compiled([s for s in stretches if s != []], holders, compile_part)
+        return self._compiled([s for s in segments if s != []], holders, compile_subgraph)
 
     def _compiled(
-        self, stretches: Sequence[list[Node] | _Given | _Number], holders: _Holders, compile_part: CompilePart
+        self,
+        segments: Sequence[_Segment | _SizeProducer | _Number],
+        holders: _Holders,
+        compile_subgraph: CompileSubgraph,
     ) -> list[_Step]:
-        read: list[set[Node]] = []  # by what comes after each
-        after = {n for n in self._outputs if n is not None}
-        for stretch in reversed(stretches):
-            read.append(set(after))
-            if isinstance(stretch, list):
-                after.update(a for n in stretch for a in argument_nodes(n))
-            elif isinstance(stretch, _Given):
-                after.update(argument_nodes(stretch.node))
+        read_later: list[set[Node]] = []  # the nodes that steps after each segment read, last segment first
+        live = {n for n in self._outputs if n is not None}
+        for segment in reversed(segments):
+            read_later.append(set(live))
+            if isinstance(segment, list):
+                live.update(a for n in segment for a in argument_nodes(n))
+            elif isinstance(segment, _SizeProducer):
+                live.update(argument_nodes(segment.node))
         steps: list[_Step] = []
-        there = set(self._graph.placeholders)
-        for stretch, later in zip(stretches, reversed(read)):
-            if not isinstance(stretch, list):
-                steps.append(stretch)
-                there.update(
-                    [stretch.node, *stretch.items] if isinstance(stretch, _Given) else [stretch.node]
-                )
+        for segment, later in zip(segments, reversed(read_later)):
+            if not isinstance(segment, list):
+                steps.append(segment)
                 continue
-            gives = [n for n in stretch if n in later]
-            graph, takes, sizes = _part_of(self._graph, stretch, gives, holders)
-            steps.append(_Part(takes, gives, compile_part(graph, sizes)))
-            for node in gives:
+            outputs = [n for n in segment if n in later]
+            graph, inputs, sizes = _extract(self._graph, segment, outputs, holders)
+            steps.append(_Subgraph(inputs, outputs, compile_subgraph(graph, sizes)))
+            for node in outputs:
                 holders.add(node)
         return steps
 
 
 class _Holders:
-    """For each symbol, a node and which dimension of it has that size."""
+    """For each symbol, a node and the dimension of it that has that size."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self._at: dict[Sym, tuple[Node, int]] = {}
+        self._holders: dict[Sym, tuple[Node, int]] = {}
         for node in nodes:
             self.add(node)
 
@@ -264,44 +280,44 @@ class _Holders:
         if isinstance(node.spec, TensorSpec):
             for dim, size in enumerate(node.spec.shape):
                 if isinstance(size, Sym):
-                    self._at.setdefault(size, (node, dim))
+                    self._holders.setdefault(size, (node, dim))
 
     def __contains__(self, sym: Sym) -> bool:
-        return sym in self._at
+        return sym in self._holders
 
     def __getitem__(self, sym: Sym) -> tuple[Node, int]:
-        if sym not in self._at:
+        if sym not in self._holders:
             raise NeedsFixedSize(f"{sym} is the size of no tensor", frozenset((sym,)))
-        return self._at[sym]
+        return self._holders[sym]
 
 
-def _part_of(
-    whole: Graph, stretch: Sequence[Node], gives: Sequence[Node], holders: _Holders
+def _extract(
+    graph: Graph, segment: _Segment, outputs: Sequence[Node], holders: _Holders
 ) -> tuple[Graph, list[Node], dict[Sym, SizeInput]]:
-    """The graph of a stretch of nodes, what it takes, and where it finds the symbols that it has."""
-    inside = set(stretch)
-    takes = list(dict.fromkeys(a for n in stretch for a in argument_nodes(n) if a not in inside))
-    symbols = dict.fromkeys(symbols_in([*stretch, *takes]))
+    """The subgraph of a segment, its inputs, and the input that has the size of each of its symbols."""
+    inside = set(segment)
+    inputs = list(dict.fromkeys(a for n in segment for a in argument_nodes(n) if a not in inside))
+    symbols = dict.fromkeys(symbols_in([*segment, *inputs]))
     sizes: dict[Sym, SizeInput] = {}
     for sym in symbols:
-        at = next((i for i, n in enumerate(takes) if _has(n, sym)), None)
-        if at is None:
-            at = len(takes)
-            takes.append(holders[sym][0])
-        sizes[sym] = SizeInput(at, SizeSource(takes[at].spec.shape.index(sym)), 0)
-    graph = Graph("aten")
+        index = next((i for i, n in enumerate(inputs) if _has(n, sym)), None)
+        if index is None:
+            index = len(inputs)
+            inputs.append(holders[sym][0])
+        sizes[sym] = SizeInput(index, SizeSource(inputs[index].spec.shape.index(sym)), 0)
+    subgraph = Graph("aten")
     copies: dict[Node, Node] = {}
-    for node in takes:
+    for node in inputs:
         copies[node] = Node("placeholder", node.name, (), {}, node.name, node.spec, node.line, node.source)
-    for node in stretch:
+    for node in segment:
         args, kwargs = (map_nodes(a, copies.__getitem__) for a in (node.args, node.kwargs))
         copies[node] = replace(node, args=args, kwargs=kwargs)
         if node.op == "get_attr":
-            graph.constants[node.target] = whole.constants[node.target]
-    results = tuple(copies[n] for n in gives)
+            subgraph.constants[node.target] = graph.constants[node.target]
+    results = tuple(copies[n] for n in outputs)
     output = Node("output", "output", (results,), {}, "output", tuple(n.spec for n in results))
-    graph.nodes = [*copies.values(), output]
-    return graph, takes, sizes
+    subgraph.nodes = [*copies.values(), output]
+    return subgraph, inputs, sizes
 
 
 def _item(node: Node, index: int) -> Node:
@@ -309,7 +325,7 @@ def _item(node: Node, index: int) -> Node:
     return Node("call_function", operator.getitem, (node, index), {}, name, node.spec[index])
 
 
-def _writes(node: Node) -> bool:
+def _mutates(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and bool(effects(node.target).writes)
 
 
@@ -320,19 +336,13 @@ def _has(node: Node, sym: Sym) -> bool:
 def _run(steps: Iterable[_Step], run: Run) -> None:
     for step in steps:
         step.run(run)
-        for node in step.done:
-            del run.made[node]
+        for node in step.dead:
+            del run.env[node]
 
 
-def _free_early(steps: Sequence[_Step], last: int, kept: set[Node | None]) -> None:
-    """Each step drops what no later one reads."""
-    seen: set[Node | None] = set(kept)
+def _free_early(steps: Sequence[_Step], live: set[Node | None]) -> None:
+    """Each step drops the nodes that no later step reads. `live`: the nodes that the caller reads."""
+    read: set[Node | None] = set(live)
     for step in reversed(steps):
-        if isinstance(step, _Part):
-            touched = [*step.takes, *step.gives]
-        elif isinstance(step, _Given):
-            touched = [step.node, *step.items, *argument_nodes(step.node)]
-        else:
-            touched = []
-        step.done = [n for n in dict.fromkeys(touched) if n not in seen]
-        seen.update(touched)
+        step.dead = [n for n in dict.fromkeys(step.nodes) if n not in read]
+        read.update(step.nodes)

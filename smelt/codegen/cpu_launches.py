@@ -1,4 +1,4 @@
-"""A schedule's items as launches: which ATen calls become generated code, and machine code for that and for all kernels."""
+"""Launches of a schedule on a CPU: machine code for its kernels, and for the ATen calls that become generated code."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ KernelCompiler = Callable[[Sequence[Kernel]], Sequence[CompiledKernel]]  # one f
 
 @dataclass(frozen=True)
 class Products:
-    """Which products and windows are generated: those that `prefer` accepts, which share their work among `threads`.
-    `absorb`: the elementwise kernels behind them may be part of them."""
+    """Which products and windows are generated: those that `prefer` accepts. `threads` share their work. `absorb`:
+    elementwise kernels that read them may become their epilogues."""
 
     prefer: Callable[[Product | Window], bool]
     absorb: bool = True
@@ -28,8 +28,8 @@ class Products:
 
 
 def generate(schedule: Schedule, compile_kernels: KernelCompiler, products: Products | None) -> list[Item]:
-    """The items of `schedule` with launches in place of its kernels, and of those ATen calls that are generated. `products`:
-    None where every product, convolution and pooling is ATen's."""
+    """The items of `schedule`, with launches in place of kernels and of the ATen calls that are generated. `products`: None
+    where ATen computes every product, convolution and pooling."""
     items: Sequence[ScheduleItem | ProductItem] = schedule.items
     if products is not None:
         items = with_products(schedule, products.absorb, lambda item: products.prefer(item.product))
@@ -41,7 +41,7 @@ def generate(schedule: Schedule, compile_kernels: KernelCompiler, products: Prod
 
 
 def launched(item: ScheduleItem | ProductItem, code: Mapping[int, CompiledKernel]) -> Item:
-    """`item` as the plan's builder takes it; `code` by id of item."""
+    """The item of a plan for an item of a schedule. `code`: by `id` of the item."""
     if isinstance(item, KernelItem):
         used = [
             (b, f.role)

@@ -1,12 +1,12 @@
-"""A schedule whose sizes have symbols, on a CPU: its launches for sets of numbers.
+"""Launches of a schedule with symbolic sizes on a CPU.
 
-Kernels are compiled once, for all sizes; those of rows that may be of a few vectors once more for each number of these that
-comes. Launches keep the symbols, and do for all numbers with the same answers to what their code is chosen by. So do
-products of which no more than `Lengths` depends on sizes.
+A kernel compiles once for all sizes; a kernel over short rows compiles once more for each number of vectors in a row. The
+launches are symbolic: they are valid for all sizes with the same outcomes of the decisions that chose their code. So are
+launches of products whose descriptors depend on sizes by no more than `Lengths`.
 
-Where there are others, or windows, launches are made for numbers: which of them are generated, and what they absorb, is
-decided as where sizes are fixed. A product's code is that of others, given other numbers; that of a window is for its sizes,
-so only the first sets of sizes have some.
+A schedule with other products, or with windows, has launches for concrete sizes: which calls are generated, and their
+epilogues, are chosen as for fixed sizes. The code of a product takes its sizes as arguments; the code of a window is for one
+set of sizes, so only the first sets have generated windows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from smelt.codegen.llvm.host_cpu import host
 from smelt.codegen.llvm.short_rows import of_length, row_of
 from smelt.codegen.llvm.windows.window_codegen import compile_windows
 from smelt.codegen.llvm.windows.window_spec import Window
-from smelt.graph.tensor_specs import at_numbers
 from smelt.loops.kernel_ir import Kernel
 from smelt.loops.kernel_sizes import at_sizes
 from smelt.plan.machine_code import CompiledKernel
@@ -35,13 +34,14 @@ from smelt.plan.size_decisions import Decisions
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule
 from smelt.schedule.schedule import Item as ScheduleItem
 from smelt.shapes.expr import Size, Sym, all_static, free_syms, subs
+from smelt.shapes.substitute import substitute
 
-WITH_WINDOWS = 8  # sets of sizes that have windows of their own: each takes some milliseconds to compile
+MAX_WINDOW_SETS = 8  # sets of sizes with generated windows: each takes some milliseconds to compile
 
 
-class ForSizes:
-    """What gives the launches of `schedule`. It keeps all code. `products`: those that are generated. Raises NeedsFixedSize
-    for kernels that there is no code for that does for all sizes."""
+class SymbolicCodegen:
+    """Generates the launches of `schedule` and caches their code. `products`: which products are generated. Raises
+    NeedsFixedSize for kernels without code for all sizes."""
 
     def __init__(
         self, schedule: Schedule, compile_kernels: KernelCompiler, products: Products | None
@@ -54,38 +54,38 @@ class ForSizes:
         self._code: dict[Kernel, CompiledKernel] = {}
         items = [i for i in schedule.items if isinstance(i, KernelItem)]
         refuse_unknown(i.kernel for i in items)
-        self._behind = _behind_products(schedule) if products is not None else frozenset()
+        self._epilogues = _possible_epilogues(schedule) if products is not None else frozenset()
         self._rows = {id(i): row for i in items if (row := row_of(i.kernel)) is not None}
-        chosen = self._behind | self._rows.keys()  # what their code is depends on numbers
-        self._compile([i.kernel for i in items if id(i) not in chosen])
+        deferred = self._epilogues | self._rows.keys()  # their code depends on sizes
+        self._compile([i.kernel for i in items if id(i) not in deferred])
 
-    def decided(self, decisions: Decisions) -> Sequence[Item]:
-        """All of them, with symbols in their sizes."""
-        return self._launches(self._with_sized_products(decisions), decisions)
+    def symbolic(self, decisions: Decisions) -> Sequence[Item]:
+        """All launches, with symbolic sizes."""
+        return self._launches(self._with_symbolic_products(decisions), decisions)
 
-    def is_decided(self) -> bool:
-        """Whether `decided` gives the products that are generated at numbers, which are likely ones here."""
+    def is_symbolic(self) -> bool:
+        """Whether `symbolic` generates the products that concrete sizes would have generated, by likely sizes."""
         if self._options is None or not any(map(is_product, self._schedule.items)):
             return True
         if any(isinstance(i, ExternItem) and i.op in WINDOW_CALLS for i in self._schedule.items):
             return False
         specs = [b.spec for b in self._schedule.buffers]
         likely = {s: s.likely for spec in specs for n in (*spec.shape, *spec.stride) for s in free_syms(n)}
-        buffers = [replace(b, spec=at_numbers(b.spec, likely)) for b in self._schedule.buffers]
+        buffers = substitute(self._schedule.buffers, likely)
         if any(n < 0 for b in buffers for n in all_static(*b.spec.shape)):
-            return False  # sizes that are likely each, but not together
+            return False  # each size is likely, but not all together
         wanted = self._with_products(replace(self._schedule, buffers=buffers), likely)
-        found = self._with_sized_products(Decisions(likely))
-        return _products(found) == _products(wanted)
+        symbolic = self._with_symbolic_products(Decisions(likely))
+        return _products(symbolic) == _products(wanted)
 
-    def _with_sized_products(self, decisions: Decisions) -> Sequence[ScheduleItem | ProductItem]:
+    def _with_symbolic_products(self, decisions: Decisions) -> Sequence[ScheduleItem | ProductItem]:
         if self._options is None:
             return self._schedule.items
-        prefer = partial(self._prefer_sized, decisions)
+        prefer = partial(self._prefer_symbolic, decisions)
         return with_products(self._schedule, self._options.absorb, prefer, decisions.values)
 
-    def _prefer_sized(self, decisions: Decisions, item: ProductItem) -> bool:
-        """Notes what `cost.prefers_product` depends on."""
+    def _prefer_symbolic(self, decisions: Decisions, item: ProductItem) -> bool:
+        """Records the decisions that `prefers_product` depends on."""
         assert self._options is not None
         if item.lengths is not None:
             assert isinstance(item.product, Product)
@@ -94,9 +94,9 @@ class ForSizes:
         return self._options.prefer(item.product)
 
     def at(self, schedule: Schedule, values: Mapping[Sym, int]) -> Sequence[Item]:
-        """`schedule`: that of all sizes at `values`, but for its kernels, whose items are its own."""
+        """The launches for the sizes `values`. `schedule`: the one at these sizes, with the items of kernels unchanged."""
         items = self._launches(self._with_products(schedule, values), Decisions(values))
-        return [_given(item, values) for item in items]
+        return [_substituted(item, values) for item in items]
 
     def _launches(self, items: Sequence[ScheduleItem | ProductItem], decisions: Decisions) -> Sequence[Item]:
         kernels = {id(i): self._kernel(i, decisions) for i in items if isinstance(i, KernelItem)}
@@ -108,26 +108,26 @@ class ForSizes:
             if i.lengths is not None and isinstance(i.product, Product):
                 code[id(i)] = of_lengths(code[id(i)], i.product, i.lengths, decisions)
         launches = [(launched(i, code), kernels.get(id(i))) for i in items]
-        return [item if made is None else _given(item, made[1]) for item, made in launches]
+        return [item if chosen is None else _substituted(item, chosen[1]) for item, chosen in launches]
 
     def _with_products(
         self, schedule: Schedule, values: Mapping[Sym, int]
     ) -> Sequence[ScheduleItem | ProductItem]:
-        """The items with products and windows; kernels that none of them absorbed are those of all sizes."""
+        """The items with generated products and windows. Other kernels than their epilogues have the code for all sizes."""
         if self._options is None:
             return schedule.items
-        numbered = {
+        concrete = {
             id(i): replace(i, kernel=at_sizes(i.kernel, values))
             for i in schedule.items
-            if isinstance(i, KernelItem) and id(i) in self._behind and i.kernel.sizes
+            if isinstance(i, KernelItem) and id(i) in self._epilogues and i.kernel.sizes
         }
-        own = {id(numbered[id(i)]): i for i in schedule.items if id(i) in numbered}
-        at_values = replace(schedule, items=[numbered.get(id(i), i) for i in schedule.items])
-        found = with_products(at_values, self._options.absorb, self._prefer)
-        return [own.get(id(i), i) for i in found]
+        symbolic = {id(concrete[id(i)]): i for i in schedule.items if id(i) in concrete}
+        at_values = replace(schedule, items=[concrete.get(id(i), i) for i in schedule.items])
+        items = with_products(at_values, self._options.absorb, self._prefer)
+        return [symbolic.get(id(i), i) for i in items]
 
     def _kernel(self, item: KernelItem, decisions: Decisions) -> tuple[Kernel, Mapping[Sym, Size]]:
-        """What is compiled for it, and what its symbols stand for."""
+        """The kernel that compiles for it, and the sizes of its symbols."""
         row = self._rows.get(id(item))
         return (item.kernel, {}) if row is None else of_length(item.kernel, row, decisions, host())
 
@@ -135,7 +135,7 @@ class ForSizes:
         assert self._options is not None
         product = item.product
         known = isinstance(product, Product) or replace(product, name="") in self._windows
-        return (known or self._sets_with_windows < WITH_WINDOWS) and self._options.prefer(product)
+        return (known or self._sets_with_windows < MAX_WINDOW_SETS) and self._options.prefer(product)
 
     def _compile(self, kernels: Iterable[Kernel]) -> None:
         missing = [k for k in dict.fromkeys(kernels) if k not in self._code]
@@ -151,25 +151,25 @@ class ForSizes:
 
 
 def _products(items: Iterable[ScheduleItem | ProductItem]) -> list[tuple[int, ...]]:
-    """The buffers of each."""
+    """The buffers of each product."""
     return [item.buffers for item in items if isinstance(item, ProductItem)]
 
 
-def _given(item: Item, sizes: Mapping[Sym, Size]) -> Item:
-    """A launch with what `sizes` says in the place of symbols."""
+def _substituted(item: Item, sizes: Mapping[Sym, Size]) -> Item:
+    """A launch with `sizes` substituted for its symbols."""
     if not isinstance(item, LaunchItem):
         return item
     extent, *others = (subs(size, sizes) for size in (item.code.extent, *item.code.sizes))
     return replace(item, code=replace(item.code, extent=extent, sizes=tuple(others)))
 
 
-def _behind_products(schedule: Schedule) -> frozenset[int]:
-    """Ids of the kernels that a product may absorb. They are compiled when they are launched."""
+def _possible_epilogues(schedule: Schedule) -> frozenset[int]:
+    """The `id`s of kernels that may become the epilogue of a product. They compile when they are launched."""
     readers = readers_of(schedule)
-    found = set()
+    ids = set()
     for item in schedule.items:
         if isinstance(item, ExternItem) and is_product(item):
             users = readers.get(item.outs[0], [])  # type: ignore[arg-type]
             if len(users) == 1 and users[0] >= 0 and isinstance(schedule.items[users[0]], KernelItem):
-                found.add(id(schedule.items[users[0]]))
-    return frozenset(found)
+                ids.add(id(schedule.items[users[0]]))
+    return frozenset(ids)

@@ -1,4 +1,4 @@
-"""Generated matrix products and windows, or ATen's: the rule by which a target's `ProductCosts` decide."""
+"""Profitability of generated matrix products and windows over ATen's, by the `ProductCosts` of a target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smelt.cost_model import ProductCosts
 
 
 def prefers_native(costs: ProductCosts, threads: int, product: Product | Window) -> bool:
-    """Whether the generated product or window is sooner than ATen's on `threads` threads."""
+    """Whether the generated product or window is faster than ATen's on `threads` threads."""
     if isinstance(product, Window):
         return prefers_window(costs, product)
     p = product
@@ -23,7 +23,7 @@ def prefers_native(costs: ProductCosts, threads: int, product: Product | Window)
 def prefers_product(
     costs: ProductCosts, m: int, n: int, k: int, batch: int, dtype: torch.dtype, threads: int
 ) -> bool:
-    """Whether generated code computes `batch` products of [m, k] @ [k, n] sooner with `threads` threads."""
+    """Whether generated code computes `batch` products [m, k] @ [k, n] faster than ATen on `threads` threads."""
     if dtype not in (torch.float32, torch.float64) or k == 0:
         return False
     if m < costs.rows or n < costs.columns:
@@ -33,7 +33,7 @@ def prefers_product(
 
 
 def prefers_window(costs: ProductCosts, window: Window) -> bool:
-    """Whether a generated window is sooner than ATen's."""
+    """Whether the generated window is faster than ATen's."""
     if window.x_strides[3] == 1 or window.dtype is torch.float64:
         return True
     image = prod(window.size) * window.planes[1] * window.dtype.itemsize

@@ -1,4 +1,4 @@
-"""A schedule's kernels as launches on a GPU; those whose tensors are on the CPU run there."""
+"""Launches of a schedule on a GPU. Kernels whose results are on the CPU run there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 
 from smelt.codegen.autotune.autotuner import Tuner
 from smelt.codegen.cpu_launches import launched
-from smelt.codegen.gpu_symbolic_launches import ForSizes, Generals, device_of
+from smelt.codegen.gpu_symbolic_launches import Generals, LaunchesAtSizes, device_of
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat_elementwise import of_any_size, over_one_point
 from smelt.codegen.triton.compile import Request, compile_kernels, unheard
@@ -29,7 +29,7 @@ from smelt.shapes.expr import evaluate, static
 
 THREADS = min(os.cpu_count() or 1, 16)
 NONE: Generals = {}
-NOTHING = Function(Library(Processor("", "", ""), (), ()), "nothing")  # of kernels that compute no element
+NOTHING = Function(Library(Processor("", "", ""), (), ()), "nothing")  # the code of kernels without points
 
 
 def generate(
@@ -40,10 +40,14 @@ def generate(
     device: int | None = None,
     generals: Generals = NONE,
 ) -> list[Item]:
-    """The items of `schedule` with launches in place of its kernels, for processors `arch`. Kernels that can be one
-    launch are. `tuner`: it says which products are generated; without it, all are ATen's. `device`: the only GPU of the
-    schedule, on which what is compiled is loaded while the rest is being compiled. `generals`: of which the kernels of
-    items are launches, by their ids."""
+    """The items of `schedule`, with launches in place of kernels.
+
+    Args:
+        arch: the processors.
+        tuner: selects generated products; None: ATen computes all products.
+        device: the only GPU of the schedule, which loads code while other kernels compile; None where there are several.
+        generals: the symbolic kernels that items launch, by `id` of the item.
+    """
     items_apart = [part for item in schedule.items for part in _apart_on_cpu(schedule, item)]
     schedule = replace(schedule, items=list(map(_with_a_loop, items_apart)))
     aligned = _aligned(schedule)
@@ -62,32 +66,34 @@ def generate(
         for i in slot.items
         if isinstance(i, KernelItem) and _has_points(i, generals) and not _runs_on_cpu(schedule, i)
     }
-    kept = store(config)
-    made = partial(load_early, device=device, store=kept) if device is not None else unheard
+    cache = store(config)
+    made = partial(load_early, device=device, store=cache) if device is not None else unheard
     code: dict[int, CompiledKernel] = dict(
-        zip(requests, compile_kernels(list(requests.values()), arch, THREADS, kept, made))
+        zip(requests, compile_kernels(list(requests.values()), arch, THREADS, cache, made))
     )
-    rest = [i for i in items if isinstance(i, KernelItem) and id(i) not in requests]
+    others = [i for i in items if isinstance(i, KernelItem) and id(i) not in requests]
     code |= {
-        id(i): CompiledKernel(i.kernel.name, NOTHING, 0, 1) for i in rest if not _has_points(i, generals)
+        id(i): CompiledKernel(i.kernel.name, NOTHING, 0, 1) for i in others if not _has_points(i, generals)
     }
-    on_cpu = [i for i in rest if id(i) not in code]
+    on_cpu = [i for i in others if id(i) not in code]
     if on_cpu:
         code |= zip(map(id, on_cpu), compile_for_cpu([i.kernel for i in on_cpu], config))
     return [_placed(schedule, slot, code) for slot in slots]
 
 
-def for_sizes(schedule: Schedule, arch: Arch, config: Config, device: int | None = None) -> ForSizes:
-    """The same of a schedule whose sizes have symbols: what gives its items at numbers. Products are ATen's."""
+def generate_symbolic(
+    schedule: Schedule, arch: Arch, config: Config, device: int | None = None
+) -> LaunchesAtSizes:
+    """`generate` for a schedule with symbolic sizes: returns what gives the items at concrete sizes. Products are ATen's."""
 
-    def at_numbers(schedule: Schedule, generals: Generals) -> list[Item]:
+    def at_sizes(schedule: Schedule, generals: Generals) -> list[Item]:
         return generate(schedule, arch, config, device=device, generals=generals)
 
-    return ForSizes(schedule, at_numbers)
+    return LaunchesAtSizes(schedule, at_sizes)
 
 
 def _apart_on_cpu(schedule: Schedule, item: ScheduleItem) -> list[ScheduleItem]:
-    """A kernel that runs on the CPU without sums beside it: they are one of their own there."""
+    """Splits a kernel that runs on the CPU from the sums fused with it, which are a kernel of their own there."""
     if not isinstance(item, KernelItem) or item.kernel.sums is None or not _runs_on_cpu(schedule, item):
         return [item]
     return [
@@ -97,7 +103,7 @@ def _apart_on_cpu(schedule: Schedule, item: ScheduleItem) -> list[ScheduleItem]:
 
 
 def _with_a_loop(item: ScheduleItem) -> ScheduleItem:
-    """A kernel of one point in the form in which several are one launch, if it has that."""
+    """Gives a kernel over one point a loop, so that it can be part of a batched launch."""
     if not isinstance(item, KernelItem) or item.kernel.outer:
         return item
     kernel = over_one_point(item.kernel)
@@ -105,14 +111,14 @@ def _with_a_loop(item: ScheduleItem) -> ScheduleItem:
 
 
 def _has_points(item: KernelItem, generals: Generals = NONE) -> bool:
-    """Whether it computes anything: else only memory is made for what it gives (`plan/build_plan.py`)."""
+    """Whether the kernel computes any element. For one without points, the plan only allocates results."""
     if (general := generals.get(id(item))) is not None:
         return all(evaluate(loop.size, general.values) for loop in general.kernel.outer)
     return all(static(loop.size) for loop in item.kernel.outer)
 
 
 def _kind(schedule: Schedule, aligned: Sequence[bool], generals: Generals, item: KernelItem) -> Kind | None:
-    """Those launches that differ only in sizes and buffers may be one."""
+    """The kind of a launch. Launches of one kind, which differ in sizes and buffers only, may become one batched launch."""
     if id(item) in generals or not item.kernel.outer or not _has_points(item) or _runs_on_cpu(schedule, item):
         return None
     if not joins(item.kernel):
@@ -123,7 +129,7 @@ def _kind(schedule: Schedule, aligned: Sequence[bool], generals: Generals, item:
 
 
 def _alone(item: KernelItem) -> Kind | None:
-    """No launch is one with others."""
+    """No launch is batched."""
     return None
 
 
@@ -140,20 +146,20 @@ def _launched(schedule: Schedule, item: ScheduleItem | LaunchItem, code: dict[in
     made = launched(item, code)
     if not isinstance(item, KernelItem) or not isinstance(made, LaunchItem) or _runs_on_cpu(schedule, item):
         return made
-    places = {b: n for n, b in enumerate(made.buffers)}
-    by_value = {places[item.buffers[k]]: item.kernel.buffers[k].dtype for k in _by_value(schedule, item)}  # type: ignore[index]
+    positions = {b: n for n, b in enumerate(made.buffers)}
+    by_value = {positions[item.buffers[k]]: item.kernel.buffers[k].dtype for k in _by_value(schedule, item)}  # type: ignore[index]
     return replace(
         made,
         joins=False,
         by_value=tuple((k, by_value[k].itemsize) for k in sorted(by_value)),
-        in_place=_in_place(item, places),
+        in_place=_inplace(item, positions),
     )
 
 
-def _in_place(item: KernelItem, places: dict[int, int]) -> tuple[tuple[int, int], ...]:
-    """By places of buffers in the launch."""
+def _inplace(item: KernelItem, positions: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    """Pairs (result, operand) that may share memory, by their positions in the launch."""
     pairs = ((item.buffers[out], item.buffers[operand]) for out, operand in reusable_operands(item.kernel))
-    return tuple((places[out], places[operand]) for out, operand in pairs)  # type: ignore[index]
+    return tuple((positions[out], positions[operand]) for out, operand in pairs)  # type: ignore[index]
 
 
 def _runs_on_cpu(schedule: Schedule, item: KernelItem) -> bool:
@@ -161,7 +167,7 @@ def _runs_on_cpu(schedule: Schedule, item: KernelItem) -> bool:
 
 
 def _by_value(schedule: Schedule, item: KernelItem) -> frozenset[int]:
-    """Positions of the kernel's buffers that are numbers on the CPU."""
+    """The positions of the kernel's buffers that are scalars on the CPU, passed by value."""
     return frozenset(
         k
         for k, b in enumerate(item.buffers)
@@ -174,15 +180,15 @@ def _unaligned(item: KernelItem, aligned: Sequence[bool]) -> frozenset[int]:
 
 
 def _aligned(schedule: Schedule) -> list[bool]:
-    """Which buffers begin at a multiple of ALIGNED bytes. Inputs do, or the plan copies them; so does what torch allocates.
-    A result that may be a view of something may begin anywhere."""
+    """Which buffers begin at a multiple of ALIGNED bytes. Inputs do, since the plan copies others, and so do torch's
+    allocations. A result that may be a view may begin anywhere."""
     aligned = [True] * len(schedule.buffers)
     for item in schedule.items:
         if isinstance(item, ViewItem):
             itemsize = schedule.buffers[item.src].spec.dtype.itemsize
             offset = item.offset
-            whole = isinstance(offset, int) and offset * itemsize % ALIGNED == 0
-            aligned[item.out] = aligned[item.src] and whole
+            is_multiple = isinstance(offset, int) and offset * itemsize % ALIGNED == 0
+            aligned[item.out] = aligned[item.src] and is_multiple
         elif isinstance(item, ExternItem):
             for declared, out in zip(item.op._schema.returns, item.outs):
                 if out is not None and declared.alias_info is not None:

@@ -1,10 +1,8 @@
-"""A schedule whose sizes have symbols, on a GPU: its launches for each set of numbers.
+"""Launches of a schedule with symbolic sizes on a GPU, for each set of concrete sizes.
 
-Nothing is compiled for a set that has its code already: a kernel's text has the symbols
-(`codegen/triton/symbolic_kernels.py`), and what else depends on numbers is chosen for each launch, among few variants.
-All that is not code is decided for numbers, as where sizes are fixed: which launches are one, what is passed by value,
-what begins where vectors can be read. A kernel that has no text with symbols is one of fixed sizes, compiled for each
-set.
+A kernel's text has the symbols (`codegen/triton/symbolic_kernels.py`), so a new set of sizes compiles nothing, unless it is
+the first to need one of the few variants of a kernel. All other decisions are those of fixed sizes: batched launches,
+scalars passed by value, aligned vectors. A kernel without symbolic text compiles for each set of sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ Generate = Callable[[Schedule, Generals], Sequence[Item]]
 
 
 def device_of(schedule: Schedule, item: KernelItem) -> torch.device:
-    """Where it runs: what it writes is there."""
+    """The device of the kernel: that of its results."""
     return next(
         schedule.buffers[b].spec.device
         for b, f in zip(item.buffers, item.kernel.buffers)
@@ -37,36 +35,36 @@ def device_of(schedule: Schedule, item: KernelItem) -> torch.device:
     )
 
 
-class ForSizes:
-    """What gives the launches of `schedule` at numbers, by `generate`. It keeps all code that it was given."""
+class LaunchesAtSizes:
+    """Generates the launches of `schedule` for concrete sizes by `generate`, and keeps their code alive."""
 
     def __init__(self, schedule: Schedule, generate: Generate) -> None:
         self._generate = generate
-        self._numbered: dict[int, Kernel] = {}  # by id of an item, which is that of all sizes
-        made: dict[Kernel, Kernel] = {}
+        self._generals: dict[int, Kernel] = {}  # by id of an item, the same for all sizes
+        general_of: dict[Kernel, Kernel] = {}
         for item in schedule.items:
             if isinstance(item, KernelItem) and takes_sizes(item.kernel) and device_of(schedule, item) != CPU:
-                if item.kernel not in made:
-                    made[item.kernel] = numbered(item.kernel)
-                self._numbered[id(item)] = made[item.kernel]
-        self._kept: dict[Function, None] = {}
+                if item.kernel not in general_of:
+                    general_of[item.kernel] = numbered(item.kernel)
+                self._generals[id(item)] = general_of[item.kernel]
+        self._alive: dict[Function, None] = {}
 
     def __call__(self, schedule: Schedule, values: Mapping[Sym, int]) -> Sequence[Item]:
-        """`schedule`: that of all sizes at `values`, but for its kernels, whose items are its own."""
-        at_numbers: dict[Kernel, Kernel] = {}
+        """The launches for the sizes `values`. `schedule`: the one at these sizes, with the items of kernels unchanged."""
+        concrete: dict[Kernel, Kernel] = {}
         generals: dict[int, General] = {}
         items = list(schedule.items)
-        for place, item in enumerate(items):
+        for index, item in enumerate(items):
             if not isinstance(item, KernelItem) or not item.kernel.sizes:
                 continue
-            if (general := self._numbered.get(id(item))) is not None:
+            if (general := self._generals.get(id(item))) is not None:
                 generals[id(item)] = General(general, tuple(values[s] for s in item.kernel.sizes))
                 continue
-            if item.kernel not in at_numbers:
-                at_numbers[item.kernel] = at_sizes(item.kernel, values)
-            items[place] = replace(item, kernel=at_numbers[item.kernel])
-        found = self._generate(replace(schedule, items=items), generals)
-        for made in found:
-            parts = made.parts if isinstance(made, ParallelLaunchItem) else (made,)
-            self._kept.update((part.code.function, None) for part in parts if isinstance(part, LaunchItem))
-        return found
+            if item.kernel not in concrete:
+                concrete[item.kernel] = at_sizes(item.kernel, values)
+            items[index] = replace(item, kernel=concrete[item.kernel])
+        launches = self._generate(replace(schedule, items=items), generals)
+        for launch in launches:
+            parts = launch.parts if isinstance(launch, ParallelLaunchItem) else (launch,)
+            self._alive.update((part.code.function, None) for part in parts if isinstance(part, LaunchItem))
+        return launches

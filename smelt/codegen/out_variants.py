@@ -1,4 +1,4 @@
-"""Which ATen operators have an `out=` form that a plan should call instead."""
+"""The `out=` overloads that a plan calls on the CPU in place of functional operators."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ aten = torch.ops.aten
 
 
 def out_variant(op: OpOverload) -> OpOverload | None:
-    """The operator that computes what `op` does, in memory given as `out`."""
-    if op is aten.bernoulli.p and draws_equal_numbers():
+    """The `out=` overload of `op`, or None."""
+    if op is aten.bernoulli.p and draws_as_aten():
         return torch.ops.smelt.bernoulli.out
     return row(op).out
 
 
 @cache
-def draws_equal_numbers() -> bool:
-    """Whether `smelt::bernoulli` (native/operators/random.cpp), some six times faster, gives the numbers that ATen gives
-    here: on some CPUs torch draws them with MKL."""
+def draws_as_aten() -> bool:
+    """Whether `smelt::bernoulli` (native/operators/bernoulli.cpp), some six times faster, draws the same numbers as ATen on
+    this CPU: on some CPUs torch draws them with MKL."""
     ours, theirs = torch.Generator(), torch.Generator()
     drawn = torch.ops.smelt.bernoulli.out(torch.empty(0), 0.3, generator=ours, out=torch.empty(1500))
     expected = torch.empty(1500).bernoulli_(0.3, generator=theirs)

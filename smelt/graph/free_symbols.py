@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.graph.pytree import leaves
 from smelt.graph.sample_sizes import syms_of
 from smelt.shapes.expr import Expr, Sym, free_syms
 
 
 def symbols_in(nodes: Iterable[Node]) -> Iterator[Sym]:
-    """The symbols in what nodes return and in their arguments, with repetitions."""
+    """The symbols in the specs and arguments of nodes, with repetitions."""
     for node in nodes:
         for spec in leaves(node.spec, TensorSpec):
             yield from syms_of(spec)
@@ -26,7 +26,7 @@ def _sizes(node: Node) -> list[Expr]:
 
 
 def dimensions(placeholders: Iterable[Node]) -> dict[Sym, tuple[Node, int]]:
-    """For each symbol that is the size of a dimension of a placeholder, the first such placeholder and dimension."""
+    """The first placeholder and dimension with each symbol as its size."""
     found: dict[Sym, tuple[Node, int]] = {}
     for node in placeholders:
         if isinstance(node.spec, TensorSpec):
@@ -34,3 +34,8 @@ def dimensions(placeholders: Iterable[Node]) -> dict[Sym, tuple[Node, int]]:
                 if isinstance(size, Sym):
                     found.setdefault(size, (node, dim))
     return found
+
+
+def symbols_of_arguments(graph: Graph) -> frozenset[Sym]:
+    """The symbols in the arguments of calls: a graph without any runs as it is at all sizes."""
+    return frozenset[Sym]().union(*(free_syms(e) for n in graph for e in leaves((n.args, n.kwargs), Expr)))

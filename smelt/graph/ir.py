@@ -8,14 +8,15 @@ placeholder, unless it is unbacked (`graph/unbacked_sizes.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from smelt.graph.pytree import leaves, map_leaves
-from smelt.shapes.expr import Size
+from smelt.shapes.expr import Expr, Size, Sym
+from smelt.shapes.substitute import substitute, substitute_size, substitution
 from smelt.user_lines import Line as Line
 
 OpKind = Literal["placeholder", "get_attr", "call_function", "call_method", "output"]
@@ -92,6 +93,27 @@ class Graph:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
+
+
+def copy_at(graph: Graph, values: Mapping[Sym, Size]) -> tuple[Graph, dict[Node, Node]]:
+    """A copy of `graph` with these sizes for its symbols, numbers or others, and the copy of each node."""
+    copied = Graph(graph.level)
+    copied.constants = graph.constants
+    copy_of: dict[Node, Node] = {}
+
+    def argument(leaf: Any) -> Any:
+        return copy_of[leaf] if isinstance(leaf, Node) else substitute_size(leaf, values)
+
+    for node in graph:
+        args, kwargs = map_leaves((node.args, node.kwargs), (Node, Expr), argument)
+        copy_of[node] = replace(node, args=args, kwargs=kwargs, spec=substitute(node.spec, values))
+        copied.nodes.append(copy_of[node])
+    return copied, copy_of
+
+
+@substitution(Graph)
+def _copy(graph: Graph, values: Mapping[Sym, Size]) -> Graph:
+    return copy_at(graph, values)[0]
 
 
 def argument_nodes(node: Node) -> Iterator[Node]:

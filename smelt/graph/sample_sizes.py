@@ -1,22 +1,20 @@
-"""Numbers for the symbols of sizes, by which code that knows only numbers is asked about symbolic sizes.
+"""Sample values of size symbols, with which code that takes only numbers computes symbolic sizes.
 
-Such code is run once for each of `COUNT` assignments, and `fit` finds the expression that all of the answers are values of.
-The numbers are those of a symbol, not of a call, so that answers may be kept. They are chosen so that an expression that
-fits the answers is the right one:
+Such code runs once for each of `COUNT` assignments, and `Candidates.fit` finds the expression with these results as its
+values. An assignment depends on the symbol, not on the call, so results can be cached. Samples make a wrong fit unlikely:
 
-* small, middling and large ones, and any two symbols in both orders: what holds only from some size on is seen to fail;
-* the differences of the numbers of one symbol have no common divisor, so that `s // k * k` is no `s - c` for any k.
+* They are small, middling and large, with any two symbols in both orders. What holds only from some size on fails.
+* The differences between the samples of one symbol have no common divisor, so `s // k * k` equals no `s - c` for any k.
 
-There are two more assignments, `HUGE` and `LARGE`, of numbers that only code which allocates no memory may be asked
-about; of the latter also tensors of many dimensions have fewer than 2**63 elements. And `ITSELF`, for symbols of a range
-of one number (sizes of 0 or 1 that data decide): under the others they have numbers as all have, so that expressions can be
-told apart; under this one they are what they are.
+Two more assignments, `HUGE` and `LARGE`, are for code that allocates no memory; under `LARGE`, tensors of many dimensions
+have fewer than 2**63 elements as well. `ITSELF` is for symbols with a range of one number (unbacked sizes of 0 or 1): others
+give them ordinary samples, which tell expressions apart, and this one their only value.
 
-An image of five rows is smaller than many windows that go over one. For symbols that `widened` renames, all numbers are
-large, and far apart from those of other symbols: what is left of two images after many strides still differs.
+An image of five rows is smaller than many windows. The samples of symbols that `widened` renames are all large and far apart
+from those of other symbols, so two images still differ after many strides.
 
-All numbers are in the symbol's range. What is known of other sizes may rest on that (under `n <= 9`, `n // 2 + 1` is 5), and
-there are operators that write beyond their results where sizes do not go together.
+All samples are in the symbol's range. Facts about other sizes may depend on it (under `n <= 9`, `n // 2 + 1` is 5), and some
+operators write beyond their results where sizes do not fit each other.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from typing import Any
 from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
 from smelt.graph.tensor_specs import with_sizes
-from smelt.shapes.divisibility import is_rest
+from smelt.shapes.divisibility import is_remainder
 from smelt.shapes.expr import Expr, Size, Sym, evaluate, free_syms, likely, subs
 
 COUNT = 3
@@ -54,7 +52,7 @@ def _composites(least: int) -> Iterator[int]:
 
 
 def _apart(least: int, middle: int, most: int, huge: int) -> Values:
-    """These, but that the one in the middle may be smaller: so that differences have no common divisor. And a large one."""
+    """Samples with these values, of which the middle one may be smaller so that differences have no common divisor."""
     while gcd(middle - least, most - least) != 1:
         middle -= 1
     return least, middle, most, huge, huge // 10
@@ -73,8 +71,8 @@ def _wide(first: int) -> Iterator[Values]:
         yield _apart(first + 97 * k, 2029 - 48 * k, 2130 + first + 97 * k, 100_003 + 1009 * k + first)
 
 
-# By the first letter: sizes of inputs, and those that data decide. All of the latter are less than the former in the middle,
-# and more at the end. And what stands for them in large images.
+# By the first letter of the symbol: sizes of inputs (s) and unbacked sizes (u), which are less than all of the former in the
+# middle and more at the end; and the same two for large images (w, v).
 _NUMBERS: dict[str, tuple[Values, ...]] = {
     "s": tuple(_numbers(_primes(5), 198, _primes(211), _primes(100_003))),
     "u": tuple(_numbers(_composites(4), 170, _primes(359), _primes(110_017))),
@@ -87,8 +85,8 @@ _NARROWER = {wide: narrow for narrow, wide in _WIDER.items()}
 
 
 def _between(sym: Sym, k: int) -> Values:
-    """For a symbol of a short range: numbers in it, 1 only where there is nothing else, as a tensor of one row is not
-    like others. Those of two symbols of one range differ, in order at least."""
+    """Samples in a short range; 1 only in a range without others, as one row broadcasts. The samples of two symbols with
+    one range differ, at least in their order."""
     first, high = _least(sym), sym.hi
     count = high + 1 - first
     if count < 3 * COUNT:
@@ -98,8 +96,8 @@ def _between(sym: Sym, k: int) -> Values:
 
 
 def more_of(syms: Iterable[Sym]) -> Iterator[dict[Sym, int]]:
-    """More assignments for symbols of which some are of short ranges: what fits their few numbers, which are close to each
-    other, may fit by chance. None where no range is short."""
+    """More assignments for symbols with short ranges, whose few neighbouring samples an expression may fit by chance. None
+    where no range is short."""
     given = sorted(syms, key=str)
     short = {s for s in given if s.lo < s.hi and max(_plain(s)[:COUNT]) > s.hi}
     for k in range(_MORE if short else 0):
@@ -110,7 +108,7 @@ def more_of(syms: Iterable[Sym]) -> Iterator[dict[Sym, int]]:
 
 
 def _least(sym: Sym) -> int:
-    """The least number to try in a short range."""
+    """The least sample in a short range."""
     return min(max(sym.lo, 2), sym.hi - 1)
 
 
@@ -125,7 +123,7 @@ def _of_symbol(sym: Sym) -> Values:
 
 
 def _plain(sym: Sym) -> Values:
-    """The numbers of a symbol of any size from its least one on."""
+    """The samples of a symbol without an upper bound."""
     found = re.fullmatch(r"([suwvr])(\d+)", sym.name)
     if not found or int(found[2]) >= _MOST:
         raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
@@ -133,9 +131,9 @@ def _plain(sym: Sym) -> Values:
 
 
 def widened(syms: Iterable[Sym]) -> dict[Sym, Sym]:
-    """For each symbol one that stands for it, of which the numbers are large. Raises NeedsFixedSize."""
+    """For each symbol a symbol with large samples. Raises NeedsFixedSize."""
     made: dict[Sym, Sym] = {}
-    for sym in (s for s in syms if not is_rest(s)):
+    for sym in (s for s in syms if not is_remainder(s)):
         _of_symbol(sym)
         made[sym] = Sym(_WIDER[sym.name[0]] + sym.name[1:], sym.lo, sym.hi)
     return made
@@ -146,7 +144,7 @@ _hinted = threading.local()  # `sizes`: of symbols, by the letter and number of 
 
 @contextmanager
 def hinted(sizes: Mapping[Sym, int]) -> Iterator[None]:
-    """Says what the symbols are in the call at hand (`now`)."""
+    """Set the values of the symbols in the current call (`now`)."""
     before = getattr(_hinted, "sizes", {})
     _hinted.sizes = {sym.name: size for sym, size in sizes.items()}
     try:
@@ -156,7 +154,7 @@ def hinted(sizes: Mapping[Sym, int]) -> Iterator[None]:
 
 
 def now(size: Size) -> int:
-    """What `size` is in the call at hand, where that is known, else what is likely; also of symbols that are `widened`."""
+    """The value of `size` in the current call where it is known, else the likely one; also for symbols of `widened`."""
     sizes = getattr(_hinted, "sizes", {})
     known = {s: sizes.get(_NARROWER.get(s.name[0], s.name[0]) + s.name[1:]) for s in free_syms(size)}
     return likely(subs(size, {s: n for s, n in known.items() if n is not None}))
@@ -166,12 +164,12 @@ _VALUES: dict[Expr, Values] = {}
 
 
 def values_of(size: Size) -> Values:
-    """What `size` is under each assignment but HUGE and LARGE."""
+    """The values of `size` under the first `COUNT` assignments."""
     return tuple(at(size, k) for k in range(COUNT))
 
 
 def at(size: Size, k: int) -> int:
-    """What `size` is under assignment `k`, which may be HUGE, LARGE or ITSELF."""
+    """The value of `size` under assignment `k`, which may be HUGE, LARGE or ITSELF."""
     if not isinstance(size, Expr):
         return size
     found = _VALUES.get(size)
@@ -201,15 +199,15 @@ def spec_at(spec: TensorSpec, k: int) -> TensorSpec:
 
 
 def agreed(specs: Iterable[TensorSpec], ask: Callable[..., Any], why: str) -> Any:
-    """What `ask(*specs)`, which knows numbers only, answers for symbolic specs: under each assignment the same, or it raises
-    NeedsFixedSize."""
+    """The result of `ask(*specs)`, which takes only numbers, for symbolic specs. Raises NeedsFixedSize where the assignments
+    have different results."""
     given = list(specs)
     syms = frozenset().union(*map(syms_of, given))
     if not syms:
         return ask(*given)
     try:
         answers = [ask(*(spec_at(s, k) for s in given)) for k in range(COUNT)]
-    except RuntimeError as error:  # sizes that are tried need not go together
+    except RuntimeError as error:  # samples need not fit each other
         raise NeedsFixedSize(f"{why}: {error}", syms) from error
     if any(answer != answers[0] for answer in answers):
         raise NeedsFixedSize(why, syms)
@@ -217,7 +215,7 @@ def agreed(specs: Iterable[TensorSpec], ask: Callable[..., Any], why: str) -> An
 
 
 class Candidates:
-    """Sizes that others may be made of, by their values."""
+    """Expressions that a size may be, by their values under the assignments."""
 
     def __init__(self, sizes: Iterable[Size]) -> None:
         self._by_values: dict[Values, set[Expr]] = {}
@@ -226,7 +224,7 @@ class Candidates:
             self.add(size)
 
     def add(self, size: Size) -> None:
-        """One more."""
+        """Add a candidate."""
         if isinstance(size, Expr) and size not in self._by_values.setdefault(values_of(size), set()):
             self._by_values[values_of(size)].add(size)
             self._added.append(size)
@@ -235,9 +233,9 @@ class Candidates:
         return iter(self._added)
 
     def fit(self, values: Sequence[int], combined: bool = True) -> Size | None:
-        """The size of these values: a constant, a candidate, or, if `combined`, a multiple of one with a constant added, or
-        the sum or difference of two. None where there is none, or more than one, as where a candidate is one number for
-        all that is tried (`3 // s`, where `s` is large)."""
+        """The size with these values: a constant, a candidate, or, if `combined`, a multiple of one plus a constant, or the
+        sum or difference of two plus a constant. None where no size has them, or several do, as where a candidate is
+        constant over the samples (`3 // s` of large `s`)."""
         given = tuple(values)
         found = self._by_values.get(given)
         if len(set(given)) == 1:
@@ -269,10 +267,8 @@ class Candidates:
 
 
 def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size]) -> Candidates:
-    """What the sizes of a result may be made of: symbols, sizes and strides of operands, numbers of elements, arguments.
-
-    Of several operands, what their sizes add up to is among them.
-    """
+    """The candidates for the sizes of a result: symbols, sizes and strides of operands, their numbers of elements, size
+    arguments, and for several operands of one rank the sums of their sizes."""
     made = Candidates(numbers)
     for sym in sorted(frozenset().union(*map(free_syms, made), *map(syms_of, specs)), key=str):
         made.add(sym)
@@ -290,7 +286,7 @@ def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size]) -> Candi
 
 
 def products(shape: Sequence[Size]) -> Iterator[Size]:
-    """The products of some of the sizes: the strides that a dense tensor of this shape may have."""
+    """The products of subsets of the sizes: the possible strides of a dense tensor of this shape."""
     for count in range(1, len(shape) + 1):
         for chosen in itertools.combinations(shape, count):
             yield _product(chosen)

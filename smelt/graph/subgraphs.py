@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from smelt.graph import graph_passes
+from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.ir import Graph, TensorSpec
-from smelt.graph.object_handles import Handle, found
-from smelt.graph.pytree import map_leaves
+from smelt.graph.object_handles import Handle, found, handles_in
+from smelt.graph.pytree import leaves, map_leaves
 from smelt.graph.tensor_specs import empty_like_spec
+from smelt.shapes.expr import Expr
 from smelt.torch_private import OpOverload
 
 Tensors = Sequence[torch.Tensor]
@@ -194,3 +196,20 @@ class _Differentiated(torch.autograd.Function):
 def has_gradients(dtype: torch.dtype) -> bool:
     """Whether tensors of this type can be differentiated."""
     return dtype.is_floating_point or dtype.is_complex
+
+
+def depends_inside(graph: Graph) -> bool:
+    """Whether an object behind a handle in a call's arguments (an inner graph, a user's kernel) may depend on symbols, which
+    `substitute` does not reach."""
+    handles = [handle for node in graph for handle in handles_in((node.args, node.kwargs))]
+    return any(not isinstance(h.inner, Inner) or any(map(_depends, h.inner.graphs)) for h in handles)
+
+
+def _depends(graph: Graph) -> bool:
+    specs = [spec for node in graph for spec in leaves(node.spec, TensorSpec)]
+    sizes = [size for s in specs for size in (*s.shape, *s.stride, s.offset)]
+    return (
+        any(isinstance(size, Expr) for size in sizes)
+        or bool(symbols_of_arguments(graph))
+        or depends_inside(graph)
+    )

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.pytree import map_leaves
-from smelt.shapes.expr import Expr, Size, Sym, evaluate, static
+from smelt.shapes.expr import Size, Sym, static
+from smelt.shapes.substitute import substitute_size, substitution
 
 _SPECS: dict[tuple[Any, ...], TensorSpec] = {}
 _MAX = 100_000
@@ -67,13 +67,8 @@ def with_sizes(spec: TensorSpec, change: Callable[[Size], Size]) -> TensorSpec:
     return make_spec(shape, stride, spec.dtype, spec.device, change(spec.offset), spec.requires_grad)
 
 
-def tree_at(tree: Any, values: Mapping[Sym, Size]) -> Any:
-    """Arguments, sizes among them, with numbers in place of symbols."""
-    return map_leaves(tree, Expr, lambda size: evaluate(size, values))
-
-
-def at_numbers(spec: TensorSpec, values: Mapping[Sym, Size]) -> TensorSpec:
-    """The spec with numbers in place of symbols."""
+@substitution(TensorSpec)
+def _substitute(spec: TensorSpec, values: Mapping[Sym, Size]) -> TensorSpec:
     if all(type(size) is int for size in (*spec.shape, *spec.stride, spec.offset)):
         return spec
-    return with_sizes(spec, lambda size: evaluate(size, values))
+    return with_sizes(spec, lambda size: substitute_size(size, values))

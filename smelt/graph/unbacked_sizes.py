@@ -1,8 +1,8 @@
-"""Sizes that data decide: which nodes of a graph give them.
+"""Unbacked (data-dependent) sizes, and the nodes of a graph that define them.
 
-The symbols of such sizes are called `u0`, `u1`, ... (`tracing/symbolic/unbacked_numbers.py`). A node *gives* one if
-its results have it and its arguments do not: how many elements `nonzero` finds is known when it has run. A number that
-`item()` reads is the size of a tensor without elements, which `smelt::as_sizes` gives.
+Their symbols are `u0`, `u1`, ... (`tracing/symbolic/unbacked_numbers.py`). A node *defines* one if its results have the
+symbol and its arguments do not: the number of elements that `nonzero` returns is known after it runs. A number that `item()`
+reads is a size of an empty tensor, the result of `smelt::as_sizes`.
 """
 
 from __future__ import annotations
@@ -54,5 +54,5 @@ def _as_sizes(numbers: Iterable[torch.Tensor]) -> torch.Tensor:
 _library = torch.library.Library("smelt", "FRAGMENT")
 _library.define("as_sizes(Tensor[] numbers) -> Tensor", tags=(torch.Tag.dynamic_output_shape,))
 _library.impl("as_sizes", _as_sizes, "CompositeExplicitAutograd")
-# Of tensors of one integer each: a tensor without elements, whose sizes from the second on are these numbers.
+# (tensors of one integer each) -> an empty tensor of shape [0, *integers]
 AS_SIZES: OpOverload = torch.ops.smelt.as_sizes.default

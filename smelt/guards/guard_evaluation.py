@@ -18,7 +18,7 @@ from smelt.guards import global_state
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.read_source import FAILURES, HOOKS, MODULE_DICTS, Missing, Reader, instance_dict
 from smelt.guards.source import Source
-from smelt.shapes import number_expr
+from smelt.shapes.expr import Expression, evaluate_with
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.fake.fake_tensor import is_dual
 
@@ -136,9 +136,7 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def expression_holds(
-    expression: number_expr.Expression, expected: Any, read: Callable[[Source], Any]
-) -> bool:
+def expression_holds(expression: Expression, expected: Any, read: Callable[[Source], Any]) -> bool:
     """Whether it gives what a guard expects; `read` gives the number at a source. Raises `FAILURES`."""
 
     def number(source: Source) -> Any:
@@ -147,7 +145,7 @@ def expression_holds(
             raise Missing(f"{source.source} is no number")
         return x
 
-    found = number_expr.evaluate(expression, number)
+    found = evaluate_with(expression, number)
     return type(found) is expected if isinstance(expected, type) else found is expected
 
 

@@ -17,7 +17,7 @@ from smelt.guards.guard_printer import format_guard
 from smelt.guards.read_source import HOOKS, Missing, Reader, instance_dict
 from smelt.guards.source import Source, key_text
 from smelt.guards.weak_identity import GONE
-from smelt.shapes import number_expr
+from smelt.shapes.expr import leaves
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _colliding(guard: Guard, read: Reader, what: Callable[[Any], int], expected:
 
 def _expression(guard: Guard, read: Reader) -> Failure:
     found = []
-    for source in number_expr.leaves(guard.value[0]):
+    for source in leaves(guard.value[0]):
         try:
             found.append(f"{source.source} = {_short(read(source))}")
         except Missing:

@@ -13,7 +13,7 @@ from smelt.guards import global_state
 from smelt.guards.guard import Guard, TensorFacts, shape_text, stride_text
 from smelt.guards.source import Source, key_text
 from smelt.guards.weak_identity import GONE
-from smelt.shapes import number_expr
+from smelt.shapes.expr import Expression, text
 
 
 def _name(value: object) -> str:
@@ -43,12 +43,12 @@ def _sources(sources: Iterable[Source]) -> str:
     return ", ".join(o.source for o in sources)
 
 
-def _expression_text(x: str, value: tuple[number_expr.Expression, Any]) -> str:
-    text = number_expr.text(value[0], lambda source: str(source.source))
+def _expression_text(x: str, value: tuple[Expression, Any]) -> str:
+    written = text(value[0], lambda source: str(source.source))
     if isinstance(value[1], type):
-        return f"type({text}) is {value[1].__name__}"
-    bare = text[1:-1] if text.startswith("(") else text
-    return bare if value[1] else f"not {text}"
+        return f"type({written}) is {value[1].__name__}"
+    bare = written[1:-1] if written.startswith("(") else written
+    return bare if value[1] else f"not {written}"
 
 
 _WRITTEN = ("may_be_written", "is_leaf", "is_view_of_leaf", "is_restricted_view")

@@ -14,7 +14,7 @@ from smelt.guards.guard import ANY, Guard, TensorFacts, size_fits
 from smelt.guards.guard_evaluation import CHECKS, expression_holds, same_leaf
 from smelt.guards.read_source import FAILURES, Missing
 from smelt.guards.source import Source
-from smelt.shapes.number_expr import Expression
+from smelt.shapes.expr import Expression
 
 Path = tuple[object, ...]
 

@@ -14,7 +14,7 @@ import torch
 
 from smelt.guards.guard import Guard
 from smelt.guards.source import Source
-from smelt.shapes import number_expr
+from smelt.shapes.expr import leaves
 
 STORE = -1
 
@@ -37,8 +37,7 @@ class SizesRead:
 
     def needed(self, guard: Guard) -> tuple[Source, ...]:
         """The sources that must have been read before an expression is computed; for sizes, their tensors."""
-        leaves = number_expr.leaves(guard.value[0])
-        return tuple(dict.fromkeys(self.owner(leaf) or leaf for leaf in leaves))
+        return tuple(dict.fromkeys(self.owner(leaf) or leaf for leaf in leaves(guard.value[0])))
 
     def word(self, source: Source) -> int:
         """The word of a size."""
@@ -53,7 +52,7 @@ class SizesRead:
         that is all of the guard, which is number `number`: it says that two sizes are equal. `position` says in which order
         tensors are checked."""
         expression, expected = guard.value
-        sizes = [leaf for leaf in number_expr.leaves(expression) if self.owner(leaf) is not None]
+        sizes = [leaf for leaf in leaves(expression) if self.owner(leaf) is not None]
         is_equality = expression.op == "eq" and expected is True and len(sizes) == 2
         if not is_equality or any(part.op != "leaf" for part in expression.args):
             for size in sizes:

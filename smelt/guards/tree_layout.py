@@ -16,7 +16,7 @@ from smelt._native import isinstance
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.source import Source
 from smelt.guards.specialized_sizes import SizesRead
-from smelt.shapes import number_expr
+from smelt.shapes.expr import postfix
 
 Check = tuple[int, str, object]
 Node = tuple[int, str, object, tuple[Check, ...], int]
@@ -160,7 +160,7 @@ class _Layout:
             return b if a == at.index else a
         if guard.kind == "expression":
             expression, expected = guard.value
-            return number_expr.postfix(expression, self._leaf), expected
+            return postfix(expression, self._leaf), expected
         if guard.kind in _SEVERAL:
             return tuple(map(self.index, guard.value))
         return guard.value

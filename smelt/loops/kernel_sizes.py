@@ -1,4 +1,7 @@
-"""Sizes of a kernel that are no numbers: which symbols they have, and the same kernel with others, or numbers, for them."""
+"""Symbolic sizes of a kernel: their symbols, and substitution for them.
+
+A loop's symbol is bound by the loop and has its size as a bound (`loop_sym`), so substitution renames it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from smelt.shapes.expr import Size, Sym, free_syms, loop_sym, subs
 def size_symbols(
     buffers: Iterable[Buffer], outer: Sequence[Loop], stages: Sequence[Stage]
 ) -> tuple[Sym, ...]:
-    """The symbols that a kernel of these takes, in order of first use: all that are no loop's."""
+    """The parameters of a kernel: its symbols but for those of loops, in order of first use."""
     loops = {l.sym for l in outer} | {l.sym for stage in stages for l in stage_loops(stage)}
     found: dict[Sym, None] = {}
     for e in _expressions(buffers, outer, stages):
@@ -48,10 +51,10 @@ def _expressions(buffers: Iterable[Buffer], outer: Sequence[Loop], stages: Seque
 
 
 def at_sizes(kernel: Kernel, values: Mapping[Sym, Size]) -> Kernel:
-    """The kernel with what `values` says in the place of its sizes' symbols: numbers, other symbols, or sizes of these."""
+    """The kernel with `values` (numbers or sizes) for its parameters."""
     if not kernel.sizes:
         return kernel
-    assert kernel.sums is None, "sums beside rows are of fixed sizes"
+    assert kernel.sums is None, "row sums have fixed sizes"
     sizes = [
         s for size in kernel.sizes for s in sorted(free_syms(values.get(size, size)), key=lambda s: s.key)
     ]

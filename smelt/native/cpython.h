@@ -1,10 +1,10 @@
-// What differs between CPython versions, or is read by memory layout because no exported function gives it
-// cheaply. Sets and iterators are read in cpython_sets.cpp and cpython_iterators.cpp; no other file has such layouts
+// Differences between CPython versions, and data that is read by memory layout because no exported function provides
+// it cheaply. cpython_sets.cpp and cpython_iterators.cpp read sets and iterators; no other file has such layouts
 // (tests/test_native_layers.py).
 //
-// Everything here needs the GIL. To support another version, go through each `SMELT_PY31x` and through the
-// layouts used (probes.cpp tries them at import); an unknown version must not compile. Include this file before any other
-// that includes Python.h: it turns on the interpreter's internal headers.
+// All functions need the GIL. To support another version, go through each `SMELT_PY31x` and through the layouts
+// (layout_probes.cpp tries them at import); an unknown version must not compile. Include this file before any other
+// that includes Python.h: it enables the interpreter's internal headers.
 #pragma once
 
 #ifndef Py_BUILD_CORE
@@ -65,7 +65,7 @@ inline PyFunctionObject* frame_function(Frame* frame) {
 #endif
 }
 
-// What is in a slot of a frame, borrowed, or null. From 3.14 on a frame may itself have borrowed it.
+// The object in a slot of a frame, borrowed, or null. From 3.14 on the frame itself may have borrowed it.
 inline PyObject* frame_slot(Frame* frame, Py_ssize_t slot) {
 #if SMELT_PY314
     _PyStackRef value = frame->localsplus[slot];
@@ -75,17 +75,17 @@ inline PyObject* frame_slot(Frame* frame, Py_ssize_t slot) {
 #endif
 }
 
-// Whether a frame is no generator's that has started.
+// Whether the frame is not that of a generator that has started.
 inline bool is_on_thread(Frame* frame) {
     return frame->owner == FRAME_OWNED_BY_THREAD;
 }
 
-// The dictionary of names of a module's body, a class's, or code that is executed in one; null for a function's.
+// The namespace dictionary of a module body, class body or exec'd code; null for a function.
 inline PyObject* frame_names(Frame* frame) {
     return frame->f_locals;
 }
 
-// The frame of Python code that runs in a thread.
+// The current Python frame of a thread.
 inline Frame* current_frame(PyThreadState* thread) {
 #if SMELT_PY313
     return thread->current_frame;
@@ -98,7 +98,8 @@ inline Py_ssize_t code_size(PyCodeObject* code) {  // in bytes
     return _PyCode_NBYTES(code);
 }
 
-// Where tracebacks say that a frame stands: at this byte of its code. Where it goes on is in a register.
+// The byte offset at which tracebacks show a frame. The interpreter resumes at another location, which it holds in a
+// register.
 inline Py_ssize_t shown_at(Frame* frame) {
 #if SMELT_PY313
     _Py_CODEUNIT* at = frame->instr_ptr;
@@ -119,7 +120,7 @@ inline void show_at(Frame* frame, Py_ssize_t offset) {
 }
 
 #if SMELT_PY312 && !SMELT_PY313
-// Pops the top of the thread's data stack, which starts at `base`; a chunk that becomes empty is given back.
+// Pops the top of the thread's data stack, which starts at `base`, and frees a chunk that becomes empty.
 inline void pop_data_stack(PyThreadState* thread, PyObject** base) {
     _PyStackChunk* chunk = thread->datastack_chunk;
     if (base != &chunk->data[0]) {
@@ -136,9 +137,9 @@ inline void pop_data_stack(PyThreadState* thread, PyObject** base) {
 }
 #endif
 
-// Ends a frame that never ran. At that point the frame is not linked into the frame stack, has no frame
-// object, and holds only its arguments. 3.11 clears and pops it in the caller of the hook; from 3.12 on that
-// is the evaluator's duty, hence ours, and 3.12 does not export the functions that do it.
+// Ends a frame that never ran. Such a frame is not linked into the frame stack, has no frame object, and holds only
+// its arguments. 3.11 clears and pops it in the caller of the hook; from 3.12 on the evaluation function must do so,
+// and 3.12 does not export the functions for it.
 inline void end_unrun_frame([[maybe_unused]] PyThreadState* thread, [[maybe_unused]] Frame* frame) {
 #if SMELT_PY313
     _PyEval_FrameClearAndPop(thread, frame);
@@ -154,8 +155,8 @@ inline void end_unrun_frame([[maybe_unused]] PyThreadState* thread, [[maybe_unus
 #endif
 }
 
-// Evaluates a frame at no cost in C recursion units. Under a hook 3.12 charges each Python frame two units of
-// a fixed small budget (1500: 750 frames, below the default recursion limit; 3.13: 10000). The caller watches the real C
+// Evaluates a frame without a charge in C recursion units. Under a hook 3.12 charges each Python frame two units of a
+// small fixed budget (1500: 750 frames, below the default recursion limit; 3.13: 10000). The caller checks the real C
 // stack instead, as 3.14 does itself.
 inline PyObject* evaluate_uncharged(_PyFrameEvalFunction evaluate, PyThreadState* thread, Frame* frame,
                                     int throwing) {
@@ -170,13 +171,13 @@ inline PyObject* evaluate_uncharged(_PyFrameEvalFunction evaluate, PyThreadState
 #endif
 }
 
-// Whether Python code runs on behalf of a trace or profile function, or of the garbage collector.
+// Whether Python code runs for a trace or profile function, or for the garbage collector.
 inline bool runs_for_interpreter(PyThreadState* thread) {
     return thread->tracing || thread->interp->gc.collecting;
 }
 
-// How deep the thread's Python code may call from now on; gives the limit until now. Another thread's
-// `sys.setrecursionlimit` sets that of all threads.
+// Sets the recursion limit of the thread and returns the previous one. `sys.setrecursionlimit` in another thread sets
+// the limit of all threads.
 inline int set_thread_recursion_limit(PyThreadState* thread, int limit) {
 #if SMELT_PY312
     int& now = thread->py_recursion_limit;
@@ -191,8 +192,8 @@ inline int set_thread_recursion_limit(PyThreadState* thread, int limit) {
     return before;
 }
 
-// Calls go no more than so many levels deeper for the life of the object. From 3.12 on C code has a limit of its own, which
-// stays.
+// Limits calls to so many more levels for the lifetime of the object. From 3.12 on C code has a separate limit, which
+// is unchanged.
 class Shallow {
   public:
 #if SMELT_PY312
@@ -212,7 +213,8 @@ class Shallow {
     Shallow& operator=(const Shallow&) = delete;
 };
 
-// How many objects were made since the youngest were looked at. 3.14.0 to 3.14.4 have other generations.
+// The number of objects created since the last collection of the youngest generation. 3.14.0 to 3.14.4 have other
+// generations.
 inline int& young_count(PyThreadState* thread) {
     return [](auto& gc) -> int& {
         if constexpr (requires { gc.generations; })
@@ -222,7 +224,7 @@ inline int& young_count(PyThreadState* thread) {
     }(thread->interp->gc);
 }
 
-// No garbage is collected for the life of the object: allocation runs no finalizers.
+// Disables the garbage collector for the lifetime of the object: allocations run no finalizers.
 class CollectorOff {
   public:
     CollectorOff() : gc_(PyThreadState_Get()->interp->gc), was_(gc_.enabled) { gc_.enabled = 0; }
@@ -250,7 +252,7 @@ inline Py_ssize_t request_code_extra(freefunc release) {
 #endif
 }
 
-// For a code object that has no value yet at this index. -1 with a Python error.
+// For a code object without a value at this index. Returns -1 with a Python error.
 inline int set_code_extra(PyCodeObject* code, Py_ssize_t index, void* value) {
 #if SMELT_PY312
     return PyUnstable_Code_SetExtra(reinterpret_cast<PyObject*>(code), index, value);
@@ -264,8 +266,8 @@ inline void* get_code_extra(PyCodeObject* code, Py_ssize_t index) {
     return extra && index < extra->size ? extra->slots[index] : nullptr;
 }
 
-// Compares the inline reader above with what the interpreter's writer does. `value` is released at `index`'s
-// terms.
+// Compares the inline reader above with the interpreter's writer. The interpreter frees `value` as it does all values
+// of `index`.
 inline bool code_extra_layout_known(Py_ssize_t index, void* value) {
     PyCodeObject* probe = PyCode_NewEmpty("probe", "probe", 1);
     if (!probe || set_code_extra(probe, index, value) < 0) return false;
@@ -280,9 +282,9 @@ inline bool same_name(PyObject* a, PyObject* b, Py_hash_t hash_of_b) {
     return a == b || (reinterpret_cast<PyASCIIObject*>(a)->hash == hash_of_b && PyUnicode_Compare(a, b) == 0);
 }
 
-// Where a name was last found among a dictionary's entries. A repeated lookup then compares one pointer,
-// without hashing. kUnhinted: the dictionary holds an equal string that is another object; looking for its
-// place again would be in vain.
+// The position of a name among a dictionary's entries at the last lookup. A repeated lookup then compares one
+// pointer, without hashing. kUnhinted: the dictionary holds an equal string that is another object, so a search for
+// its position would fail again.
 using Hint = Py_ssize_t;
 constexpr Hint kUnhinted = -1;
 
@@ -311,42 +313,41 @@ inline PyObject* dict_get_name(PyObject* dict, PyObject* name, Py_hash_t hash, H
     return value;
 }
 
-// The word of memory that says how many entries a dictionary has.
+// The memory word with the number of a dictionary's entries.
 inline const void* dict_size_word(PyObject* dict) {
     return &reinterpret_cast<PyDictObject*>(dict)->ma_used;
 }
 
 #if SMELT_PY313
-// Whether a dictionary shares the values inside of an object.
+// Whether a dictionary shares the inline values of an object.
 inline bool shares_values(PyObject* dict) {
     PyDictValues* values = reinterpret_cast<PyDictObject*>(dict)->ma_values;
     return values && values->embedded;
 }
 #else
-// The word of memory that each change of a dictionary renews.
+// The memory word that each change of a dictionary increments.
 inline const uint64_t* dict_version_word(PyObject* dict) {
     return &reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
 }
 #endif
 
-// Where an ordinary instance keeps its attributes: `dict`, or `values` with the type's shared keys, or
-// neither.
+// The storage of an ordinary instance's attributes: `dict`, or `values` with the type's shared keys, or neither.
 struct InstanceAttributes {
     PyObject* dict = nullptr;
     PyDictKeysObject* keys = nullptr;
     PyObject** values = nullptr;
 };
 
-// Does not create the dictionary of an instance that has none yet.
+// Does not create the dictionary of an instance without one.
 inline InstanceAttributes instance_attributes(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
     if (!(type->tp_flags & Py_TPFLAGS_MANAGED_DICT)) {
-        PyObject** place = type->tp_dictoffset ? _PyObject_GetDictPtr(object) : nullptr;
-        return {place ? *place : nullptr, nullptr, nullptr};
+        PyObject** slot = type->tp_dictoffset ? _PyObject_GetDictPtr(object) : nullptr;
+        return {slot ? *slot : nullptr, nullptr, nullptr};
     }
     PyDictKeysObject* keys = reinterpret_cast<PyHeapTypeObject*>(type)->ht_cached_keys;
 #if SMELT_PY313
-    // A dictionary may share the inline values: it is the one to ask.
+    // A dictionary may share the inline values: then read the dictionary.
     if (auto* dict = reinterpret_cast<PyObject*>(_PyObject_GetManagedDict(object))) return {dict};
     if (!(type->tp_flags & Py_TPFLAGS_INLINE_VALUES)) return {};
     PyDictValues* values = _PyObject_InlineValues(object);
@@ -377,20 +378,20 @@ inline PyObject* instance_get_name(PyObject* object, PyObject* name, Py_hash_t h
     return nullptr;
 }
 
-// object.__dict__, borrowed, made if need be; null without an error if it has none.
+// object.__dict__, borrowed, created if necessary; null without an error if the object has none.
 inline PyObject* instance_dict(PyObject* object) {
-    PyObject** place = _PyObject_GetDictPtr(object);
-    if (!place) return nullptr;
-    if (!*place) {
+    PyObject** slot = _PyObject_GetDictPtr(object);
+    if (!slot) return nullptr;
+    if (!*slot) {
         PyObject* made = PyObject_GenericGetDict(object, nullptr);
         if (!made) {
             PyErr_Clear();
             return nullptr;
         }
         Py_DECREF(made);  // the object holds it
-        place = _PyObject_GetDictPtr(object);
+        slot = _PyObject_GetDictPtr(object);
     }
-    return place ? *place : nullptr;
+    return slot ? *slot : nullptr;
 }
 
 // A class's own dictionary, borrowed; null if it has none.
@@ -404,7 +405,7 @@ inline PyObject* type_dict(PyObject* type) {
 #endif
 }
 
-// The number of the current state of a class and its bases, or 0 if it has none now.
+// The version of a class and its bases, or 0 if it has none now.
 inline unsigned int type_version_tag(PyTypeObject* type) {
 #if SMELT_PY313
     return type->tp_version_tag;
@@ -413,7 +414,7 @@ inline unsigned int type_version_tag(PyTypeObject* type) {
 #endif
 }
 
-// The same; gives it one if it can have one.
+// The same, assigned now if possible.
 inline unsigned int assign_type_version(PyTypeObject* type) {
 #if SMELT_PY312
     PyUnstable_Type_AssignVersionTag(type);
@@ -424,8 +425,8 @@ inline unsigned int assign_type_version(PyTypeObject* type) {
     return type_version_tag(type);
 }
 
-// Whether a class statement or a call of a metaclass made the class. Only type objects that C code makes from a PyType_Spec
-// keep a copy of the name that the specification gives.
+// Whether a class statement or a call of a metaclass created the class. Only types that C code creates from a
+// PyType_Spec keep a copy of the name in the specification.
 inline bool made_by_python(PyTypeObject* type) {
     return PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) &&
            !reinterpret_cast<PyHeapTypeObject*>(type)->_ht_tpname;
@@ -441,8 +442,8 @@ inline bool dict_has(PyObject* dict, const char* name) {
     return found && found != Py_None;
 }
 
-// Whether reading `__annotations__` would run code of the program: from 3.14 on those of a function, class or module are
-// made when they are asked for.
+// Whether reading `__annotations__` would run code of the program: from 3.14 on functions, classes and modules
+// compute annotations on demand.
 inline bool annotations_wait([[maybe_unused]] PyObject* x) {
 #if SMELT_PY314
     if (PyFunction_Check(x)) {
@@ -459,7 +460,7 @@ inline bool annotations_wait([[maybe_unused]] PyObject* x) {
 #endif
 }
 
-// Gives a function annotations, and leaves it the function that makes them.
+// Sets the annotations of a function without removing its `__annotate__` function.
 inline void keep_annotations([[maybe_unused]] PyFunctionObject* function,
                              [[maybe_unused]] PyObject* annotations) {
 #if SMELT_PY314
@@ -471,7 +472,7 @@ inline void keep_annotations([[maybe_unused]] PyFunctionObject* function,
 
 // ---------------------------------------------------------------------------------- references, exceptions
 
-// What a weak reference refers to, borrowed; null if it is gone.
+// The target of a weak reference, borrowed; null if it was destroyed.
 inline PyObject* referent(PyObject* reference) {
 #if SMELT_PY313
     PyObject* found = nullptr;
@@ -483,7 +484,7 @@ inline PyObject* referent(PyObject* reference) {
 #endif
 }
 
-// The exception that is being raised is put aside for the life of the object.
+// Saves the pending exception and restores it at the end of the object's lifetime.
 class ErrorAside {
   public:
 #if SMELT_PY312
@@ -503,7 +504,7 @@ class ErrorAside {
 #endif
 };
 
-// Raises an exception that exists, as it is.
+// Raises an existing exception unchanged.
 inline void raise_again(PyObject* error) {
 #if SMELT_PY312
     PyErr_SetRaisedException(Py_NewRef(error));

@@ -1,8 +1,8 @@
-// The layouts are those of CPython's dictobject.c, listobject.c, tupleobject.c, unicodeobject.c, rangeobject.c, enumobject.c and
-// bltinmodule.c, the same from 3.11 on but for ranges.
+// Layouts from CPython's dictobject.c, listobject.c, tupleobject.c, unicodeobject.c, rangeobject.c, enumobject.c and
+// bltinmodule.c; except for ranges they are the same from 3.11 on.
 #include "cpython_iterators.h"
 
-#include "guards/kinds.h"
+#include "guards/kind_table.h"
 
 namespace smelt {
 
@@ -11,7 +11,7 @@ namespace {
 PyTypeObject* ascii_iterator;
 PyTypeObject* text_iterator;
 
-struct Walk {  // over a list (in either direction), a tuple or a text
+struct Walk {  // over a list (in either direction), a tuple or a str
     PyObject_HEAD Py_ssize_t index;
     PyObject* over;  // null at the end
 };
@@ -35,7 +35,7 @@ struct RangeWalk {
 
     long taken() const {
 #if SMELT_PY312
-        return 0;  // `start` and `length` are those of what is left
+        return 0;  // `start` and `length` describe the remaining items
 #else
         return index;
 #endif
@@ -78,7 +78,7 @@ bool walks_dict(PyObject* iterator) {
            Py_IS_TYPE(iterator, &PyDictIterItem_Type);
 }
 
-Py_ssize_t entries_left(DictWalk* walk) {  // -1: it will raise, since the dictionary has changed
+Py_ssize_t entries_left(DictWalk* walk) {  // -1: it will raise, because the dictionary has changed
     PyDictObject* dict = walk->over;
     if (!dict) return 0;
     if (walk->used != dict->ma_used) return -1;
@@ -105,7 +105,7 @@ Py_ssize_t size_of(PyObject* over) {
     return PyUnicode_Check(over) ? PyUnicode_GET_LENGTH(over) : Py_SIZE(over);
 }
 
-Py_ssize_t items_left(PyObject* iterator) {  // -1: not known
+Py_ssize_t items_left(PyObject* iterator) {  // -1: unknown
     if (Py_IS_TYPE(iterator, &PyRangeIter_Type)) {
         auto* range = as<RangeWalk>(iterator);
         return range->length - range->taken();
@@ -131,7 +131,7 @@ PyObject* over_part(PyObject* iterator) {
     }
     if (!walks_list(iterator)) return nullptr;
     auto* walk = as<Walk>(iterator);
-    // one that goes backwards gives nothing more from here on; 3.13 keeps the list all the same
+    // an exhausted reverse iterator yields nothing more; 3.13 keeps the list nevertheless
     bool ended = !walk->over || walk->index < 0;
     return Py_NewRef(ended ? Py_None : walk->over);
 }
@@ -157,9 +157,9 @@ struct PartKind {
 };
 
 constexpr PartKind kParts[] = {
-    {"left", left_part},      // how many items are left
-    {"over", over_part},      // the list or dictionary that is walked over; None at the end
-    {"inner", inner_part},    // of enumerate an iterator, of zip a tuple of them
+    {"left", left_part},      // the number of remaining items
+    {"over", over_part},      // the list or dictionary that it iterates over; None at the end
+    {"inner", inner_part},    // of enumerate an iterator, of zip a tuple of iterators
     {"index", index_part},    // the next number of enumerate
     {"strict", strict_part},  // of zip
 };

@@ -1,6 +1,6 @@
-// What is inside of the iterators of `itertools`, which do not tell it (`__reduce__`) from CPython 3.14 on.
+// The state of `itertools` iterators, which have no `__reduce__` from CPython 3.14 on.
 //
-// The layouts are those of itertoolsmodule.c of 3.14: fields behind the head of the object, in order.
+// Layouts from itertoolsmodule.c of 3.14: the fields after the object header, in order.
 #include "cpython_iterators.h"
 #include "module.h"
 
@@ -12,32 +12,31 @@ namespace {
 
 #if SMELT_PY314
 
-// How a field is read: `o` an object as a tuple that is empty for a null pointer, `t` a tuple whose items may be null, as
-// a tuple of such, `b` whether there is an object, `n` a number, `i` a flag, `p` an array with a number for each item of
-// the tuple in the first field, `q` one with as many as the number in the fourth says.
+// The type of a field. `o`: an object, read as a tuple that is empty for a null pointer. `t`: a tuple whose items may
+// be null, read as a tuple of those. `b`: whether there is an object. `n`: a number. `i`: a flag. `p`: an array with
+// one number per item of the tuple in the first field. `q`: an array whose length is the number in the fourth field.
 struct Layout {
     const char* type;
     const char* fields;
-    int others = 0;  // fields behind those, which are not read
+    int others = 0;  // further fields, which are not read
 };
 
 constexpr Layout kLayouts[] = {
-    {"chain", "oo"},      // where the next comes from, the one that is walked over
-    {"count", "noo"},     // the next number if it is short, the next otherwise, the step
-    {"cycle", "oon"},     // what is walked over the first time, what that gave, the next place in it
-    {"repeat", "on"},     // what is given, how many times more
-    {"islice", "onnnn"},  // what is walked over, the next place, the end or -1, the step, the place it is at
-    {"accumulate", "oooo", 1},  // the total, what is walked over, the function, the value to begin with
+    {"chain", "oo"},            // source of the iterators, current iterator
+    {"count", "noo"},           // the next number if it is short, else the next object, the step
+    {"cycle", "oon"},           // first iteration's source, saved items, next index
+    {"repeat", "on"},           // the object, remaining repetitions
+    {"islice", "onnnn"},        // source, next index, stop or -1, step, current index
+    {"accumulate", "oooo", 1},  // total, source, function, initial value
     {"starmap", "oo"},
     {"filterfalse", "oo"},
     {"compress", "oo"},
-    {"takewhile", "ooi"},  // the function, what is walked over, whether it has ended
-    {"dropwhile", "ooi"},  // the same, whether it has begun
+    {"takewhile", "ooi"},  // function, source, whether it has stopped
+    {"dropwhile", "ooi"},  // function, source, whether it has started
     {"zip_longest", "nntbo"},
-    {"product", "opbi"},  // the pools, the places in them, whether one was given, whether it has ended
+    {"product", "opbi"},  // pools, indices, whether a result was yielded, whether it has stopped
     {"permutations", "oppbni"},
-    {"combinations",
-     "oqbni"},  // the pool, the places in it, whether one was given, how many, whether it has ended
+    {"combinations", "oqbni"},  // pool, indices, whether a result was yielded, length, whether it has stopped
     {"combinations_with_replacement", "oqbni"},
 };
 
@@ -86,7 +85,7 @@ PyObject* read(char kind, void* const* fields, void* const* at) {
     }
 }
 
-// Whether its objects are as large as the layout says: all fields have the size of a pointer.
+// Whether the object size matches the layout: all fields have the size of a pointer.
 bool fits(const Layout& layout, PyTypeObject* type) {
     const size_t count = strlen(layout.fields) + layout.others;
     return static_cast<size_t>(type->tp_basicsize) == sizeof(PyObject) + count * sizeof(void*);
@@ -131,15 +130,15 @@ PyObject* py_parts_of_itertools(PyObject*, PyObject* x) {
     return parts_of_itertools(x);
 }
 
-PyMethodDef functions[] = {{"parts_of_itertools", py_parts_of_itertools, METH_O,
-                            "parts_of_itertools(x): what is inside of an iterator of itertools from 3.14 on, "
-                            "None of another object."},
-                           {}};
+PyMethodDef itertools_functions[] = {
+    {"parts_of_itertools", py_parts_of_itertools, METH_O,
+     "parts_of_itertools(x): the fields of an itertools iterator from 3.14 on; None for another object."},
+    {}};
 
 }  // namespace
 
 int init_itertools(PyObject* module) {
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, itertools_functions);
 }
 
 }  // namespace smelt

@@ -10,9 +10,9 @@ bool is_removed(const setentry& entry) {
     return entry.hash == -1;
 }
 
-// Calls `visit(number, place)` for each place in use; false as soon as that is.
+// Calls `visit(number, slot)` for each used slot; stops and returns false if `visit` does.
 template <class Visit>
-bool each_place(const PySetObject* set, Visit visit) {
+bool each_slot(const PySetObject* set, Visit visit) {
     Py_ssize_t number = 0;
     for (Py_ssize_t i = 0; i <= set->mask; i++) {
         const setentry& entry = set->table[i];
@@ -30,8 +30,8 @@ PyObject* py_set_table(PyObject*, PyObject* x) {
     return checked(x, "set_table") ? set_table(x) : nullptr;
 }
 
-// Fills the empty `set`. False, with or without an error, if the table does not fit the items.
-bool place(PySetObject* set, PyObject* items, Py_ssize_t mask, Py_ssize_t finger, PyObject* places) {
+// Fills the empty `set`. Returns false, with or without an error, if the table does not match the items.
+bool fill(PySetObject* set, PyObject* items, Py_ssize_t mask, Py_ssize_t finger, PyObject* slots) {
     if (mask + 1 > PySet_MINSIZE) {
         auto* entries = static_cast<setentry*>(PyMem_Calloc(mask + 1, sizeof(setentry)));
         if (!entries) return PyErr_NoMemory() && false;
@@ -39,8 +39,8 @@ bool place(PySetObject* set, PyObject* items, Py_ssize_t mask, Py_ssize_t finger
         set->mask = mask;
     }
     Py_ssize_t taken = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(places); i++) {
-        Py_ssize_t at = PyLong_AsSsize_t(PyTuple_GET_ITEM(places, i));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(slots); i++) {
+        Py_ssize_t at = PyLong_AsSsize_t(PyTuple_GET_ITEM(slots, i));
         if (at == -1 && PyErr_Occurred()) return false;
         bool removed = at < 0;
         if (removed) at = -1 - at;
@@ -57,7 +57,7 @@ bool place(PySetObject* set, PyObject* items, Py_ssize_t mask, Py_ssize_t finger
     return taken == PyTuple_GET_SIZE(items);
 }
 
-// Whether looking for each item finds it.
+// Whether a lookup finds each item.
 bool finds(PyObject* set, PyObject* items) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items); i++)
         if (PySet_Contains(set, PyTuple_GET_ITEM(items, i)) != 1) return false;
@@ -65,18 +65,18 @@ bool finds(PyObject* set, PyObject* items) {
 }
 
 PyObject* py_lay_out(PyObject*, PyObject* args) {
-    PyObject *x, *items, *places;
+    PyObject *x, *items, *slots;
     Py_ssize_t mask, finger;
     if (!PyArg_ParseTuple(args, "OO!(nnO!):lay_out", &x, &PyTuple_Type, &items, &mask, &finger, &PyTuple_Type,
-                          &places))
+                          &slots))
         return nullptr;
     PySetObject* set = checked(x, "lay_out");
     if (!set) return nullptr;
     bool has_room =
-        mask >= PySet_MINSIZE - 1 && PyTuple_GET_SIZE(places) <= mask;  // looking ends at a free place
+        mask >= PySet_MINSIZE - 1 && PyTuple_GET_SIZE(slots) <= mask;  // a lookup ends at an unused slot
     if (set->fill || !has_room || (mask & (mask + 1)) || finger < 0)
         return PyErr_Format(PyExc_ValueError, "lay_out: expected an empty set and the table of one");
-    bool done = place(set, items, mask, finger, places) && finds(x, items);
+    bool done = fill(set, items, mask, finger, slots) && finds(x, items);
     if (!done && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "lay_out: a table of other elements");
     return done ? Py_NewRef(x) : nullptr;
 }
@@ -88,44 +88,42 @@ PyObject* py_copy_set(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return copy_set(args[0], args[1]) ? Py_NewRef(Py_None) : nullptr;
 }
 
-PyMethodDef functions[] = {
+PyMethodDef set_functions[] = {
     {"copy_set", reinterpret_cast<PyCFunction>(py_copy_set), METH_FASTCALL,
-     "copy_set(empty, set): fills a set with the elements of another, in the same places."},
+     "copy_set(empty, set): fills a set with the elements of another, in the same slots."},
     {"set_table", py_set_table, METH_O,
-     "set_table(x): (size of the set's table less one, where pop begins to look, the "
-     "places in use, in order; "
-     "-1 - place where the element was removed)."},
+     "set_table(x): (size of the set's table - 1, the index at which pop starts, the used slots in order; "
+     "-1 - slot for a removed element)."},
     {"lay_out", py_lay_out, METH_VARARGS,
      "lay_out(x, items, table): puts `items`, in order, into the empty set x, so that "
      "set_table(x) == table, and "
-     "returns it. Raises ValueError, and leaves x for nothing but to be dropped, if "
-     "the items have other hashes."},
+     "returns it. Raises ValueError if the items have other hashes; x is then invalid."},
     {}};
 
 }  // namespace
 
 PyObject* set_table(PyObject* x) {
     auto* set = reinterpret_cast<PySetObject*>(x);
-    PyObject* places = PyTuple_New(set->fill);
-    if (!places) return nullptr;
-    bool done = each_place(set, [&](Py_ssize_t number, Py_ssize_t place) {
-        PyObject* value = PyLong_FromSsize_t(place);
-        if (value) PyTuple_SET_ITEM(places, number, value);
+    PyObject* slots = PyTuple_New(set->fill);
+    if (!slots) return nullptr;
+    bool done = each_slot(set, [&](Py_ssize_t number, Py_ssize_t slot) {
+        PyObject* value = PyLong_FromSsize_t(slot);
+        if (value) PyTuple_SET_ITEM(slots, number, value);
         return value != nullptr;
     });
-    if (done) return Py_BuildValue("(nnN)", set->mask, set->finger, places);
-    Py_DECREF(places);
+    if (done) return Py_BuildValue("(nnN)", set->mask, set->finger, slots);
+    Py_DECREF(slots);
     return nullptr;
 }
 
 bool has_table(PyObject* x, PyObject* table) {
     auto* set = reinterpret_cast<PySetObject*>(x);
-    PyObject* places = PyTuple_GET_ITEM(table, 2);
+    PyObject* slots = PyTuple_GET_ITEM(table, 2);
     if (set->mask != PyLong_AsSsize_t(PyTuple_GET_ITEM(table, 0)) ||
-        set->finger != PyLong_AsSsize_t(PyTuple_GET_ITEM(table, 1)) || set->fill != PyTuple_GET_SIZE(places))
+        set->finger != PyLong_AsSsize_t(PyTuple_GET_ITEM(table, 1)) || set->fill != PyTuple_GET_SIZE(slots))
         return false;
-    return each_place(set, [&](Py_ssize_t number, Py_ssize_t place) {
-        return PyLong_AsSsize_t(PyTuple_GET_ITEM(places, number)) == place;
+    return each_slot(set, [&](Py_ssize_t number, Py_ssize_t slot) {
+        return PyLong_AsSsize_t(PyTuple_GET_ITEM(slots, number)) == slot;
     });
 }
 
@@ -143,7 +141,7 @@ bool copy_set(PyObject* empty, PyObject* from) {
     }
     for (size_t i = 0; i < size; i++) {
         made->table[i] = set->table[i];
-        bool removed = set->table[i].hash == -1;  // what stands where a key was is not counted
+        bool removed = set->table[i].hash == -1;  // the marker of a removed key is not reference counted
         if (!removed) Py_XINCREF(set->table[i].key);
     }
     made->fill = set->fill;
@@ -154,7 +152,7 @@ bool copy_set(PyObject* empty, PyObject* from) {
 }
 
 int init_sets(PyObject* module) {
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, set_functions);
 }
 
 }  // namespace smelt

@@ -1,20 +1,22 @@
-// The tables of sets. Where their elements lie, and so their order, depends on all that was added and removed before.
+// The hash tables of sets. The slots of their elements, and so their order, depend on all previous insertions and
+// removals.
 #pragma once
 #include "cpython.h"
 
 namespace smelt {
 
-// What makes two sets with the same elements in the same order go on alike: (the table's size less one, where `pop` begins
-// to look, the places in use, in order; -1 - place: its element was removed). A new reference.
+// The state that makes equal sets with equal order behave the same: (table size - 1, the index at which `pop` starts,
+// the used slots in order; -1 - slot for a removed element). A new reference.
 PyObject* set_table(PyObject* set);
 
-// Whether `set_table(set)` equals `table`, without making one.
+// Whether `set_table(set)` equals `table`, without creating a tuple.
 bool has_table(PyObject* set, PyObject* table);
 
-// Fills a set that was never filled with what `from` holds, in the same places. False: no memory, the error is set.
+// Fills a set that was never filled with the elements of `from`, in the same slots. Returns false with an error if
+// there is no memory.
 bool copy_set(PyObject* empty, PyObject* from);
 
-// The word of memory that says how many elements a set has.
+// The memory word with the number of a set's elements.
 inline const void* set_size_word(PyObject* set) {
     return &reinterpret_cast<PySetObject*>(set)->used;
 }

@@ -1,4 +1,4 @@
-// The GIL, for a scope that runs no Python.
+// Releases the GIL for a scope that runs no Python.
 #pragma once
 #include <Python.h>
 

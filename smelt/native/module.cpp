@@ -1,4 +1,4 @@
-// smelt._native: calls and their compiled entries, the guard tree, the plan executor, the autograd node, operators.
+// smelt._native: calls and their compiled entries, guard trees, plans, autograd nodes, operators.
 #include "module.h"
 
 namespace smelt {
@@ -7,15 +7,29 @@ namespace {
 PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "smelt._native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 
-constexpr int (*kParts[])(PyObject* module) = {
-    calls::init_entries,     calls::init_wrapper, calls::init_tail,
-    calls::init_tracers,     calls::init_call,    calls::init_window,
-    calls::init_interpreter, guards::init_tree,   guards::init_global_state,
-    plan::init_type,         init_autograd,       init_shapes,
-    plan::init_blocks,       calls::init_frames,  init_sets,
-    init_itertools,          init_probes,         devices::init_kernels,
-    plan::init_by_sizes,     init_fresh,          plan::init_place,
-    plan::init_template,
+constexpr int (*kInitializers[])(PyObject* module) = {
+    calls::init_entries,
+    calls::init_wrapper,
+    calls::init_tail_call,
+    calls::init_active_tracers,
+    calls::init_dispatch,
+    calls::init_frame_hook,
+    calls::init_interpreter_limits,
+    guards::init_guard_tree,
+    guards::init_global_state,
+    plan::init_plan,
+    init_differentiable,
+    init_shape_functions,
+    plan::init_caching_allocator,
+    calls::init_traceback_frames,
+    init_sets,
+    init_itertools,
+    init_layout_probes,
+    devices::init_device_kernel,
+    plan::init_size_dispatch,
+    init_meta_tensors,
+    plan::init_arena_placement,
+    plan::init_plan_template,
 };
 
 }  // namespace
@@ -24,7 +38,7 @@ constexpr int (*kParts[])(PyObject* module) = {
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject* module = PyModule_Create(&smelt::definition);
     if (!module) return nullptr;
-    for (auto init : smelt::kParts) {
+    for (auto init : smelt::kInitializers) {
         if (init(module) >= 0) continue;
         Py_DECREF(module);
         return nullptr;

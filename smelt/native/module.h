@@ -1,4 +1,4 @@
-// Each part of smelt._native adds its types and functions to the module; -1 with a Python error on failure.
+// Functions that add types and functions to the module smelt._native; -1 with a Python error on failure.
 #pragma once
 #include <Python.h>
 
@@ -7,35 +7,35 @@ namespace smelt {
 namespace calls {
 int init_entries(PyObject* module);
 int init_wrapper(PyObject* module);
-int init_tail(PyObject* module);
-int init_tracers(PyObject* module);
-int init_call(PyObject* module);
-int init_window(PyObject* module);
-int init_interpreter(PyObject* module);
-int init_frames(PyObject* module);
+int init_tail_call(PyObject* module);
+int init_active_tracers(PyObject* module);
+int init_dispatch(PyObject* module);
+int init_frame_hook(PyObject* module);
+int init_interpreter_limits(PyObject* module);
+int init_traceback_frames(PyObject* module);
 }  // namespace calls
 
 namespace guards {
-int init_tree(PyObject* module);
+int init_guard_tree(PyObject* module);
 int init_global_state(PyObject* module);
 }  // namespace guards
 
 namespace plan {
-int init_type(PyObject* module);
-int init_blocks(PyObject* module);
-int init_by_sizes(PyObject* module);
-int init_place(PyObject* module);
-int init_template(PyObject* module);
+int init_plan(PyObject* module);
+int init_caching_allocator(PyObject* module);
+int init_size_dispatch(PyObject* module);
+int init_arena_placement(PyObject* module);
+int init_plan_template(PyObject* module);
 }  // namespace plan
 
 namespace devices {
-int init_kernels(PyObject* module);
+int init_device_kernel(PyObject* module);
 }  // namespace devices
 
-int init_autograd(PyObject* module);
-int init_shapes(PyObject* module);
-int init_fresh(PyObject* module);
+int init_differentiable(PyObject* module);
+int init_shape_functions(PyObject* module);
+int init_meta_tensors(PyObject* module);
 int init_sets(PyObject* module);
 int init_itertools(PyObject* module);
-int init_probes(PyObject* module);
+int init_layout_probes(PyObject* module);
 }  // namespace smelt

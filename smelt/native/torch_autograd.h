@@ -1,8 +1,9 @@
-// torch's autograd: its metadata of a tensor, nodes, edges, saved values, and the engine's call that is running.
+// torch's autograd: metadata of a tensor, nodes, edges, saved values, and the current engine call.
 //
-// Used as they are: `Node` and the nodes `CopyBackwards`, `CopySlices`, `Error`; `set_history`, `isDifferentiableType`; of
-// `torch::autograd::impl` `gradient_edge`, `set_gradient_edge`, `grad_fn_unsafe`, `rebase_history` (which since 2.14 returns
-// the node), `bump_version`; `FunctionPreHook`, `FunctionPostHook`; the `Batched` tensors of `is_grads_batched`.
+// Used directly: `Node` and the nodes `CopyBackwards`, `CopySlices`, `Error`; `set_history`, `isDifferentiableType`;
+// of `torch::autograd::impl` `gradient_edge`, `set_gradient_edge`, `grad_fn_unsafe`, `rebase_history` (which since
+// 2.14 returns the node), `bump_version`; `FunctionPreHook`, `FunctionPostHook`; the `Batched` tensors of
+// `is_grads_batched`.
 #pragma once
 #include "torch_python.h"
 
@@ -32,19 +33,19 @@ using torch::autograd::variable_list;
 
 // ------------------------------------------------------------------------------------------------------ metadata
 //
-// Guards ask it of each tensor at each call: two of these are inlined even where the compiler would rather not.
+// Guards read it for each tensor in each call: two of these functions must be inlined.
 
 inline const torch::autograd::AutogradMeta* autograd_meta(const at::TensorImpl* t) {
     return static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
 }
 
-// Whether it carries a tangent of forward-mode differentiation.
+// Whether it has a tangent of forward-mode differentiation.
 [[gnu::always_inline]] inline bool is_dual(const at::TensorImpl* t) {
     const auto* meta = autograd_meta(t);
     return meta && meta->fw_grad_ && !meta->fw_grad_->empty();
 }
 
-// As `requires_grad()` says, which is a virtual call. Only the history of a view may be out of date.
+// As `requires_grad()`, which is a virtual call. Only the history of a view may be out of date.
 [[gnu::always_inline]] inline bool requires_grad(const at::TensorImpl* t) {
     const auto* meta = autograd_meta(t);
     if (!meta) return false;
@@ -53,7 +54,7 @@ inline const torch::autograd::AutogradMeta* autograd_meta(const at::TensorImpl* 
 
 // ------------------------------------------------------------------------------------------------------ nodes
 
-// Before torch 2.13, nodes are held by std::shared_ptr.
+// Before torch 2.13 std::shared_ptr owns nodes.
 using NodePtr = decltype(Edge::function);
 
 template <class T, class... Args>
@@ -64,7 +65,7 @@ auto make_node(Args&&... args) {
         return c10::make_intrusive<T>(std::forward<Args>(args)...);
 }
 
-// Whether hooks see what flows into a node, or what comes out of it.
+// Whether hooks observe the inputs or outputs of a node.
 inline bool has_hooks(const Node& node) {
     auto& n = const_cast<Node&>(node);
     return !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() || !n.pre_hooks().empty() ||
@@ -73,12 +74,12 @@ inline bool has_hooks(const Node& node) {
 
 // ------------------------------------------------------------------------------------------------------ the engine
 
-// The number of the engine's call that runs on this thread; -1: none does.
+// The identifier of the current engine call on this thread; -1: none.
 inline int current_task() {
     return torch::autograd::get_current_graph_task_id();
 }
 
-// Whether that call executes a node, has done so, or will.
+// Whether that call runs the node, has run it, or will.
 inline bool in_current_task(const Node* node) {
     if (!node || current_task() < 0) return false;
     auto* key = const_cast<Node*>(node);
@@ -89,7 +90,7 @@ inline bool in_current_task(const Node* node) {
     return found != exec_info->end() && found->second.should_execute();
 }
 
-// Whether that call gives its caller what flows into a node.
+// Whether that call returns the gradient of the node to its caller.
 inline bool is_captured(const Node& node) {
     if (current_task() < 0) return false;
     const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
@@ -97,7 +98,7 @@ inline bool is_captured(const Node& node) {
     return found != exec_info->end() && found->second.captures_;
 }
 
-// Whether that call leaves the graph as it is, to be differentiated again.
+// Whether that call retains the graph for another differentiation.
 inline bool keeps_graph() {
     return torch::autograd::get_current_graph_task_keep_graph();
 }

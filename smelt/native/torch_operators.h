@@ -1,6 +1,7 @@
-// torch's operators: found by their names and called with boxed values.
+// torch's operators: looked up by name and called with boxed values.
 //
-// Used as they are: `c10::Dispatcher`, `c10::OperatorHandle` and its schema, `torch::jit::Stack`. No version differs in them.
+// Used directly: `c10::Dispatcher`, `c10::OperatorHandle` and its schema, `torch::jit::Stack`. They are the same in
+// all versions.
 #pragma once
 #include "torch.h"
 

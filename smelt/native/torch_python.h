@@ -1,7 +1,8 @@
-// torch's objects of Python: tensors, dtypes, devices, layouts, modes; and errors on their way from C++ to Python and back.
+// torch's Python objects: tensors, dtypes, devices, layouts, modes; and conversion of errors between C++ and Python.
 //
-// Used as they are: `THPVariable_Check`, `_Unpack`, `_Wrap` (an object has the tensor; 2.11 keeps it in a `MaybeOwned`,
-// which `_Unpack` hides), `THPVariableClass`, `THPObjectPtr`, `HANDLE_TH_ERRORS`, `python_error`, and pybind11 as `py`.
+// Used directly: `THPVariable_Check`, `_Unpack`, `_Wrap` (an object owns the tensor; 2.11 stores it in a
+// `MaybeOwned`, which `_Unpack` hides), `THPVariableClass`, `THPObjectPtr`, `HANDLE_TH_ERRORS`, `python_error`, and
+// pybind11 as `py`.
 #pragma once
 #include <Python.h>
 
@@ -21,7 +22,7 @@
 
 namespace smelt {
 
-// What a `torch.dtype`, `torch.device`, `torch.layout` says; nothing if the object is none.
+// The value of a `torch.dtype`, `torch.device`, `torch.layout`; nothing for another object.
 inline std::optional<c10::ScalarType> as_dtype(PyObject* x) {
     if (!THPDtype_Check(x)) return {};
     return reinterpret_cast<THPDtype*>(x)->scalar_type;
@@ -37,7 +38,7 @@ inline std::optional<c10::Layout> as_layout(PyObject* x) {
     return reinterpret_cast<THPLayout*>(x)->layout;
 }
 
-// The dictionaries of a tensor's hooks, which stay when the last one is removed; null if it never had one.
+// The dictionaries of a tensor's hooks, which remain when the last hook is removed; null if it never had one.
 inline PyObject* backward_hooks(PyObject* tensor) {
     return reinterpret_cast<THPVariable*>(tensor)->backward_hooks;
 }
@@ -45,9 +46,9 @@ inline PyObject* post_accumulate_grad_hooks(PyObject* tensor) {
     return reinterpret_cast<THPVariable*>(tensor)->post_accumulate_grad_hooks;
 }
 
-// The torch-function mode at this place of the thread's stack, borrowed.
-inline PyObject* function_mode(int64_t place) {
-    return at::impl::PythonTorchFunctionTLS::get_stack_at(place)->ptr(getPyInterpreter());
+// The torch-function mode at this index of the thread's mode stack, borrowed.
+inline PyObject* function_mode(int64_t index) {
+    return at::impl::PythonTorchFunctionTLS::get_stack_at(index)->ptr(getPyInterpreter());
 }
 
 }  // namespace smelt

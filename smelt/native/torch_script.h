@@ -1,5 +1,5 @@
-// Objects of Python as the boxed values of torch's operators: the conversions of TorchScript, which know every type that a
-// schema may have. Of no use without `torch_python.h`, and half as much again to compile.
+// Conversions of Python objects to boxed values for torch's operators: those of TorchScript, which support every
+// schema type. Includes `torch_python.h`, and adds half of its compile time.
 #pragma once
 #include "torch_python.h"
 
@@ -11,13 +11,14 @@
 
 namespace smelt {
 
-// A value for an argument of a schema. Where that is a tensor, a number will do.
+// Converts a value for an argument of a schema. Numbers are accepted as tensors.
 inline c10::IValue boxed(py::handle value, const c10::Argument& argument) {
     const torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
     return torch::jit::toIValue(value, argument.type(), argument.N());
 }
 
-// The operator as a callable of Python, for which numbers do as tensors, too; None if there is none of that name.
+// The operator as a Python callable, which accepts numbers as tensors, too; None if there is no operator of that
+// name.
 inline py::object operator_as_function(const std::string& name, const std::string& overload) {
     auto found = torch::jit::findOperatorFor({name, overload});
     if (!found) return py::none();

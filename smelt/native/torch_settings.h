@@ -1,10 +1,10 @@
-// Where torch has its settings.
+// torch's global settings.
 //
-// Used as they are: `at::globalContext()` and what it says of each setting.
+// Used directly: `at::globalContext()` and its getters.
 #pragma once
 #include "torch.h"
 
-// `at::Context::fp32_precision`: how float32 is computed, as it was set; `at::Context::init_`.
+// `at::Context::fp32_precision`: the precision settings of float32; `at::Context::init_`.
 #include <ATen/Context.h>
 
 #include <span>
@@ -12,8 +12,8 @@
 
 namespace smelt {
 
-// Where the settings have what was set of float32's precision, by backend and operator. They stay there: the keys never
-// change. Empty where it is not known.
+// Addresses of float32's precision settings, by backend and operator. The addresses are stable: the keys never
+// change. Empty if they are not accessible.
 using Precisions = std::vector<const at::Float32Precision*>;
 
 #if !SMELT_TORCH_AT_LEAST(2, 14)
@@ -32,12 +32,12 @@ struct InitializedDevices {
 template struct InitializedDevices<&at::Context::init_>;
 
 inline Precisions precisions_of(const at::Context& settings) {
-    Precisions places;
-    for (const auto& [_, value] : precision_table(settings)) places.push_back(&value);
-    return places;
+    Precisions addresses;
+    for (const auto& [_, value] : precision_table(settings)) addresses.push_back(&value);
+    return addresses;
 }
 
-// What is in front of the settings in their object, and is three quarters of it: which kinds of devices were initialized.
+// The size of the members before the settings, three quarters of the object: which device types are initialized.
 inline size_t bytes_before_settings(const at::Context& settings) {
     const auto& devices = initialized_devices(settings);
     return static_cast<const void*>(&devices) == &settings ? sizeof devices : 0;
@@ -52,7 +52,7 @@ inline size_t bytes_before_settings(const at::Context&) {
 }
 #endif
 
-// The bytes that all settings are in, but for precisions.
+// The bytes of all settings except precisions.
 inline std::span<const char> bytes_of(const at::Context& settings) {
     const size_t before = bytes_before_settings(settings);
     return {reinterpret_cast<const char*>(&settings) + before, sizeof(at::Context) - before};

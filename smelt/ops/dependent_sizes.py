@@ -117,4 +117,4 @@ def with_found_out(
 
 
 def _is_found_out(size: Size) -> bool:
-    return size == -1 or (isinstance(size, Quotient) and size.op == "//")
+    return size == -1 or (isinstance(size, Quotient) and size.op == "floordiv")

@@ -1,7 +1,7 @@
 """Random numbers.
 
 On a GPU, kernels draw the numbers that ATen's own would draw: from an element's index (`ops/philox_order.py`), the
-generator's seed and its offset, which `smelt::philox_place` reads and advances. ATen draws the rest: other dtypes and
+generator's seed and its offset, which `smelt::philox_offset` reads and advances. ATen draws the rest: other dtypes and
 orders, functions that no kernel reproduces to the last bit (a logarithm of float64), operators that synchronize the
 device (`bernoulli` of a tensor), and tensors so large that ATen is cheaper (`MOST_APART`).
 """
@@ -325,8 +325,8 @@ def _place_of_generator(b: Builder, offsets: int) -> _Place:
         Tensor(name, TensorSpec((), (), torch.int64, device), Stored(), b.line)
         for name, device in zip(("seed", "offset", "within"), devices)
     )
-    op = torch.ops.smelt.philox_in_memory.default if captured else torch.ops.smelt.philox_place.default
-    b.made.append(Extern(op, (offsets, b.device), {}, results, "philox_place", b.line))
+    op = torch.ops.smelt.philox_in_memory.default if captured else torch.ops.smelt.philox_offset.default
+    b.made.append(Extern(op, (offsets, b.device), {}, results, "philox_offset", b.line))
     return _Place(*results)
 
 

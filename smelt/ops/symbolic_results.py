@@ -32,7 +32,7 @@ from smelt.graph.sample_sizes import (
     values_of,
     widened,
 )
-from smelt.graph.tensor_specs import at_numbers, empty_like_spec, make_spec, with_sizes
+from smelt.graph.tensor_specs import empty_like_spec, make_spec, with_sizes
 from smelt.ops.layout_rules import OF_SEVERAL, known_layout
 from smelt.ops.layouts import Accepted, not_tried, on_metas, seen_on_gpu
 from smelt.ops.layouts.meta_layouts import CPU, elements, of_cpp
@@ -40,7 +40,7 @@ from smelt.ops.layouts.observed_layouts import Seen
 from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import row
 from smelt.ops.result_shapes import Shape, is_windowed, known_shape, least_sizes, quotients
-from smelt.shapes.divisibility import is_rest
+from smelt.shapes.divisibility import is_remainder
 from smelt.shapes.expr import (
     INFINITE,
     Expr,
@@ -51,8 +51,8 @@ from smelt.shapes.expr import (
     contiguous_stride,
     evaluate,
     free_syms,
-    subs,
 )
+from smelt.shapes.substitute import substitute
 from smelt.torch_private import OpOverload
 
 _META = torch.device("meta")
@@ -112,7 +112,7 @@ def required_sizes(
             out, _ = _Asked(func, given, named, device, _spec_of).answer(0)
         except NeedsFixedSize:
             return False
-        return _fits(_specs_replaced(found, one), out, {s: at(s, 0) for s in syms})
+        return _fits(substitute(found, one), out, {s: at(s, 0) for s in syms})
 
     for sym in sorted(syms, key=str):
         tried = min(values_of(sym))
@@ -224,7 +224,7 @@ def results(
         found = _results(func, large_args, large_kwargs, device, _spec_of)
     except NeedsFixedSize as error:
         raise NeedsFixedSize(error.reason.detail, frozenset(syms)) from None
-    return _specs_replaced(found, narrow)
+    return substitute(found, narrow)
 
 
 def _are_small(args: Any, spec_of: Callable[[Any], TensorSpec | None], least: int = 2) -> bool:
@@ -244,13 +244,6 @@ def _broadcast(specs: Sequence[TensorSpec]) -> Shape | None:
     return tuple(made)
 
 
-def _specs_replaced(tree: Any, values: Mapping[Sym, Size]) -> Any:
-    """Specs in a tree with the symbols replaced."""
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_specs_replaced(item, values) for item in tree)
-    return with_sizes(tree, lambda size: subs(size, values)) if isinstance(tree, TensorSpec) else tree
-
-
 def _replaced(tree: Any, values: Mapping[Sym, Size], spec_of: Callable[[Any], TensorSpec | None]) -> Any:
     """Arguments with the symbols replaced."""
     if isinstance(tree, (list, tuple)):
@@ -259,8 +252,8 @@ def _replaced(tree: Any, values: Mapping[Sym, Size], spec_of: Callable[[Any], Te
         return {name: _replaced(item, values, spec_of) for name, item in tree.items()}
     spec = spec_of(tree)
     if spec is not None:
-        return _Tensor(with_sizes(spec, lambda size: subs(size, values)))
-    return subs(tree, values) if isinstance(tree, Expr) else tree
+        return _Tensor(substitute(spec, values))
+    return substitute(tree, values)
 
 
 def _named(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -362,7 +355,7 @@ def culprits(
 ) -> frozenset[Sym]:
     """Symbols that suffice to specialize, at their `hints`, if `results` raises NeedsFixedSize. Earlier symbols stay
     symbolic if possible: they are mostly batches and lengths, later ones features. Remainders come last."""
-    syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (is_rest(s), len(s.name), s.name))
+    syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (is_remainder(s), len(s.name), s.name))
     fixed: dict[Sym, Size] = {s: hints[s] for s in syms}
     for sym in syms:
         others = {s: n for s, n in fixed.items() if s is not sym}
@@ -406,7 +399,7 @@ def _fits(found: Any, out: Any, numbers: Mapping[Sym, int], shapes: Sequence[Sha
         return len(found) == len(out) and all(_fits(f, o, numbers, shapes) for f, o in zip(found, out))
     if not isinstance(found, TensorSpec):
         return True
-    spec = at_numbers(found, numbers)
+    spec = substitute(found, numbers)
     if shapes and not _are_of_calls((*shapes, found.shape), lambda size: evaluate(size, numbers)):
         return spec.shape == tuple(out.size())
     return (spec.shape, spec.stride, spec.offset) == (out.size(), out.stride(), out.storage_offset())

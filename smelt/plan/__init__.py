@@ -1,4 +1,8 @@
-"""What a compiled graph does at run time, as data: the steps (`steps`) with their verifier, printer and form in bytes, and
-the machine code that they name (`code`). `build` makes steps from a schedule whose kernels are compiled: whose memory is it
-(`roots`), where lives end (`liveness`), what lies where (`memory`), what runs side by side (`together`). `target` says what
-this needs of a device. `executable` hands a plan to `smelt._native.Plan`, which runs it."""
+"""What a compiled graph does at run time, as data: steps (`steps.py`) with their verifier, printer and byte form, and the
+machine code that they name (`machine_code.py`).
+
+`build_plan.py` turns a schedule and its launches into steps. It finds the buffer that owns each memory (`buffer_roots.py`),
+the end of each lifetime (`register_liveness.py`), arena offsets (`arena_allocation.py`) and launches that may run in
+parallel (`parallel_launches.py`); `plan_device.py` holds what it needs to know of the device. `plan_template.py` does the
+same for symbolic sizes. `executable_plan.py` hands a plan to `smelt._native.Plan`, which runs it.
+"""

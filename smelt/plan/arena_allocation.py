@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from smelt.plan.arena_placement import Interval, Placement, place
+from smelt.plan.plan_device import Memory
 from smelt.plan.schema_aliases import aliased_values
 from smelt.plan.steps import Alloc, Aten, Free, Step, View, defines, reads, registers_in
-from smelt.plan.target import Memory
 from smelt.shapes.expr import Size, static
 
 ALIGNMENT = 64  # bytes, of the arena itself; every target's offsets are multiples of it

@@ -1,7 +1,7 @@
 """Placement of lifetimes at arena offsets.
 
-Two intervals that share a step never share a byte, and offsets are multiples of the alignment. `native/plan/place.cpp`
-implements the search.
+What always holds of a placement: two intervals that share a step never share a byte, and offsets are multiples of the
+alignment. `native/plan/arena_placement.cpp` has how they are found.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ def place(intervals: Sequence[Interval], alignment: int) -> Placement:
     """Greedy by size: the largest interval first, each into the tightest gap left by intervals that overlap it in
     time. `alignment`: of every offset, in bytes. Sizes must be concrete."""
     given = [(static(i.nbytes), i.begin, i.end) for i in intervals]
-    offsets, nbytes = _native.place(given, alignment)
+    offsets, nbytes = _native.assign_arena_offsets(given, alignment)
     return Placement(dict(zip((i.key for i in intervals), offsets, strict=True)), nbytes)

@@ -12,10 +12,10 @@ from typing import Any
 from smelt.graph.memory_format import is_last
 from smelt.graph.pytree import leaves
 from smelt.graph.user_kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
+from smelt.plan.plan_device import Memory
 from smelt.plan.plan_items import Item, LaunchItem, ParallelLaunchItem
 from smelt.plan.schema_aliases import aliased_values, is_foreign
 from smelt.plan.size_decisions import Decisions
-from smelt.plan.target import Memory
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
 from smelt.shapes.expr import Size
 

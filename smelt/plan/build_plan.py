@@ -23,6 +23,7 @@ from smelt.plan.buffer_roots import Roots, references, used
 from smelt.plan.inplace_kernels import in_place
 from smelt.plan.machine_code import CompiledKernel, Function
 from smelt.plan.parallel_launches import Touched, merge_parallel_launches
+from smelt.plan.plan_device import PlanDevice
 from smelt.plan.plan_items import Item, LaunchItem, ParallelLaunchItem
 from smelt.plan.register_liveness import with_frees
 from smelt.plan.schema_aliases import is_foreign, returns_alias, written_values
@@ -40,8 +41,7 @@ from smelt.plan.steps import (
     View,
     launches,
 )
-from smelt.plan.symbolic_plan import SizedPlan
-from smelt.plan.target import Target
+from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
 from smelt.shapes.expr import Size, static
 
@@ -54,32 +54,51 @@ OVERWRITE = frozenset(
 )
 
 
-def build_plan(schedule: Schedule, target: Target) -> Plan:
-    """The plan that runs `schedule` on `target`."""
-    plan, roots = _unplaced(schedule, target, Decisions())
-    may_use_arena = partial(roots.may_use_arena, memory=target.memory)
-    steps, nbytes = with_arena(plan.steps, may_use_arena, roots.nbytes, target.memory, schedule.given)
+def build_plan(
+    schedule: Schedule, items: Sequence[Item], device: PlanDevice, numbers: tuple[int, ...] = ()
+) -> Plan:
+    """The plan that runs `schedule` on `device`.
+
+    Args:
+        items: those of `schedule`, with launches in place of kernels.
+        numbers: the indices of the inputs that are Python numbers.
+    """
+    plan, roots = _unplaced(schedule, items, device, Decisions(), numbers)
+    may_use_arena = partial(roots.may_use_arena, memory=device.memory)
+    steps, nbytes = with_arena(plan.steps, may_use_arena, roots.nbytes, device.memory, schedule.given)
     return replace(plan, steps=steps, arena_bytes=nbytes)
 
 
-def sized_plan(schedule: Schedule, target: Target, decisions: Decisions) -> SizedPlan:
-    """A plan with symbolic sizes. It is valid for the sizes of `decisions` and for all sizes with the same outcomes,
-    including those that `decisions` already holds."""
-    plan, roots = _unplaced(schedule, target, decisions)
-    may_use_arena = partial(roots.may_use_arena, memory=target.memory)
+def build_symbolic_plan(
+    schedule: Schedule,
+    items: Sequence[Item],
+    device: PlanDevice,
+    decisions: Decisions,
+    numbers: tuple[int, ...] = (),
+) -> SymbolicPlan:
+    """The plan of a schedule with symbolic sizes, valid for the sizes of `decisions` and all others with the same outcomes.
+    The outcomes that `decisions` has recorded before count as well."""
+    plan, roots = _unplaced(schedule, items, device, decisions, numbers)
+    may_use_arena = partial(roots.may_use_arena, memory=device.memory)
     steps, intervals = with_intervals(plan.steps, may_use_arena, roots.nbytes, schedule.given)
     conditions = tuple(decisions.conditions.items())
-    return SizedPlan(replace(plan, steps=steps), conditions, intervals, target.memory.alignment)
+    return SymbolicPlan(replace(plan, steps=steps), conditions, intervals, device.memory.alignment)
 
 
-def _unplaced(schedule: Schedule, target: Target, decisions: Decisions) -> tuple[Plan, Roots]:
+def _unplaced(
+    schedule: Schedule,
+    items: Sequence[Item],
+    device: PlanDevice,
+    decisions: Decisions,
+    numbers: tuple[int, ...],
+) -> tuple[Plan, Roots]:
     """The plan without an arena."""
-    schedule, items = in_place(schedule, target.compile(schedule))
+    schedule, items = in_place(schedule, items)
     roots = Roots(schedule, items, decisions)
-    writer = _Writer(schedule, roots, target, items)
-    for position, item in enumerate(items):
-        writer.add(position, item)
-    joined = merge_parallel_launches(writer.steps, writer.touched, target.costs, decisions)
+    writer = _Writer(schedule, roots, device, items)
+    for place, item in enumerate(items):
+        writer.add(place, item)
+    joined = merge_parallel_launches(writer.steps, writer.touched, device.costs, decisions)
     steps = with_frees(joined, range(roots.n_inputs, roots.n_held), writer.outputs)
     plan = Plan(
         n_inputs=roots.n_inputs,
@@ -87,11 +106,12 @@ def _unplaced(schedule: Schedule, target: Target, decisions: Decisions) -> tuple
         n_registers=writer.n_registers,
         steps=tuple(steps),
         outputs=writer.outputs,
-        release_gil=_is_long(steps, roots, target.costs.gil_bytes),
+        release_gil=_is_long(steps, roots, device.costs.gil_bytes),
         kernels=writer.kernels,
-        device=target.memory.device,
-        on_host=target.memory.device != CPU and _is_on_host(schedule),
+        device=device.memory.device,
+        on_host=device.memory.device != CPU and _is_on_host(schedule),
         title=schedule.title,
+        numbers=numbers,
     )
     return plan, roots
 
@@ -123,15 +143,15 @@ def _is_long(steps: Sequence[Step], roots: Roots, gil_bytes: int) -> bool:
 class _Writer:
     """Translates items to steps. An allocation precedes the step that first writes the buffer."""
 
-    def __init__(self, schedule: Schedule, roots: Roots, target: Target, items: Sequence[Item]) -> None:
+    def __init__(self, schedule: Schedule, roots: Roots, device: PlanDevice, items: Sequence[Item]) -> None:
         self.roots = roots
         self._over: dict[int, int] = {}  # result -> the operand whose memory it reuses
         last = {roots.root(b): position for position, item in enumerate(items) for b in used(item)}
         self._dying: dict[int, list[int]] = {}  # roots, by the item that is the last to use them
-        for root, position in last.items():
-            self._dying.setdefault(position, []).append(root)
-        self._position = 0  # of the item that is added
-        self.target = target
+        for root, place in last.items():
+            self._dying.setdefault(place, []).append(root)
+        self._place = 0  # of the item that is added
+        self.device = device
         self.steps: list[Step] = []
         self.kernels: dict[str, Function] = {}  # by symbol
         self._symbols: dict[tuple[str, Function], str] = {}
@@ -204,7 +224,7 @@ class _Writer:
     def _launch(self, item: LaunchItem) -> Launch:
         code = item.code
         regs = tuple(map(self.register, item.buffers))
-        grain = self.target.sharing.grain(code.extent, code.grain, self.roots.decisions)
+        grain = self.device.sharing.grain(code.extent, code.grain, self.roots.decisions)
         return Launch(
             self._symbol(code),
             regs,
@@ -221,7 +241,7 @@ class _Writer:
         if item.code.function.block is None:
             return None
         device = next(self.spec(b).device for b, role in zip(item.buffers, item.roles) if role != "in")
-        return None if device == self.target.memory.device else device
+        return None if device == self.device.memory.device else device
 
     def _symbol(self, code: CompiledKernel) -> str:
         """The name of the kernel, with a number appended if other code has that name."""
@@ -251,7 +271,7 @@ class _Writer:
 
     def extern(self, item: ExternItem) -> None:
         args, kwargs = self.arguments(item.args), self.arguments(item.kwargs)
-        variant = self.target.out_variant(item.op)
+        variant = self.device.out_variant(item.op)
         if variant is not None and item.outs[0] is not None:
             self.allocate(item.outs[0])
             kwargs["out"] = Reg(item.outs[0])

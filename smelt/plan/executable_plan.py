@@ -28,7 +28,7 @@ from smelt.plan.steps import (
     View,
     kernel_names,
 )
-from smelt.plan.symbolic_plan import SizedPlan
+from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.shapes.expr import Expr, Size, Sym, free_syms
 
 Addresses = Mapping[str, int | _native.DeviceKernel]  # by symbol
@@ -45,9 +45,11 @@ def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
     return _native.Plan(_spec(plan, _Writer(_addresses(plan, address_of), static_sizes)))
 
 
-def executable_template(sized: SizedPlan, syms: Sequence[Sym], address_of: AddressOf) -> _native.PlanTemplate:
-    """The native template of `sized`: `native.at(values of syms)` makes a plan, or None if its conditions do not hold.
-    Raises as `executable` does."""
+def executable_template(
+    sized: SymbolicPlan, syms: Sequence[Sym], address_of: AddressOf
+) -> _native.PlanTemplate:
+    """What makes the plans of `sized`: `native.at(numbers of syms)`, None where its conditions do not hold. Raises as
+    `executable` does."""
     program = SizeProgram(syms)
 
     def slots(sizes: tuple[Size, ...]) -> tuple[int | Slot, ...]:

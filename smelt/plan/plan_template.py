@@ -1,128 +1,104 @@
-"""Plans for sizes that change: the schedule with symbols and its machine code are made once, a plan for each set of numbers.
+"""Plans of a schedule with symbolic sizes: the schedule and its machine code exist once, each set of sizes has a plan.
 
-What is decided by numbers - where temporaries lie, what is in whose place, how launches are joined - is decided as for fixed
-sizes. Where launches have symbols in their sizes, all else of a plan is made once as well, for each combination of answers
-that comes up (`plan.symbolic_plan`). Where launches are made for numbers, plans are made anew.
+Arena offsets, in-place results and batched launches depend on concrete sizes, as they do in a plan of fixed sizes. Where
+launches have symbolic sizes (`SymbolicLaunches`), the remainder of the plan is built once for each combination of outcomes
+of those decisions (`symbolic_plan.py`). Where launches exist for concrete sizes only (`LaunchesAt`), each set of sizes has
+its plan built from the start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from smelt import _native
 from smelt.errors import VerificationError
-from smelt.graph.tensor_specs import at_numbers, tree_at
-from smelt.plan.build_plan import build_plan, sized_plan
+from smelt.plan.build_plan import build_plan, build_symbolic_plan
+from smelt.plan.plan_device import PlanDevice
 from smelt.plan.plan_items import Item
 from smelt.plan.plan_printer import print_plan
 from smelt.plan.size_decisions import Decisions
 from smelt.plan.steps import Plan
-from smelt.plan.symbolic_plan import Instances, LoadSized, SizedPlan
-from smelt.plan.target import Decided, ItemsAt, Target
+from smelt.plan.symbolic_plan import Instances, LoadSymbolic, SymbolicPlan
 from smelt.plan.verify_plan import verify
-from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
+from smelt.schedule.schedule import Schedule
 from smelt.shapes.expr import Sym, Values
+from smelt.shapes.substitute import substitute
+
+# The items for concrete sizes, from the schedule at these sizes. Kernels keep their symbols.
+LaunchesAt = Callable[[Schedule, Values], Sequence[Item]]
+
+
+@dataclass(frozen=True)
+class SymbolicLaunches:
+    """Items with symbolic sizes. `items` records in its argument each decision that depends on sizes; the items that it
+    returns are valid for all sizes with the same outcomes."""
+
+    items: Callable[[Decisions], Sequence[Item]]
 
 
 @dataclass(frozen=True)
 class Template:
-    """A schedule of sizes with symbols, what gives its launches, and the inputs that are Python numbers."""
+    """A schedule with symbolic sizes, its launches, and the indices of the inputs that are Python numbers."""
 
     schedule: Schedule
-    items: ItemsAt | Decided
-    target: Target
+    launches: SymbolicLaunches | LaunchesAt
+    device: PlanDevice
     numbers: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, schedule: Schedule, target: Target, numbers: tuple[int, ...] = ()) -> Template:
-        """Compiles the schedule. Raises NeedsFixedSize for what is only compiled for numbers."""
-        if target.for_sizes is not None:
-            return cls(schedule, target.for_sizes(schedule), target, numbers)
-        compiled = target.compile(schedule)
-        return cls(schedule, Decided(lambda _: compiled), target, numbers)
 
     def at(self, values: Values) -> Plan:
         """The plan for these sizes."""
-        if isinstance(self.items, Decided):
-            return self.sized(values).at(values)
-        buffers = [replace(b, spec=at_numbers(b.spec, values)) for b in self.schedule.buffers]
-        schedule = replace(self.schedule, buffers=buffers, items=_at(self.schedule.items, values))
-        items = self.items(schedule, values)
-        return replace(build_plan(schedule, self._given(items)), numbers=self.numbers)
+        if isinstance(self.launches, SymbolicLaunches):
+            return self.symbolic(values).at(values)
+        schedule = replace(
+            self.schedule,
+            buffers=substitute(self.schedule.buffers, values),
+            items=substitute(self.schedule.items, values),
+        )
+        return build_plan(schedule, self.launches(schedule, values), self.device, self.numbers)
 
-    def sized(self, values: Values) -> SizedPlan:
-        """The plan for these sizes and all that give the same answers, of launches that are `Decided`."""
-        assert isinstance(self.items, Decided)
+    def symbolic(self, values: Values) -> SymbolicPlan:
+        """The plan for these sizes and all others with the same outcomes. The launches must be `SymbolicLaunches`."""
+        assert isinstance(self.launches, SymbolicLaunches)
         decisions = Decisions(values)
-        made = sized_plan(self.schedule, self._given(self.items.items(decisions)), decisions)
-        return replace(made, plan=replace(made.plan, numbers=self.numbers))
-
-    def _given(self, items: Sequence[Item]) -> Target:
-        return replace(self.target, compile=lambda _: items)
+        items = self.launches.items(decisions)
+        return build_symbolic_plan(self.schedule, items, self.device, decisions, self.numbers)
 
 
 class Loader:
-    """Loads the plans of a template whose launches are for all sizes, given what loads one for all that give the same
-    answers. Those of some combinations of answers are kept."""
+    """Loads the plans of a template with `SymbolicLaunches`. `load` loads a symbolic plan, which covers all sizes with the
+    same outcomes. The symbolic plans used last stay cached."""
 
-    _KEPT = 64
+    _CAPACITY = 64
 
-    def __init__(self, template: Template, load: LoadSized, syms: Sequence[Sym]) -> None:
+    def __init__(self, template: Template, load: LoadSymbolic, syms: Sequence[Sym]) -> None:
         self._template, self._load, self._syms = template, load, syms
-        self._kept: tuple[tuple[SizedPlan, Instances], ...] = ()  # used last first
+        self._cached: tuple[tuple[SymbolicPlan, Instances], ...] = ()  # most recently used first
 
-    def __call__(self, values: Values) -> tuple[_native.Plan, SizedPlan]:
-        """The loaded plan, and the one of which it is an instance."""
-        for place, kept in enumerate(self._kept):
-            made = kept[1](values)
-            if made is not None:
-                if place:
-                    self._keep(kept)
-                return made, kept[0]
-        sized = self._template.sized(values)
-        instances = self._load(sized, self._syms)
-        self._keep((sized, instances))
-        made = instances(values)
-        assert made is not None, "its conditions hold for what it was made for"
-        return made, sized
+    def __call__(self, values: Values) -> tuple[_native.Plan, SymbolicPlan]:
+        """The loaded plan, and the symbolic plan that it instantiates."""
+        for index, cached in enumerate(self._cached):
+            loaded = cached[1](values)
+            if loaded is not None:
+                if index:
+                    self._move_to_front(cached)
+                return loaded, cached[0]
+        plan = self._template.symbolic(values)
+        instances = self._load(plan, self._syms)
+        self._move_to_front((plan, instances))
+        loaded = instances(values)
+        assert loaded is not None, "a symbolic plan covers the sizes that it is built for"
+        return loaded, plan
 
-    def _keep(self, first: tuple[SizedPlan, Instances]) -> None:
-        others = tuple(kept for kept in self._kept if kept is not first)
-        self._kept = (first, *others[: self._KEPT - 1])
+    def _move_to_front(self, first: tuple[SymbolicPlan, Instances]) -> None:
+        others = tuple(cached for cached in self._cached if cached is not first)
+        self._cached = (first, *others[: self._CAPACITY - 1])
 
-    def check(self, loaded: _native.Plan, sized: SizedPlan, values: Values) -> None:
-        """Raises VerificationError where the plan is not that of these sizes."""
-        plan = sized.at(values)
+    def check(self, loaded: _native.Plan, symbolic: SymbolicPlan, values: Values) -> None:
+        """Raises VerificationError where the loaded plan differs from one built for these sizes."""
+        plan = symbolic.at(values)
         verify(plan)
         if print_plan(plan) != print_plan(self._template.at(values)):
             raise VerificationError(f"a plan that is not for {values}:\n{print_plan(plan)}")
         if loaded.arena_bytes != plan.arena_bytes:
             raise VerificationError(f"an arena of {loaded.arena_bytes} bytes, not {plan.arena_bytes}")
-
-
-def _at(items: Sequence[Any], values: Values) -> list[Any]:
-    """Items of a schedule with numbers; kernels stay what they are."""
-    return [_ITEMS[type(item)](item, values) for item in items]
-
-
-def _extern(item: ExternItem, values: Values) -> ExternItem:
-    args, kwargs = tree_at((item.args, item.kwargs), values)
-    return replace(item, args=args, kwargs=kwargs)
-
-
-def _view(item: ViewItem, values: Values) -> ViewItem:
-    shape, stride, offset = tree_at((item.shape, item.stride, item.offset), values)
-    return replace(item, shape=shape, stride=stride, offset=offset)
-
-
-def _kernel(item: KernelItem, values: Values) -> KernelItem:
-    return item
-
-
-_ITEMS: dict[type, Callable[[Any, Values], ExternItem | ViewItem | KernelItem]] = {
-    KernelItem: _kernel,
-    ExternItem: _extern,
-    ViewItem: _view,
-}

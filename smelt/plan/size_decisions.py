@@ -1,6 +1,6 @@
-"""What is decided by sizes while a plan is built: yes or no, each time.
+"""Predicates on sizes that decide how a plan is built.
 
-A plan for sizes with symbols is the same for all numbers that give the same answers; `Decisions` notes which were given.
+A plan with symbolic sizes is the same for all values with the same outcomes; `Decisions` records the outcomes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from smelt.shapes.expr import Size, Values, bounds, evaluate, static
 
 @dataclass
 class Decisions:
-    """Answers for sizes that `values` says. Raises NeedsFixedSize, where there are none, for what depends on symbols.
+    """Outcomes for the sizes `values`. Without `values`, a predicate that depends on symbols raises NeedsFixedSize.
 
-    `conditions`: what the answers depended on, in the order in which it was asked: whether a size is at least 0.
+    `conditions`: for each size that decided an outcome, whether it is at least 0; in the order of first use.
     """
 
     values: Values | None = None
@@ -33,7 +33,7 @@ class Decisions:
         return self.conditions[difference]
 
     def is_zero(self, size: Size) -> bool:
-        """Whether a size, which is never negative, is 0."""
+        """Whether a non-negative size is 0."""
         return self.at_least(0, size)
 
     def equal(self, a: Size, b: Size) -> bool:
@@ -45,7 +45,7 @@ class Decisions:
         return a if self.at_least(a, b) else b
 
     def elements(self, shape: Sequence[Size], stride: Sequence[Size]) -> Size:
-        """From the first to the last element, inclusive."""
+        """The number of elements from the first to the last, inclusive."""
         if any(map(self.is_zero, shape)):
             return 0
         last: Size = 0

@@ -1,25 +1,25 @@
-"""Sizes as an integer program: each slot is a symbol, or computed from slots before it (`native/plan/template.cpp`)."""
+"""Sizes as a straight-line integer program over slots (`native/plan/plan_template.cpp`): symbols, then instructions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from smelt.shapes.expr import Expr, Quotient, Size, Sym
+from smelt.shapes.expr import Expr, Size, Sym
 
-CONSTANT, ADD, MULTIPLY, DIVIDE, MODULO = range(5)  # as native/plan/template.cpp counts them
-_OPERATIONS = {"//": DIVIDE, "%": MODULO}
+CONSTANT, ADD, MULTIPLY, DIVIDE, MODULO = range(5)  # the opcodes of native/plan/plan_template.cpp
+_OPERATIONS = {"add": ADD, "mul": MULTIPLY, "floordiv": DIVIDE, "mod": MODULO}
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Stands for a number that is computed."""
+    """A reference to the number in a slot."""
 
     index: int
 
 
 class SizeProgram:
-    """`instructions`: (operation, slot, slot), or (CONSTANT, number, 0), of the slots behind those of `syms`, in order."""
+    """Instructions (operation, slot, slot) or (CONSTANT, number, 0); the i-th defines the i-th slot after the symbols."""
 
     def __init__(self, syms: Iterable[Sym]) -> None:
         self._slots: dict[Size, int] = {sym: i for i, sym in enumerate(syms)}
@@ -28,11 +28,11 @@ class SizeProgram:
 
     @property
     def instructions(self) -> tuple[tuple[int, int, int], ...]:
-        """How the slots behind those of the symbols are computed."""
+        """The instructions, in order."""
         return tuple(self._computed)
 
     def slot(self, size: Size) -> int:
-        """Which slot holds a size; it is computed from now on. Raises KeyError for symbols that the program is not of."""
+        """The slot of a size, with new instructions where it has none. Raises KeyError for other symbols than `syms`."""
         found = self._slots.get(size)
         if found is None:
             found = self._slots[size] = self._slot(size)
@@ -43,24 +43,7 @@ class SizeProgram:
             return self._instruction(CONSTANT, size, 0)
         if isinstance(size, Sym):
             raise KeyError(size)
-        if isinstance(size, Quotient):
-            return self._instruction(_OPERATIONS[size.op], self.slot(size.left), self.slot(size.right))
-        terms = [self._product(monomial, factor) for monomial, factor in size.terms]
-        if size.const:
-            terms.append(self.slot(size.const))
-        return self._folded(ADD, terms)
-
-    def _product(self, monomial: Iterable[Expr], factor: int) -> int:
-        factors = [self.slot(atom) for atom in monomial]
-        if factor != 1:
-            factors.append(self.slot(factor))
-        return self._folded(MULTIPLY, factors)
-
-    def _folded(self, operation: int, slots: list[int]) -> int:
-        made, *others = slots
-        for other in others:
-            made = self._instruction(operation, made, other)
-        return made
+        return self._instruction(_OPERATIONS[size.op], *map(self.slot, size.args))
 
     def _instruction(self, operation: int, a: int, b: int) -> int:
         return self._computed.setdefault((operation, a, b), self.n_syms + len(self._computed))

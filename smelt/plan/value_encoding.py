@@ -218,7 +218,7 @@ def _read_symbol(r: Reader) -> Sym:
 
 
 def _write_quotient(w: Writer, q: Quotient) -> None:
-    w.data += b"/" if q.op == "//" else b"%"
+    w.data += b"/" if q.op == "floordiv" else b"%"
     w.value(q.left)
     w.value(q.right)
 

@@ -18,11 +18,11 @@ from smelt.capture.graph_breaks.generator_steps import is_step
 from smelt.graph.graph_printer import python_source
 from smelt.graph.ir import Graph, TensorSpec
 from smelt.graph.sample_sizes import syms_of
-from smelt.graph.tensor_specs import at_numbers
 from smelt.plan.plan_printer import print_plan
 from smelt.plan.steps import Plan
 from smelt.report.edited_sources import mark
 from smelt.shapes.expr import INFINITE, Sym
+from smelt.shapes.substitute import substitute
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ _DRAWN = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.com
 def _example(spec: Any, sizes: Mapping[str, int]) -> str:
     if not isinstance(spec, TensorSpec):
         return "1.0" if getattr(spec, "type", int) is float else "2"
-    spec = at_numbers(spec, {sym: sizes.get(sym.name, 2) for sym in syms_of(spec)})
+    spec = substitute(spec, {sym: sizes.get(sym.name, 2) for sym in syms_of(spec)})
     shape, stride = tuple(spec.shape), tuple(spec.stride)
     layout = f"{shape}, {stride}, dtype={spec.dtype}, device={str(spec.device)!r}"
     fill = "normal_()" if spec.dtype in _DRAWN else "zero_()"

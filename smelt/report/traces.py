@@ -22,12 +22,11 @@ from smelt.backends.smelt import cut_for_training
 from smelt.capture.driver.cache_entries import Entry
 from smelt.config import Config
 from smelt.errors import SmeltError, Unsupported
-from smelt.graph.free_symbols import dimensions
+from smelt.graph.free_symbols import dimensions, symbols_of_arguments
 from smelt.graph.graph_callable import GraphFunction
 from smelt.graph.graph_passes import copied
 from smelt.graph.graph_printer import table
 from smelt.graph.ir import Graph, Node
-from smelt.graph.substitute_sizes import symbols_of_arguments
 from smelt.guards.guard import Guard
 from smelt.reasons import Reason
 from smelt.report.inspect import reasons, records

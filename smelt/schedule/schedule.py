@@ -8,6 +8,7 @@ is written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +17,8 @@ import torch
 from smelt.graph.ir import Line, TensorSpec
 from smelt.graph.pytree import leaves
 from smelt.loops.kernel_ir import Kernel
-from smelt.shapes.expr import Size
+from smelt.shapes.expr import Size, Sym
+from smelt.shapes.substitute import substitution
 from smelt.torch_private import OpOverload
 
 BufferKind = Literal["input", "constant", "temp", "output"]
@@ -48,6 +50,12 @@ class KernelItem:
     buffers: tuple[int | None, ...]
     note: str = ""
     made_of: tuple[tuple[str, Line | None], ...] = field(default=(), compare=False)
+
+
+@substitution(KernelItem)
+def _unchanged(item: KernelItem, values: Mapping[Sym, Size]) -> KernelItem:
+    """A kernel takes its sizes as arguments."""
+    return item
 
 
 @dataclass(frozen=True)

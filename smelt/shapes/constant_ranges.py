@@ -1,4 +1,4 @@
-"""Over which sizes a size that was computed from one is the same number: `n // 64` is 1 from 64 to 127."""
+"""Ranges of a symbol over which a size is constant: `n // 64` is 1 from 64 to 127."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from smelt.shapes.expr import Size, Sym, evaluate, free_syms, subs
 
 Ranges = dict[Sym, tuple[int, int]]
 
-_FARTHEST = 4096  # from what the symbol is now; the range ends there at the latest
+_FARTHEST = 4096  # the longest range on either side of the current value
 
 
-def plateau(size: Size, now: Mapping[Sym, int]) -> Ranges:
-    """The one symbol of `size` with the numbers around what it is `now` for which `size` is known to be the same; nothing
-    where it has several symbols, or is different for each number."""
+def constant_range(size: Size, now: Mapping[Sym, int]) -> Ranges:
+    """The only symbol of `size` with the largest interval around its value in `now` over which `size` is provably constant.
+    Empty where `size` has several symbols, or no neighbour has the same value."""
     syms = free_syms(size)
     if len(syms) != 1:
         return {}
@@ -24,7 +24,7 @@ def plateau(size: Size, now: Mapping[Sym, int]) -> Ranges:
 
 
 def _end(size: Size, sym: Sym, now: int, step: int) -> int:
-    """The last number, going from `now` in steps, that makes no difference."""
+    """The last value, from `now` in steps, at which `size` has the same value."""
     value, end = evaluate(size, {sym: now}), now
     for n in range(now + step, now + step * _FARTHEST, step):
         if not sym.lo <= n <= sym.hi or evaluate(size, {sym: n}) != value:

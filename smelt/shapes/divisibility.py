@@ -1,4 +1,4 @@
-"""By which numbers the symbols in sizes are divided, and what such sizes are made of."""
+"""Divisors of the symbols in sizes, and sizes split into a multiple of a divisor and a remainder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smelt.shapes.expr import Expr, Quotient, Size, Sym, free_syms
 
 
 def divisors_in(sizes: Iterable[Size]) -> dict[Sym, int]:
-    """The symbols that are divided by numbers somewhere in these sizes, each by the least common multiple of them."""
+    """The symbols that a number divides anywhere in these sizes, each with the least common multiple of its divisors."""
     found: dict[Sym, int] = {}
     for size in sizes:
         for atom in (a for monomial, _ in size.terms for a in monomial) if isinstance(size, Expr) else ():
@@ -24,49 +24,51 @@ def divisors_in(sizes: Iterable[Size]) -> dict[Sym, int]:
 
 
 def without_common_factors(size: Size) -> Size:
-    """A size that is 0 when this one is, as long as what all its terms have is not: they say nothing of each other then."""
+    """The size divided by the atoms that all its terms share. It is 0 where `size` is 0 and these atoms are not."""
     if not isinstance(size, Expr) or size.const:
         return size
     common = set.intersection(*(set(monomial) for monomial, _ in size.terms))
-    rests = [(coefficient, [a for a in monomial if a not in common]) for monomial, coefficient in size.terms]
-    return sum((coefficient * prod(rest) for coefficient, rest in rests), 0)
+    remaining = [
+        (coefficient, [a for a in monomial if a not in common]) for monomial, coefficient in size.terms
+    ]
+    return sum((coefficient * prod(atoms) for coefficient, atoms in remaining), 0)
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A size of an input: `sym`, its quotient by `divisor`, times that, and the remainder: a number, or `rest`."""
+    """A size of an input, `divisor * sym` plus a remainder: a number, or the symbol `remainder`."""
 
     sym: Sym
     divisor: int
-    rest: Sym | None = None
+    remainder: Sym | None = None
 
     @property
     def symbols(self) -> tuple[Sym, ...]:
-        """Those that the size has."""
-        return (self.sym,) if self.rest is None else (self.sym, self.rest)
+        """The symbols of the size."""
+        return (self.sym,) if self.remainder is None else (self.sym, self.remainder)
 
 
 def as_divided(size: Size) -> Divided | None:
-    """What is known of a size that is a symbol, or such a sum; None of any other, from which the symbols do not follow."""
+    """The parts of a size that is a symbol or such a sum; None of others, whose value does not determine their symbols."""
     if not isinstance(size, Expr):
         return None
     found = {monomial[0]: factor for monomial, factor in size.terms if len(monomial) == 1}
     syms = {atom: factor for atom, factor in found.items() if isinstance(atom, Sym)}
-    rests = [sym for sym in syms if is_rest(sym)]
-    if len(syms) != len(size.terms) or len(syms) - len(rests) != 1 or len(rests) > 1:
+    remainders = [sym for sym in syms if is_remainder(sym)]
+    if len(syms) != len(size.terms) or len(syms) - len(remainders) != 1 or len(remainders) > 1:
         return None
-    sym = next(s for s in syms if s not in rests)
-    left = size.const + sum(rest.hi for rest in rests)
-    if not 0 <= left < syms[sym] or (rests and (size.const or syms[rests[0]] != 1)):
+    sym = next(s for s in syms if s not in remainders)
+    most = size.const + sum(remainder.hi for remainder in remainders)
+    if not 0 <= most < syms[sym] or (remainders and (size.const or syms[remainders[0]] != 1)):
         return None
-    return Divided(sym, syms[sym], *rests)
+    return Divided(sym, syms[sym], *remainders)
 
 
-def rest_symbol(number: int, divisor: int) -> Sym:
-    """A symbol for what a size leaves that is no multiple of the divisor. By its name it is told from others."""
+def remainder_symbol(number: int, divisor: int) -> Sym:
+    """A symbol for the non-zero remainder of a size by `divisor`. Its name starts with `r`, unlike all others."""
     return Sym(f"r{number}", 1, divisor - 1)
 
 
-def is_rest(sym: Sym) -> bool:
-    """Whether it is what a size leaves when divided."""
+def is_remainder(sym: Sym) -> bool:
+    """Whether the symbol is a remainder of a size."""
     return sym.name.startswith("r")

@@ -1,32 +1,94 @@
-"""Integer expressions: sizes, strides, loop indices.
+"""Expressions over sizes and over Python numbers.
 
-A `Size` is an `int` or an `Expr`. An `Expr` is an immutable, interned polynomial over *atoms*: symbols, floor-divisions
-and modulos. What always holds:
+An `Expression` is an operation `op` (a key of `OPERATIONS`) on operands `args`, each an `Expression` or an int; or a *leaf*,
+whose only argument is the leaf's key; or a constant. It has two kinds:
 
-* Equal expressions are the same object, so `==` is identity and hashing is free.
-* What folds to a constant is a plain `int`, never an `Expr`.
-* Every expression knows an inclusive range (`lo`, `hi`), from the ranges of its symbols by interval arithmetic;
+* A size: `Size` is an `int` or an `Expr`, an interned polynomial over *atoms* (symbols, floor divisions and modulos).
+* A number: an `Apply`, the tree of what a program computes from ints and floats. It has no canonical form, since arithmetic
+  on floats is not associative and an operation may raise. One `Table` builds equal expressions once.
+
+Invariants of `Expr`:
+
+* Equal expressions are one object, so `==` is identity and hashing is free.
+* A constant is a plain `int`, never an `Expr`.
+* Every expression has an inclusive range (`lo`, `hi`), computed from the ranges of its symbols by interval arithmetic;
   `//` and `%` simplify with it. Divisors are positive (as sizes are).
-* The symbol of a loop over a size that is no number is `below` that size, which `//` and `%` by sizes simplify with.
+* The symbol of a loop over a symbolic size is `below` that size; `//` and `%` by sizes simplify with that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from math import gcd, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smelt.errors import NeedsFixedSize
+from smelt.shapes.number_operations import OPERATIONS, Number
 
-INFINITE = 1 << 62  # the upper bound of a size for which no smaller one is known
-LIKELY = 512  # what heuristics take a symbol for of which nothing is known
+INFINITE = 1 << 62  # the upper bound of a size without a known one
+LIKELY = 512  # the value that heuristics assume for a symbol without a known one
 
 Monomial = tuple["Expr", ...]  # atoms, sorted by their text; a power repeats its atom
 Term = tuple[Monomial, int]
 
 
-class Expr:
+class Expression:
+    """`op`: a key of `OPERATIONS`, "leaf" or "const". `args`: the operands, the key of a leaf, or the number of a constant.
+    `n_operations` counts the operations of an `Apply`, as often as its text writes them."""
+
+    __slots__ = ()
+    n_operations: int = 0
+
+    if TYPE_CHECKING:  # at run time a dataclass would take these for the defaults of its fields
+
+        @property
+        def op(self) -> str: ...
+
+        @property
+        def args(self) -> tuple[Any, ...]: ...
+
+    def __str__(self) -> str:
+        return text(self, str)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Apply(Expression):
+    """An operation on numbers, a leaf or a constant. A `Table` builds it."""
+
+    op: str
+    args: tuple[Any, ...]
+    n_operations: int
+
+
+class Table:
+    """A factory of number expressions, which are interned."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Expression] = {}
+
+    def leaf(self, key: Any) -> Expression:
+        """The number at `key`; keys are compared by identity."""
+        return self._interned(("leaf", id(key)), "leaf", (key,), 0)
+
+    def const(self, number: Number) -> Expression:
+        """A constant; 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+        return self._interned(("const", type(number), repr(number)), "const", (number,), 0)
+
+    def call(self, op: str, *args: Expression) -> Expression:
+        """The operation `op` (a key of OPERATIONS) on these operands, of which one has a leaf."""
+        return self._interned((op, *map(id, args)), op, args, 1 + sum(a.n_operations for a in args))
+
+    def _interned(self, key: Any, op: str, args: tuple[Any, ...], n_operations: int) -> Expression:
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Apply(op, args, n_operations)
+        return found
+
+
+class Expr(Expression):
     """The sum of `terms` (monomial, non-zero coefficient) and `const`. Built by arithmetic on `Sym`s, not directly."""
 
     __slots__ = ("_syms", "_text", "const", "hi", "lo", "terms")
@@ -77,16 +139,27 @@ class Expr:
     def __rmod__(self, other: int) -> Size:
         return _memo(_mod, other, self)
 
-    def __repr__(self) -> str:
+    @property
+    def op(self) -> str:
+        """A sum adds its last term to the others, a term multiplies the others with its last factor."""
+        return "add" if self.const or len(self.terms) > 1 else "mul"
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The two operands."""
+        *others, (monomial, coefficient) = self.terms
+        if others or self.const:
+            return _make(tuple(others), self.const), _term(monomial, coefficient)
+        if coefficient != 1:
+            return coefficient, _term(monomial, 1)
+        return _term(monomial[:-1], 1), monomial[-1]
+
+    def __str__(self) -> str:
         if self._text is None:
-            self._text = self._print()
+            self._text = text(self, str)
         return self._text
 
-    def _print(self) -> str:
-        parts = [_print_term(m, c) for m, c in self.terms]
-        if self.const:
-            parts.append(str(self.const))
-        return " + ".join(parts).replace("+ -", "- ")
+    __repr__ = __str__
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         return _rebuild, (self.terms, self.const)
@@ -137,28 +210,48 @@ class Sym(Atom):
             sym = _SYMS.setdefault(key, sym)
         return sym
 
-    def _print(self) -> str:
+    @property
+    def op(self) -> str:
+        """A leaf."""
+        return "leaf"
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The symbol is its own key."""
+        return (self,)
+
+    def __str__(self) -> str:
         return self.name
+
+    __repr__ = __str__
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         return Sym, (self.name, self.lo, self.hi, self.below, self.likely)
 
 
 class Quotient(Atom):
-    """`left // right` or `left % right`, where nothing simpler is known."""
+    """`left // right` or `left % right` that does not simplify."""
 
     __slots__ = ("left", "op", "right")
     left: Size
     op: str
     right: Size
 
-    def _print(self) -> str:
-        return f"{_wrap(self.left)} {self.op} {_wrap(self.right)}"
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The two operands."""
+        return self.left, self.right
+
+    @property
+    def sign(self) -> str:
+        """The operator in Python's syntax."""
+        return _SIGNS[self.op]
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         return _quotient, (self.op, self.left, self.right)
 
 
+_SIGNS = {"floordiv": "//", "mod": "%"}
 Size = int | Expr
 Values = Mapping[Sym, int]  # numbers for symbols
 
@@ -248,7 +341,7 @@ def _without_quotients(e: Size) -> Size:
         if (
             len(monomial) == 1
             and isinstance(atom, Quotient)
-            and atom.op == "//"
+            and atom.op == "floordiv"
             and isinstance(atom.right, int)
         ):
             k = atom.right
@@ -288,7 +381,7 @@ def subs(e: Size, values: Mapping[Sym, Size]) -> Size:
 def _substituted(e: Expr, values: Mapping[Sym, Size]) -> Size:
     if isinstance(e, Quotient):
         left, right = subs(e.left, values), subs(e.right, values)
-        return left // right if e.op == "//" else left % right
+        return left // right if e.op == "floordiv" else left % right
     total: Size = e.const
     for monomial, coefficient in e.terms:
         term: Size = coefficient
@@ -298,16 +391,42 @@ def _substituted(e: Expr, values: Mapping[Sym, Size]) -> Size:
     return total
 
 
-def evaluate(e: Size, values: Mapping[Sym, Any]) -> Any:
-    """`e` over ints, or over anything with + * // % as Python has them (integer tensors and arrays)."""
+def evaluate(e: Size | Expression, values: Mapping[Any, Any]) -> Any:
+    """`e` with `values` for its leaves: numbers, or for a size anything with Python's + * // % (integer tensors, arrays).
+    Raises what the arithmetic raises."""
+    return evaluate_with(e, values.__getitem__)
+
+
+def evaluate_with(e: Size | Expression, read: Callable[[Any], Any]) -> Any:
+    """The same, where `read(key)` returns the value of a leaf."""
     if isinstance(e, int):
         return e
     if isinstance(e, Sym):
-        return values[e]
+        return read(e)
     if isinstance(e, Quotient):
-        left, right = evaluate(e.left, values), evaluate(e.right, values)
-        return left // right if e.op == "//" else left % right
-    return sum((c * prod((evaluate(a, values) for a in m)) for m, c in e.terms), e.const)
+        left, right = evaluate_with(e.left, read), evaluate_with(e.right, read)
+        return left // right if e.op == "floordiv" else left % right
+    if isinstance(e, Expr):
+        return sum((c * prod((evaluate_with(a, read) for a in m)) for m, c in e.terms), e.const)
+    if e.op == "leaf":
+        return read(e.args[0])
+    if e.op == "const":
+        return e.args[0]
+    return OPERATIONS[e.op].function(*(evaluate_with(a, read) for a in e.args))
+
+
+def leaves(expression: Expression) -> tuple[Any, ...]:
+    """The keys of its leaves, each once, in order of first use."""
+    return tuple(dict.fromkeys(_leaves(expression)))
+
+
+def _leaves(expression: Expression) -> Iterator[Any]:
+    if expression.op == "leaf":
+        yield expression.args[0]
+    elif expression.op != "const":
+        for argument in expression.args:
+            if not isinstance(argument, int):
+                yield from _leaves(argument)
 
 
 def affine(e: Size, sym: Sym) -> tuple[Size, Size] | None:
@@ -402,7 +521,7 @@ def _from_dict(terms: dict[Monomial, int], const: int) -> Size:
     what is padded to a multiple, to `c*k*((x + c - 1) // c)`, which without the padding is `k*x` again."""
     items = [(m, c) for m, c in terms.items() if c]
     for monomial, coefficient in items:
-        if len(monomial) == 1 and isinstance(monomial[0], Quotient) and monomial[0].op == "%":
+        if len(monomial) == 1 and isinstance(monomial[0], Quotient) and monomial[0].op == "mod":
             x, c = monomial[0].left, monomial[0].right
             whole = x // c
             if isinstance(whole, Quotient) and isinstance(c, int) and terms.get((whole,)) == coefficient * c:
@@ -418,7 +537,7 @@ def _from_dict(terms: dict[Monomial, int], const: int) -> Size:
         for atom in monomial:
             if (
                 isinstance(atom, Quotient)
-                and atom.op == "%"
+                and atom.op == "mod"
                 and (len(monomial) > 1 or isinstance(atom.right, Expr))
             ):
                 joined = _joined(terms, monomial, coefficient, atom)
@@ -502,11 +621,11 @@ def _quotient(op: str, left: Size, right: Size) -> Quotient:
         atom.op, atom.left, atom.right = op, left, right
         (lo, hi), (small, big) = bounds(left), bounds(right)
         small = max(small, 1)
-        if op == "%":
+        if op == "mod":
             low, high = 0, (min(big - 1, hi) if lo >= 0 else big - 1)
         else:
             low, high = min(lo // small, lo // big), max(hi // small, hi // big)
-        atom._become_atom(f"{_key(left)}{op}{_key(right)}", low, high)
+        atom._become_atom(f"{_key(left)}{_SIGNS[op]}{_key(right)}", low, high)
         atom = _QUOTIENTS.setdefault(key, atom)
     return atom
 
@@ -528,7 +647,7 @@ def _floordiv(x: Size, y: Size) -> Size:
             return whole_part
         for a, _, _, c in _factored(x, y):  # (g*a + b) // (g*c) == a // c  where 0 <= b < g
             return a // c
-        return _quotient("//", x, y)
+        return _quotient("floordiv", x, y)
     assert isinstance(x, Expr), "int // int is Python's"
     whole, rest = _split(x, y)
     if whole:  # (y*a + b) // y == a + b//y
@@ -543,11 +662,11 @@ def _floordiv(x: Size, y: Size) -> Size:
         return _make(x.terms, x.const % y) // y + x.const // y
     atom = _sole_atom(x)
     if isinstance(atom, Quotient) and isinstance(atom.right, int):
-        if atom.op == "//":  # (x//a + k) // b == (x + k*a) // (a*b)
+        if atom.op == "floordiv":  # (x//a + k) // b == (x + k*a) // (a*b)
             return (atom.left + x.const * atom.right) // (atom.right * y)
         if x.const == 0 and atom.right % y == 0:  # (x % (a*b)) // b == (x//b) % a
             return (atom.left // y) % (atom.right // y)
-    return _quotient("//", x, y)
+    return _quotient("floordiv", x, y)
 
 
 def _mod(x: Size, y: Size) -> Size:
@@ -560,7 +679,7 @@ def _mod(x: Size, y: Size) -> Size:
             return left
         for a, b, g, c in _factored(x, y):  # (g*a + b) % (g*c) == g*(a % c) + b  where 0 <= b < g
             return a % c * g + b
-        return _quotient("%", x, y)
+        return _quotient("mod", x, y)
     assert isinstance(x, Expr), "int % int is Python's"
     whole, rest = _split(x, y)
     if whole or not 0 <= x.const < y:  # (y*a + b) % y == b % y
@@ -573,10 +692,10 @@ def _mod(x: Size, y: Size) -> Size:
             return a % (y // g) * g + b
     for monomial, coefficient in x.terms:  # (x % (a*b)) % b == x % b
         atom = monomial[0]
-        if len(monomial) == 1 and isinstance(atom, Quotient) and atom.op == "%":
+        if len(monomial) == 1 and isinstance(atom, Quotient) and atom.op == "mod":
             if isinstance(atom.right, int) and atom.right % y == 0:
                 return (x - atom * coefficient + atom.left * coefficient) % y
-    return _quotient("%", x, y)
+    return _quotient("mod", x, y)
 
 
 def _split(x: Expr, y: int) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
@@ -711,7 +830,7 @@ def _ends(term: Term) -> bool:
 
 def _highest_atom(atom: Expr) -> Size:
     if isinstance(atom, Quotient):
-        if atom.op == "%":
+        if atom.op == "mod":
             return atom.right - 1 if isinstance(atom.right, Expr) else atom.hi
         end = highest(atom.left) + 1
         whole, rest = (
@@ -732,16 +851,59 @@ def _sole_atom(x: Expr) -> Expr | None:
     return None
 
 
-# ---- text
+# ---- text and postfix form
 
 
-def _print_term(monomial: Monomial, coefficient: int) -> str:
-    text = "*".join(f"({a})" if isinstance(a, Quotient) else str(a) for a in monomial)
-    return text if coefficient == 1 else f"-{text}" if coefficient == -1 else f"{coefficient}*{text}"
+def text(e: Size | Expression, leaf: Callable[[Any], str]) -> str:
+    """Python source (over `math`); `leaf` returns the text of a leaf."""
+    if isinstance(e, int):
+        return number_text(e)
+    if e.op == "leaf":
+        return leaf(e.args[0])
+    if e.op == "const":
+        return number_text(e.args[0])
+    if isinstance(e, Quotient):
+        return f"{_operand_text(e.left, leaf)} {e.sign} {_operand_text(e.right, leaf)}"
+    if isinstance(e, Expr):
+        terms = [_term_text(m, c, leaf) for m, c in e.terms]
+        if e.const:
+            terms.append(str(e.const))
+        return " + ".join(terms).replace("+ -", "- ")
+    return OPERATIONS[e.op].text.format(*(text(a, leaf) for a in e.args))
 
 
-def _wrap(e: Size) -> str:
-    return str(e) if isinstance(e, int | Sym) else f"({e})"
+def _term_text(monomial: Monomial, coefficient: int, leaf: Callable[[Any], str]) -> str:
+    product = "*".join(f"({text(a, leaf)})" if isinstance(a, Quotient) else text(a, leaf) for a in monomial)
+    return product if coefficient == 1 else f"-{product}" if coefficient == -1 else f"{coefficient}*{product}"
+
+
+def _operand_text(e: Size, leaf: Callable[[Any], str]) -> str:
+    return str(e) if isinstance(e, int) else text(e, leaf) if isinstance(e, Sym) else f"({text(e, leaf)})"
+
+
+def number_text(number: Number) -> str:
+    """A literal; a negative one in parentheses, since `-1 ** x` means something else."""
+    if type(number) is float and not math.isfinite(number):
+        return "math.nan" if number != number else "math.inf" if number > 0 else "(-math.inf)"
+    written = repr(number)
+    return f"({written})" if written.startswith("-") else written
+
+
+def postfix(e: Size | Expression, leaf: Callable[[Any], tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """Postfix form for the native evaluator: what `leaf` returns, ("const", number), or (function, number of operands, and
+    the key of the operation where it is a single function)."""
+    if isinstance(e, int):
+        return (("const", e),)
+    if e.op == "leaf":
+        return (leaf(e.args[0]),)
+    if e.op == "const":
+        return (("const", e.args[0]),)
+    operands = [step for a in e.args for step in postfix(a, leaf)]
+    operation = OPERATIONS[e.op]
+    if not operation.steps:
+        return (*operands, (operation.function, len(e.args), e.op))
+    first, *others = operation.steps
+    return (*operands, (first, len(e.args)), *((function, 1) for function in others))
 
 
 def _key(e: Size) -> str:

@@ -1,7 +1,7 @@
-"""Between which numbers an expression lies, if its leaves lie between known ones.
+"""Interval analysis of number expressions.
 
-Every operation here is monotone in each operand over the ranges that it is given, and floating-point rounding is monotone
-too, so the extremes of the computed values are among the values at the corners.
+Every operation here is monotone in each operand over the operands' ranges, and so is floating-point rounding. The extremes
+of the result are therefore among its values at the corners.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smelt.shapes.number_expr import OPERATIONS, Expression, Number
+from smelt.shapes.expr import Expression, Size
+from smelt.shapes.number_operations import OPERATIONS, Number
 
-# The least and the largest number, both of the type that each number between them has; None: not known.
+# The least and the largest number, which share the type of all numbers between them; None: not known.
 Bounds = tuple[Number, Number] | None
 
 _COMPARED: dict[str, Callable[[tuple[Number, Number], tuple[Number, Number]], bool | None]] = {
@@ -35,8 +36,8 @@ def _decided(always: bool, never: bool) -> bool | None:
 
 
 def always(expression: Expression, expected: object, leaves: Mapping[Any, Bounds]) -> bool:
-    """Whether the expression is `expected` (True, False), or of exactly that type (int, float), whatever its leaves are
-    within their bounds."""
+    """Whether the expression is `expected` (True, False), or has exactly that type (int, float), for all values of its
+    leaves within their bounds."""
     compare = _COMPARED.get(expression.op)
     if compare is None:
         found = bounds(expression, leaves)
@@ -45,9 +46,11 @@ def always(expression: Expression, expected: object, leaves: Mapping[Any, Bounds
     return left is not None and right is not None and compare(left, right) is expected
 
 
-def bounds(expression: Expression, leaves: Mapping[Any, Bounds]) -> Bounds:
-    """Between which numbers the expression lies; None where that is not known, or where it may raise, be NaN, or differ in
+def bounds(expression: Size | Expression, leaves: Mapping[Any, Bounds]) -> Bounds:
+    """The range of the expression; None where it is not known, or where the expression may raise, be NaN, or have another
     type."""
+    if isinstance(expression, int):
+        return expression, expression
     if expression.op == "leaf":
         return leaves.get(expression.args[0])
     if expression.op == "const":
@@ -74,7 +77,7 @@ def _is_monotone(op: str, operands: list[tuple[Number, Number]]) -> bool:
 
 
 def _found(values: list[Number]) -> Bounds:
-    """The bounds of these values; None if they are not numbers of one type."""
+    """The bounds of these values; None unless they are numbers of one type."""
     if len({type(v) for v in values}) != 1 or any(operator.ne(v, v) for v in values):
         return None
     return (min(values), max(values)) if type(values[0]) in (int, float) else None

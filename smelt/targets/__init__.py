@@ -1,5 +1,5 @@
-"""The devices that graphs are compiled for: one `Target` for each graph, with all that depends on the machine (`cpu`,
-`cuda`; torch's builds for AMD's GPUs call these `cuda`, too: `amd`)."""
+"""The devices that graphs are compiled for. A `Target` holds all that depends on the machine (`target.py`); each graph has
+its own. `cpu.py`, `cuda.py` and `amd.py` define the devices; torch's builds for AMD GPUs call them `cuda` as well."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import torch
 
 from smelt.config import DEFAULT, Config
 from smelt.errors import Unsupported
-from smelt.plan.target import Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.targets import amd, cpu, cuda
+from smelt.targets.target import Target
 
-Maker = Callable[[Config], Target]
+Factory = Callable[[Config], Target]
 
-# By type of device.
-TARGETS: dict[str, Callable[..., Maker]] = {
+# By device type.
+TARGETS: dict[str, Callable[..., Factory]] = {
     "cpu": lambda device: cpu.target,
     "cuda": lambda *devices: partial((cuda if torch.version.hip is None else amd).target, devices),
 }
 CPU = torch.device("cpu")
 
 
-def maker(devices: Iterable[torch.device]) -> Maker:
-    """What makes the targets of graphs whose tensors are on `devices`. Raises Unsupported where there is no target."""
+def factory(devices: Iterable[torch.device]) -> Factory:
+    """The factory of targets for graphs with tensors on `devices`. Raises Unsupported for a device without a target."""
     devices = set(devices)
-    elsewhere = {str(d) for d in devices if d.type not in TARGETS}
-    if elsewhere:
+    unknown = {str(d) for d in devices if d.type not in TARGETS}
+    if unknown:
         raise _unsupported(
-            f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for CPUs and CUDA"
+            f"a tensor on {', '.join(sorted(unknown))}; this backend compiles for CPUs and CUDA"
         )
-    beside = sorted(devices - {CPU}, key=str)
-    return TARGETS[beside[0].type](*beside) if beside else TARGETS["cpu"](CPU)
+    gpus = sorted(devices - {CPU}, key=str)
+    return TARGETS[gpus[0].type](*gpus) if gpus else TARGETS["cpu"](CPU)
 
 
 def unusable(device: torch.device) -> str | None:
-    """Why nothing is compiled for a GPU, unless options say otherwise: calls on it run eagerly."""
+    """Why smelt does not compile for a GPU under the default options, so that calls on it run eagerly."""
     return cuda.unusable(device) if torch.version.hip is None else amd.unusable(device, DEFAULT)
 
 

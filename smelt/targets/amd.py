@@ -1,12 +1,12 @@
-"""GPUs of AMD, where asked for by `options={"amd": True}`: as NVIDIA's (`cuda`), but for what is said here.
+"""AMD GPUs, which `options={"amd": True}` enables: the target of NVIDIA GPUs (`cuda.py`) with the restrictions below.
 
-NEVER RUN on such a GPU. Tests compile the kernels for them, which needs none, and run plans by the simulated device
-(`native/devices/hip.cpp` loads and launches there). What is not known to hold on them is left to ATen:
+The target HAS NEVER RUN on an AMD GPU. Tests compile kernels for AMD GPUs, which needs no device, and run plans on the
+simulated device (`native/devices/hip_driver.cpp` loads and launches there). ATen keeps what is unverified on AMD GPUs:
 
-* random numbers: those of hipRAND are others than cuRAND's, which `ops.philox_order` knows;
-* products that are generated, layouts of images and rows that are padded: chosen by what cuBLAS and cuDNN do;
-* several launches by one: their table would have to be copied to the device;
-* replays of CUDA graphs.
+* random numbers: hipRAND draws other numbers than cuRAND, whose order `ops.philox_order` implements;
+* generated products, channels-last images and padded rows: their cost models describe cuBLAS and cuDNN;
+* batched launches: their table would need a copy to the device;
+* CUDA graph replay.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 
 from smelt import _native
 from smelt.config import Config
-from smelt.plan.target import Target
 from smelt.targets.cuda import COSTS, of_arch, unsupported
+from smelt.targets.target import Target
 
-ARCHS = ("gfx90a", "gfx942", "gfx950")  # MI200, MI300, MI350: what tests compile for
+ARCHS = ("gfx90a", "gfx942", "gfx950")  # MI200, MI300, MI350: the architectures that tests compile for
 
 
 def target(devices: Sequence[torch.device], config: Config) -> Target:
-    """As `cuda.target`. Raises Unsupported where it is not asked for, or where tests compile nothing for the GPU."""
+    """`cuda.target` for AMD GPUs. Raises Unsupported without the option `amd`, or where no test compiles for the GPU."""
     device = devices[0]
     if (why_not := unusable(device, config)) is not None:
         raise unsupported(device, why_not)
@@ -35,7 +35,7 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
 
 
 def unusable(device: torch.device, config: Config) -> str | None:
-    """Why nothing is compiled for it: calls on it run eagerly."""
+    """Why smelt does not compile for the GPU, so that calls on it run eagerly; None: smelt compiles for it."""
     if not config.amd:
         return 'smelt\'s kernels have never been run on GPUs of AMD; options={"amd": True} or SMELT_AMD=1 has it try'
     if (arch := _arch(device)) not in ARCHS:
@@ -46,6 +46,6 @@ def unusable(device: torch.device, config: Config) -> str | None:
 
 
 def _arch(device: torch.device) -> str:
-    """Without its modes (`gfx942:sramecc+:xnack-`): code runs in each."""
+    """The architecture without its modes (`gfx942:sramecc+:xnack-`): code runs in all modes."""
     name: str = torch.cuda.get_device_properties(device).gcnArchName
     return name.partition(":")[0]

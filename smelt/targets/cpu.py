@@ -9,18 +9,20 @@ from functools import partial
 import torch
 
 from smelt.codegen.cpu_launches import Products, generate
-from smelt.codegen.cpu_symbolic_launches import ForSizes
+from smelt.codegen.cpu_symbolic_launches import SymbolicCodegen
 from smelt.codegen.gemm_profitability import prefers_native
 from smelt.codegen.llvm import compile_kernels
 from smelt.codegen.llvm.host_cpu import host
 from smelt.codegen.out_variants import out_variant
-from smelt.codegen.plan_loading import load, load_sized
+from smelt.codegen.plan_loading import load, load_symbolic
 from smelt.config import Config
 from smelt.cost_model import Costs, ProductCosts
 from smelt.plan.arena_allocation import ALIGNMENT
+from smelt.plan.plan_device import Memory, Sharing
 from smelt.plan.plan_items import Item
-from smelt.plan.target import Decided, ItemsAt, Memory, Sharing, Target
+from smelt.plan.plan_template import LaunchesAt, SymbolicLaunches
 from smelt.schedule.schedule import Schedule
+from smelt.targets.target import Target
 
 # Measured on Zen 4 (64 KiB of first-level cache for two cores, 1 MiB of second-level cache a core), float32, smallest times,
 # one thread where nothing else is said. "Models": the 56 graphs of the ten models of `benchmarks/models.py`, forwards and
@@ -138,7 +140,7 @@ PRODUCT_COSTS = {"znver4": ZEN4, "znver5": ZEN5}
 
 
 def target(config: Config, cpu: str | None = None) -> Target:
-    """The CPU called `cpu` (default: this host), under `config`."""
+    """The CPU called `cpu` (default: the host), under `config`."""
     known = PRODUCT_COSTS.get(cpu or host().cpu) if config.native_gemm else None
     threads = torch.get_num_threads()
     products = None
@@ -146,22 +148,24 @@ def target(config: Config, cpu: str | None = None) -> Target:
         products = Products(partial(prefers_native, known, threads), config.fuse, threads)
     return Target(
         costs=replace(COSTS, threads=config.threads or threads, products=known),
-        compile=partial(compile_schedule, config, products),
+        generate=partial(generate_launches, config, products),
         load=load,
-        load_sized=load_sized,
         out_variant=out_variant,
         memory=Memory(torch.device("cpu"), ALIGNMENT),  # a cache line
         sharing=Sharing(config.threads),
-        for_sizes=partial(schedule_for_sizes, config, products),
+        generate_symbolic=partial(generate_symbolic_launches, config, products),
+        load_symbolic=load_symbolic,
     )
 
 
-def schedule_for_sizes(config: Config, products: Products | None, schedule: Schedule) -> ItemsAt | Decided:
-    """The same of a schedule whose sizes have symbols. What gives its items."""
-    made = ForSizes(schedule, lambda kernels: compile_kernels(kernels, config), products)
-    return Decided(made.decided) if made.is_decided() else made.at
+def generate_launches(config: Config, products: Products | None, schedule: Schedule) -> Sequence[Item]:
+    """The items of `schedule` with machine code for the host. `products`: which products are generated."""
+    return generate(schedule, partial(compile_kernels, config=config), products)
 
 
-def compile_schedule(config: Config, products: Products | None, schedule: Schedule) -> Sequence[Item]:
-    """Machine code of LLVM for this host. `products`: which are generated."""
-    return generate(schedule, lambda kernels: compile_kernels(kernels, config), products)
+def generate_symbolic_launches(
+    config: Config, products: Products | None, schedule: Schedule
+) -> SymbolicLaunches | LaunchesAt:
+    """`generate_launches` for a schedule with symbolic sizes."""
+    codegen = SymbolicCodegen(schedule, partial(compile_kernels, config=config), products)
+    return SymbolicLaunches(codegen.symbolic) if codegen.is_symbolic() else codegen.at

@@ -1,5 +1,5 @@
-"""GPUs of NVIDIA: kernels by Triton, products and convolutions by ATen (cuBLAS, cuDNN; products and attention by Triton
-where `max_autotune` finds them faster), and what things cost there."""
+"""NVIDIA GPUs: kernels by Triton, products and convolutions by ATen (cuBLAS, cuDNN; products and attention by Triton where
+`max_autotune` measures them to be faster), and their cost model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import torch
 
 from smelt import _native, runtime
 from smelt.codegen.autotune.autotuner import Tuner
-from smelt.codegen.gpu_launches import THREADS, for_sizes, generate
+from smelt.codegen.autotune.candidate_plans import Baseline
+from smelt.codegen.gpu_launches import THREADS, generate, generate_symbolic
 from smelt.codegen.llvm.link import address_of as address_on_cpu
 from smelt.codegen.triton.gpu_architectures import Arch
 from smelt.codegen.triton.link import kernel_of, load_kernels
@@ -30,13 +31,14 @@ from smelt.ops.registry import row
 from smelt.plan.build_plan import SAME_IN_REPLAYS
 from smelt.plan.executable_plan import executable
 from smelt.plan.machine_code import Function
+from smelt.plan.plan_device import Memory, Sharing
 from smelt.plan.schema_aliases import is_foreign
 from smelt.plan.steps import Aten, Plan, launches
-from smelt.plan.target import Memory, Sharing, Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.runtime.cuda_graphs import Capture, Replay
 from smelt.runtime.disk_cache import Store, store
 from smelt.targets.sdpa_backends import attention_kernel
+from smelt.targets.target import Target
 from smelt.torch_private import OpOverload
 
 log = logging.getLogger("smelt")
@@ -96,8 +98,9 @@ COSTS = Costs(
 
 
 def target(devices: Sequence[torch.device], config: Config) -> Target:
-    """The GPUs `devices`, alike, under `config`: temporaries of the first are in the arena, what is on others is of their
-    allocators. Raises Unsupported for GPUs that Triton does not compile for, or that differ, or without Triton."""
+    """The GPUs `devices`, which must be of one kind, under `config`. The arena is on the first; temporaries of the others
+    have their own allocations. Raises Unsupported for GPUs of different kinds, GPUs that Triton does not compile for, and
+    without Triton."""
     device = devices[0]
     if (why_not := unusable(device)) is not None:
         raise unsupported(device, why_not)
@@ -107,24 +110,25 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
     arch = 10 * major + minor
     costs = replace(COSTS, draw_blocks=draw_blocks, draw_captured=config.cuda_graphs, alignment=_alignment())
     layouts = config.channels_last and _may_choose_layouts()
-    plain = of_arch(devices, config, arch, costs, layouts)
+    baseline = of_arch(devices, config, arch, costs, layouts)
     if config.fused_attention:
-        plain = replace(plain, attention=attention_kernel)
-    tunes = config.max_autotune and len(devices) == 1
-    tuner = Tuner(plain, arch, THREADS, store(config)) if tunes else None
+        baseline = replace(baseline, attention=attention_kernel)
+    tuner = None
+    if config.max_autotune and len(devices) == 1:
+        tuner = Tuner(Baseline(baseline, baseline.generate, baseline.load), arch, THREADS, store(config))
     return replace(
-        plain,
-        compile=partial(generate, arch=arch, config=config, tuner=tuner, device=_only(devices)),
+        baseline,
+        generate=partial(generate, arch=arch, config=config, tuner=tuner, device=_only(devices)),
         load=partial(load, devices, store(config), WeakSet() if config.cuda_graphs else None),
-        warm_up=partial(cudnn_warm_up.begin, costs=plain.costs, device=device) if layouts else None,
+        warm_up=partial(cudnn_warm_up.begin, costs=baseline.costs, device=device) if layouts else None,
     )
 
 
 def of_arch(
     devices: Sequence[torch.device], config: Config, arch: Arch, costs: Costs, channels_last: bool
 ) -> Target:
-    """As `target`, for processors `arch`, without generated products and without CUDA graphs. `costs`: but for the number of
-    multiprocessors. Raises Unsupported for GPUs that differ."""
+    """`target` for processors `arch`, without generated products and CUDA graphs. The device replaces the number of threads
+    in `costs`. Raises Unsupported for GPUs of different kinds."""
     device = devices[0]
     properties = torch.cuda.get_device_properties(device)
     if any(_kind(torch.cuda.get_device_properties(d)) != _kind(properties) for d in devices):
@@ -132,23 +136,23 @@ def of_arch(
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
     return Target(
         costs=replace(costs, threads=properties.multi_processor_count),
-        compile=partial(generate, arch=arch, config=config, device=_only(devices)),
-        for_sizes=partial(for_sizes, arch=arch, config=config, device=_only(devices)),
+        generate=partial(generate, arch=arch, config=config, device=_only(devices)),
         load=partial(load, devices, store(config), None),
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT, single=True),
         sharing=Sharing(),
+        generate_symbolic=partial(generate_symbolic, arch=arch, config=config, device=_only(devices)),
         channels_last=channels_last,
     )
 
 
 def unsupported(device: torch.device, why_not: str) -> Unsupported:
-    """A tensor is there."""
+    """The error for a graph with a tensor on `device`."""
     return Unsupported(Reason(UNSUPPORTED_OBJECT, f"a tensor on {device}: {why_not}"))
 
 
 def unusable(device: torch.device) -> str | None:
-    """Why nothing is compiled for it: calls on it run eagerly."""
+    """Why smelt does not compile for the GPU, so that calls on it run eagerly; None: smelt compiles for it."""
     if torch.cuda.get_device_capability(device) < OLDEST:
         return "Triton compiles for GPUs of compute capability 8.0 or later"
     if importlib.util.find_spec("triton") is None:
@@ -161,14 +165,14 @@ def _only(devices: Sequence[torch.device]) -> int | None:
 
 
 def _may_choose_layouts() -> bool:
-    """Whether convolutions are cuDNN's, by whichever of its algorithms is the fastest."""
+    """Whether cuDNN computes convolutions, and may use its fastest algorithm."""
     cudnn = torch.backends.cudnn
     return cudnn.enabled and not (cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
 
 
 def _alignment() -> AlignmentCosts:
-    """Of products of float32, too, where they may be TF32. Asked when a graph is compiled: a change later on makes products
-    slower, or padded for nothing, but not wrong."""
+    """Alignment costs, for float32 products as well where they may use TF32. They are read when a graph is compiled: a later
+    change of the setting makes products slower, or pads them without benefit, but never wrong."""
     known = COSTS.alignment
     assert known is not None
     matmul = torch.backends.cuda.matmul
@@ -178,28 +182,32 @@ def _alignment() -> AlignmentCosts:
 
 
 def _kind(properties: Any) -> tuple[object, ...]:
-    """What code, costs and the numbers that kernels draw depend on."""
+    """The properties that code, costs and the random numbers of kernels depend on."""
     names = ("name", "major", "minor", "multi_processor_count", "max_threads_per_multi_processor")
     return tuple(getattr(properties, name) for name in names)
 
 
 def out_variant(op: OpOverload) -> OpOverload | None:
-    """The operator that computes what `op` does, in memory given as `out`."""
+    """The `out=` overload of `op`, or None."""
     return row(op).out
 
 
 def load(
-    devices: Sequence[torch.device], kept: Store | None, graphs: WeakSet[Replay] | None, plan: Plan
+    devices: Sequence[torch.device], cache: Store | None, graphs: WeakSet[Replay] | None, plan: Plan
 ) -> _native.Plan:
-    """`plan` made callable on a tuple of its inputs, its kernels loaded on `devices`, as code that is `kept` if it is.
-    `graphs`: it is replayed as CUDA graphs where it can be, which are counted among these. Raises what the driver says."""
-    for place, functions in _by_device(plan).items():
-        load_kernels(functions, place.index, kept)
+    """Makes `plan` callable on a tuple of its inputs, with its kernels loaded on `devices`. Raises what the driver raises.
+
+    Args:
+        cache: the disk cache of compiled code.
+        graphs: where not None, plans that allow it are replayed as CUDA graphs, which are added to the set.
+    """
+    for device, functions in _by_device(plan).items():
+        load_kernels(functions, device.index, cache)
     native = runtime.track(executable(plan, address_of))
     if graphs is not None:
         why_not = cannot_be_replayed(plan) if len(devices) == 1 else "it is one of several GPUs"
         if why_not is None:
-            native.use_graphs(Capture(weakref.ref(native), graphs))
+            native.use_cuda_graphs(Capture(weakref.ref(native), graphs))
         else:
             log.info("smelt: a plan runs without CUDA graphs: %s", why_not)
     return native
@@ -207,16 +215,16 @@ def load(
 
 def _by_device(plan: Plan) -> dict[torch.device, set[Function]]:
     """The functions that each GPU runs."""
-    found: dict[torch.device, set[Function]] = {}
+    functions: dict[torch.device, set[Function]] = {}
     for launch in launches(plan.steps):
         function = plan.kernels[launch.kernel]
         if function.block is not None:
-            found.setdefault(launch.device or plan.device, set()).add(function)
-    return found
+            functions.setdefault(launch.device or plan.device, set()).add(function)
+    return functions
 
 
 def cannot_be_replayed(plan: Plan) -> str | None:
-    """What the plan does that a replay would not: it only repeats what was launched."""
+    """What the plan does that replaying its launches would not do; None: replay is equivalent."""
     calls = [step for step in plan.steps if isinstance(step, Aten)]
     known = {out for call in calls if call.op in SAME_IN_REPLAYS for out in call.outs}
     passed = {launch.regs[k] for launch in launches(plan.steps) for k, _ in launch.by_value}
@@ -233,5 +241,5 @@ def cannot_be_replayed(plan: Plan) -> str | None:
 
 
 def address_of(function: Function) -> int | _native.DeviceKernel:
-    """What a launch of it names: an address on the CPU, or a GPU's kernel."""
+    """The code that a launch of `function` names: an address on the CPU, or a kernel of a GPU."""
     return address_on_cpu(function) if function.block is None else kernel_of(function)

@@ -10,9 +10,9 @@ from typing import Any
 from smelt.config import Config
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph
-from smelt.graph.substitute_sizes import at_sizes
 from smelt.reasons import DIFFERS, Reason
 from smelt.shapes.expr import Values
+from smelt.shapes.substitute import substitute
 from smelt.verify.bisect import Bisection, Recompile, stages
 from smelt.verify.isolated_state import Generators, twins, written
 from smelt.verify.reproducer import write
@@ -61,7 +61,7 @@ class Watching:
         watch = self._watch()
 
         def beside(values: Values) -> Compiled:
-            at = at_sizes(graph, values)
+            at = substitute(graph, values)
             return BesideEager(watch, load(values), eager(at, given), at, given)
 
         return beside

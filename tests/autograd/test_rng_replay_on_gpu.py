@@ -46,7 +46,7 @@ def _generator(monkeypatch):
         monkeypatch.setattr(module, "blocks_that_draw", lambda device: BLOCKS)
     library = torch.library.Library("smelt", "IMPL")
     key = "CompositeImplicitAutograd"
-    library.impl("philox_place", seed_and_offset, key, allow_override=True)
+    library.impl("philox_offset", seed_and_offset, key, allow_override=True)
     library.impl("philox_in_memory", seed_and_offset_in_memory, key, allow_override=True)
     library.impl("has_philox_in_memory", lambda: True, key, allow_override=True)
     SEED_AND_OFFSET[:] = 1234, 0
@@ -63,7 +63,7 @@ def test_two_numbers_are_saved_instead_of_a_mask():
     parts = partition(joint, DEFAULT)
     check_valid(joint, parts)
     assert parts.nbytes == 16
-    assert "philox_place" in code(parts.forward) and "dropout_mask" in code(parts.backward)
+    assert "philox_offset" in code(parts.forward) and "dropout_mask" in code(parts.backward)
 
 
 def test_the_dropout_result_is_recomputed_from_the_mask():

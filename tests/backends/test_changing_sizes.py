@@ -1,9 +1,9 @@
-"""Graphs with symbols through the backend: eager's results for any sizes, by a template or compiled one by one."""
+"""Graphs with symbolic sizes through the backend: eager's results for all sizes, by one template of plans. Where no code is
+valid for all sizes, capture specializes them: a program then has several entries."""
 
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt import _native, events, runtime
-from smelt.backends import smelt as backend
+import smelt
+from smelt import _native, events, pipeline, runtime
 from smelt.backends.eager import aot_eager, eager
-from smelt.backends.size_dispatch import MOST_COMPILED
 from smelt.backends.smelt import compile_graph
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize
@@ -23,6 +22,7 @@ from smelt.graph.graph_passes import copied
 from smelt.graph.ir import Node
 from smelt.graph.object_handles import Handle
 from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner
+from smelt.report import inspect
 from tests.harness.symbolic import S0, S1, symbolic_trace
 from tests.harness.threads import in_threads
 from tests.harness.traced import flatten
@@ -70,13 +70,16 @@ LOOPS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def without_template(monkeypatch):
-    """Each set of sizes is compiled."""
+def without_symbolic_code(monkeypatch, is_refused=lambda c: True):
+    """No code is valid for all sizes, of the graphs that `is_refused` selects."""
+    generate = pipeline.generate_code
 
-    def refuse(*_):
-        raise NeedsFixedSize("of numbers only", frozenset((S0,)))
+    def refuse(schedule, c):
+        if c.sizes and is_refused(c):
+            raise NeedsFixedSize("of numbers only", frozenset(c.sizes))
+        return generate(schedule, c)
 
-    monkeypatch.setattr(backend, "_template", refuse)
+    monkeypatch.setattr(pipeline, "generate_code", refuse)
 
 
 def compiled(f, config=CHECKED):
@@ -85,7 +88,7 @@ def compiled(f, config=CHECKED):
     traced, inputs = symbolic_trace(f, x)
     assert inputs[0] is x and set(traced.sizes) <= {S0, S1}
     run = compile_graph(traced, config)
-    assert isinstance(run, _native.BySizes)
+    assert isinstance(run, _native.SizeDispatch)
     return lambda x: run((x, *inputs[1:])), run
 
 
@@ -115,19 +118,6 @@ def test_results_are_eagers(name, grad):
     assert len(native.instances) == len(set(SIZES))
 
 
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("name", CALLS | LOOPS)
-def test_without_a_template_results_are_eagers_too(name, grad, monkeypatch):
-    """Also of those beyond the eighth set, which run operator by operator."""
-    without_template(monkeypatch)
-    f = (CALLS | LOOPS)[name]
-    with torch.set_grad_enabled(grad):
-        run, native = compiled(f)
-        for s, t in SIZES:
-            agree(run, f, s, t)
-    assert len(native.instances) == 8
-
-
 @pytest.mark.parametrize("name", CALLS | LOOPS)
 def test_a_template_is_made_once(name):
     seen = []
@@ -154,10 +144,7 @@ def test_a_size_beyond_a_symbols_range_is_an_error():
     assert list(native.instances) == [(101, 211)]
 
 
-@pytest.mark.parametrize("template", [True, False])
-def test_threads_with_sizes_of_their_own(template, monkeypatch):
-    if not template:
-        without_template(monkeypatch)
+def test_threads_with_sizes_of_their_own():
     f = CALLS["sorted"]
     run, _ = compiled(f)
 
@@ -181,29 +168,56 @@ def test_memory_between_calls_is_bounded():
     assert runtime.held_bytes() == 0
 
 
-# ------------------------------------------------------------------------------------- where there is no template
+# ------------------------------------------------------------------------------------- where no code is for all sizes
 
 
-def test_beyond_eight_sets_of_sizes_a_graph_runs_by_operators(monkeypatch, caplog):
-    without_template(monkeypatch)
-    f = LOOPS["written"]
-    seen = []
-    with events.subscribed(seen.append), caplog.at_level(logging.WARNING, "smelt"):
-        run, native = compiled(f)
-        for n in range(2, 30):
-            agree(run, f, n, 3)
-            agree(run, f, 2, 3)
-    assert [e.kind for e in seen].count("plan") == MOST_COMPILED
-    assert next(iter(native.instances)) == (2, 3) and len(native.instances) == MOST_COMPILED
-    [record] = caplog.records
-    assert "operator by operator" in record.message and "of numbers only" in record.message
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", CALLS | LOOPS)
+def test_without_symbolic_code_sizes_are_specialized(name, grad, monkeypatch):
+    """Each set of sizes has an entry, up to the limit; calls with others run eagerly."""
+    without_symbolic_code(monkeypatch)
+    f = (CALLS | LOOPS)[name]
+    run = smelt.compile(f, dynamic=True, options={"verify_stages": True})
+    with torch.set_grad_enabled(grad):
+        for s, t in SIZES:
+            agree(lambda x: flatten(run(x)), f, s, t)
+    assert len(inspect.entries(run)) == Config().recompile_limit
+    assert [reason.kind.id for reason in inspect.reasons(run)] == ["recompile-limit"]
 
 
-def test_what_fails_at_a_call_runs_by_operators(monkeypatch, caplog):
+@pytest.mark.parametrize("joint", [False, True])
+def test_what_is_to_be_specialized_is_named(joint, monkeypatch):
+    """By the symbols of the capture, not by those of the compiler, which know their bounds."""
+    without_symbolic_code(monkeypatch)
+    x = torch.randn(101, 211, requires_grad=joint)
+    traced, _ = symbolic_trace(CALLS["products"], x, joint=joint)
+    with pytest.raises(NeedsFixedSize, match="of numbers only") as error:
+        compile_graph(traced, CHECKED)
+    assert error.value.symbols == set(traced.sizes)
+
+
+def test_unbacked_sizes_without_symbolic_code(monkeypatch):
+    """Capture cannot specialize them: the subgraph is specialized, up to the limit of entries; then it runs eagerly."""
+    without_symbolic_code(monkeypatch)
+
+    def chosen(x):
+        return x[x > 0].sin() * 2
+
+    run = smelt.compile(chosen, fullgraph=True)
+    with events.subscribed((seen := []).append):
+        for n in (9, *range(20, 40), 20, 21):
+            x = torch.ones(40).index_fill(0, torch.arange(n, 40), -1)
+            torch.testing.assert_close(run(x), chosen(x))
+    before = 1  # of what comes before the size is known
+    assert [e.kind for e in seen].count("plan") == before + Config().recompile_limit
+    assert len(inspect.entries(run)) == 1
+
+
+def test_what_fails_at_a_call_runs_eagerly(monkeypatch, caplog):
     """New sizes; what was compiled stays."""
     run, native = compiled(CALLS["products"])
     with monkeypatch.context() as patched:
-        patched.setattr(backend.Template, "at", lambda *_: 1 / 0)
+        patched.setattr(pipeline.Template, "at", lambda *_: 1 / 0)
         agree(run, CALLS["products"], 3, 3)
     agree(run, CALLS["products"], 5, 4)
     agree(run, CALLS["products"], 101, 211)
@@ -213,7 +227,7 @@ def test_what_fails_at_a_call_runs_by_operators(monkeypatch, caplog):
 
 
 def test_what_fails_in_the_compiler_is_a_backend_error(monkeypatch):
-    monkeypatch.setattr(backend, "fuse", lambda *_: 1 / 0)
+    monkeypatch.setattr(pipeline, "fuse", lambda *_: 1 / 0)
     traced, _ = symbolic_trace(CALLS["products"], torch.randn(101, 211))
     with pytest.raises(BackendError, match="ZeroDivisionError"):
         compile_graph(traced, Config())
@@ -276,7 +290,7 @@ def test_gradients_are_eagers(f):
     traced, inputs = symbolic_trace(f, x, v, joint=True)
     assert inputs[0] is x and inputs[1] is v and traced.joint is not None
     run = compile_graph(traced, CHECKED)
-    assert isinstance(run, _native.BySizes)
+    assert isinstance(run, _native.SizeDispatch)
     for seed, s in enumerate(ROWS):
         gradients(run, f, s, 6, seed)
     assert set(run.instances) == {(s,) for s in ROWS}
@@ -314,15 +328,8 @@ def test_what_is_packed_may_be_larger_later():
 
 
 def test_a_backward_without_code_for_all_sizes(monkeypatch):
-    """It is compiled for each set of sizes; after eight, others run by operators."""
-    original = backend._template
-
-    def forwards_only(graph, given, *args):
-        if given:
-            raise NeedsFixedSize("of numbers only", frozenset((S0,)))
-        return original(graph, given, *args)
-
-    monkeypatch.setattr(backend, "_template", forwards_only)
+    """It is specialized for each set of sizes, up to the limit of entries; then it runs eagerly."""
+    without_symbolic_code(monkeypatch, lambda c: c.donated)
     x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
     traced, _ = symbolic_trace(lambda x, v: torch.sort(x @ v, 0)[0] @ v, x, v, joint=True)
     with events.subscribed((seen := []).append):
@@ -330,7 +337,7 @@ def test_a_backward_without_code_for_all_sizes(monkeypatch):
         for s in range(2, 14):
             gradients(run, lambda x, v: torch.sort(x @ v, 0)[0] @ v, s, 6, s)
     stages = [e.name for e in seen if e.kind == "stage"]
-    assert stages.count("instance") == 13 and stages.count("lower") == 1 + MOST_COMPILED
+    assert stages.count("instance") == 13 and stages.count("codegen") == 1 + Config().recompile_limit
 
 
 @pytest.mark.parametrize("f", [layers, views, written, products])
@@ -353,19 +360,12 @@ def test_without_gradients_too(name):
 
 
 @pytest.mark.parametrize("f", [layers, views, written])
-def test_beyond_eight_sets_of_sizes_gradients_are_eagers_too(f, monkeypatch):
-    without_template(monkeypatch)
-    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
-    traced, _ = symbolic_trace(f, x, v, joint=True)
-    with events.subscribed((seen := []).append):
-        run = compile_graph(traced, CHECKED)
-        for s in range(2, 2 + MOST_COMPILED):
-            with torch.no_grad():
-                run((torch.randn(s, 6), v))
-        compiled = len(seen)
-        for s in (30, 40, 30):
-            gradients(run, f, s, 6, s)
-    assert not [e for e in seen[compiled:] if e.kind == "plan"] and len(run.instances) == MOST_COMPILED
+def test_without_symbolic_code_gradients_are_eagers_too(f, monkeypatch):
+    without_symbolic_code(monkeypatch)
+    run = smelt.compile(f, dynamic=True)
+    for s in ROWS:
+        gradients(lambda inputs: flatten(run(*inputs)), f, s, 6, s)
+    assert len(inspect.entries(run)) == len(set(ROWS))
 
 
 def test_a_backward_outlives_the_graph():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.backends import smelt as backend
+from smelt import pipeline
 from smelt.errors import BackendError
 from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import same
@@ -19,7 +19,7 @@ from tests.harness.agreement import same
 
 def fail(monkeypatch: pytest.MonkeyPatch, stage: str, working: int = 0) -> None:
     """From now on the stage fails, after it has worked so often."""
-    whole: Callable[..., Any] = getattr(backend, stage)
+    whole: Callable[..., Any] = getattr(pipeline, stage)
     left = [working]
 
     def failing(*args: Any, **kwargs: Any) -> Any:
@@ -28,7 +28,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, stage: str, working: int = 0) -> None:
             raise KeyError("no such thing")
         return whole(*args, **kwargs)
 
-    monkeypatch.setattr(backend, stage, failing)
+    monkeypatch.setattr(pipeline, stage, failing)
 
 
 def trained(f: Callable[..., torch.Tensor], n: int) -> list[torch.Tensor]:
@@ -61,7 +61,7 @@ def test_a_backward(
     torch.manual_seed(7)
     x = torch.randn(7, 4, requires_grad=True)
     result = compiled(x)
-    fail(monkeypatch, "_scheduled")
+    fail(monkeypatch, "lower_graph")
     with caplog.at_level(logging.WARNING, "smelt"):
         result.sum().backward()
         again = trained(compiled, 7)
@@ -79,7 +79,7 @@ def test_other_sizes(f: Callable[..., torch.Tensor], grad: bool, monkeypatch: py
     compiled = smelt.compile(f, dynamic=True)
     with torch.set_grad_enabled(grad):
         compiled(torch.randn(7, 4, requires_grad=True))
-        fail(monkeypatch, "_instance")
+        fail(monkeypatch, "instantiate")
         for n in (9, 9, 12, 7):
             x = torch.randn(n, 4, requires_grad=True)
             same(compiled(x), f(x))
@@ -92,8 +92,8 @@ def test_other_sizes(f: Callable[..., torch.Tensor], grad: bool, monkeypatch: py
 def test_it_raises_where_nothing_may_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = smelt.compile(program, dynamic=True, fullgraph=True)
     result = compiled(torch.ones(7, 4, requires_grad=True))
-    fail(monkeypatch, "_scheduled")
-    fail(monkeypatch, "_instance")
+    fail(monkeypatch, "lower_graph")
+    fail(monkeypatch, "instantiate")
     with pytest.raises(BackendError, match=r"a part of program could not be compiled: KeyError") as caught:
         result.sum().backward()
     assert isinstance(caught.value.__cause__, KeyError)
@@ -106,7 +106,7 @@ def test_a_backward_that_outlives_its_function(
 ) -> None:
     x = torch.ones(7, 4, requires_grad=True)
     result = smelt.compile(lambda x: program(x))(x)
-    fail(monkeypatch, "_scheduled")
+    fail(monkeypatch, "lower_graph")
     with caplog.at_level(logging.WARNING, "smelt"):
         result.sum().backward()
     assert "KeyError" in caplog.text

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt import events, runtime
-from smelt.backends import smelt as backend
+from smelt import events, pipeline, runtime
 from smelt.backends.smelt import compile_graph
 from smelt.config import Config
 from smelt.errors import BackendError
@@ -112,7 +111,7 @@ def test_a_failing_stage_is_a_backend_error(monkeypatch):
     def fail(*_):
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(backend, "fuse", fail)
+    monkeypatch.setattr(pipeline, "fuse", fail)
     _, traced = trace(lambda x: x + 1, [torch.randn(3)])
     with pytest.raises(BackendError, match="ZeroDivisionError: oh") as error:
         compile_graph(traced, Config())

@@ -3,9 +3,6 @@
 Each change is applied to a small BERT. If no guard fails, the earlier capture must still be correct.
 """
 
-import benchmarks.models  # noqa: F401  declares what transformers needs to import
-
-# isort: split
 import contextlib
 
 import pytest

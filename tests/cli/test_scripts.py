@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.processes import start
+
 SCRIPTS = {
     "what it sees of itself": """
         import sys, pickle, inspect, beside, __main__
@@ -97,5 +99,5 @@ sys.argv[1:] = {command.split()}
 from smelt.cli.app import main
 main()
 """
-    done = ended("-c", program, where=tmp_path)
-    assert done[0] == status and said in "".join(done[1:]).replace("\n", " "), done
+    done = start(program, cwd=tmp_path)
+    assert done.returncode == status and said in (done.stdout + done.stderr).replace("\n", " "), done

@@ -318,10 +318,10 @@ def test_the_cost_rule_on_a_measured_and_on_an_unknown_host():
     assert cpu.target(DEFAULT, "mystery").costs.products is None
 
 
-@pytest.mark.parametrize("width, rows, vectors", [(32, 6, 2), (16, 5, 2), (16, 8, 3)])
+@pytest.mark.parametrize("width, rows, vectors", [(64, 14, 2), (32, 6, 2), (16, 5, 2), (16, 8, 3)])
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_register_blocks_of_other_hosts(width, rows, vectors, dtype, monkeypatch):
-    """The blocks of AVX2, SSE and NEON hosts, as this host runs them."""
+    """The blocks of AVX-512, AVX2, SSE and NEON hosts, as this host runs them."""
     narrow = dataclasses.replace(
         gemm_tiling.tile_for(dtype), lanes=width // dtype.itemsize, rows=rows, vectors=vectors
     )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.host_cpu import Host, host
+from smelt.codegen.llvm.host_cpu import LEVELS, Host, host
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.vectorization import choose, lane_stride
 from smelt.config import Config
+from smelt.errors import BackendError
 from smelt.loops.kernel_ir import Buffer, Kernel, MapStage, ReduceStage, Reduction, Store, Value
 from smelt.shapes.expr import Sym
 from tests.harness.kernels import (
@@ -709,3 +711,26 @@ def test_flat_kernels_with_strides_and_numbers(n: int, target: Host | None) -> N
 def test_host_target() -> None:
     target = host()
     assert target.bits in (128, 256, 512) and target.cpu
+
+
+def test_a_forced_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    detect = host.__wrapped__
+    monkeypatch.setenv("SMELT_CPU", "x86-64-v2")
+    assert detect() is LEVELS["x86-64-v2"]
+    monkeypatch.setenv("SMELT_CPU", "haswell")
+    with pytest.raises(BackendError, match="SMELT_CPU: unknown level 'haswell'; known: x86-64-v2, "):
+        detect()
+    narrow = replace(host(), cpu="narrow", features="+sse2")
+    monkeypatch.setattr("smelt.codegen.llvm.host_cpu._own", lambda: narrow)
+    monkeypatch.setenv("SMELT_CPU", "x86-64-v4")
+    with pytest.raises(BackendError, match="SMELT_CPU=x86-64-v4: narrow lacks avx, avx2, avx512bw, "):
+        detect()
+    monkeypatch.setenv("SMELT_CPU", "")
+    assert detect() is narrow
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_code_for_each_level_is_made_on_any_machine(level: str) -> None:
+    """It is linked only where the machine has the level."""
+    (made,) = compile_kernels([softmax(12, 34)], Config(), LEVELS[level])
+    assert made.function.library.processor.name == level

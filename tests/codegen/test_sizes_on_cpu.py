@@ -8,18 +8,18 @@ import torch.nn.functional as F
 
 import smelt
 from smelt import events
-from smelt.codegen.cpu_symbolic_launches import WITH_WINDOWS
+from smelt.codegen.cpu_symbolic_launches import MAX_WINDOW_SETS
 from smelt.codegen.gemm_profitability import prefers_product
 from smelt.codegen.llvm.host_cpu import host
-from smelt.codegen.plan_loading import load, load_sized
+from smelt.codegen.plan_loading import load, load_symbolic
 from smelt.config import Config
 from smelt.ops.lowering import lower
-from smelt.plan.plan_template import Loader, Template
+from smelt.plan.plan_template import Loader, SymbolicLaunches, Template
 from smelt.plan.steps import Aten, launches
-from smelt.plan.target import Decided
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule_program import fuse
 from smelt.targets import cpu
+from tests.harness.hosts import generate_products
 from tests.harness.symbolic import S0, S1, symbolic
 from tests.harness.traced import flatten
 
@@ -30,17 +30,18 @@ wide = torch.randn(64, 1024) / 32
 
 
 class AtSizes:
-    """Plans of `f` of tensors of `shapes`, of one template, on a host where products are generated."""
+    """Plans of `f` of tensors of `shapes`, of one template, for `threads` on a host where products are generated."""
 
-    def __init__(self, f, *shapes):
+    def __init__(self, f, *shapes, threads=2):
         self.f, self.shapes = f, shapes
         inputs = self.inputs(101, 211)
         graph, real = symbolic(f, *inputs)
         self.order = [next((k for k, t in enumerate(inputs) if t is r), r) for r in real]
-        target = cpu.target(Config(verify_stages=True), "znver5")
-        self.template = Template.of(fuse(lower(graph, target.costs), target.costs), target)
-        is_decided = isinstance(self.template.items, Decided)
-        self.loader = Loader(self.template, load_sized, (S0, S1)) if is_decided else None
+        target = cpu.target(Config(verify_stages=True, threads=threads), "znver5")
+        schedule = fuse(lower(graph, target.costs), target.costs)
+        self.template = Template(schedule, target.generate_symbolic(schedule), target)
+        is_symbolic = isinstance(self.template.launches, SymbolicLaunches)
+        self.loader = Loader(self.template, load_symbolic, (S0, S1)) if is_symbolic else None
 
     def inputs(self, s, t):
         sizes = {S0: s, S1: t}
@@ -145,7 +146,7 @@ def test_products_of_which_more_depends_on_sizes_are_planned_for_numbers():
 def test_a_product_in_place_of_atens_is_decided_for_its_rows(monkeypatch):
     """With many threads, few rows are not enough for each."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    graph = AtSizes(lambda x: F.linear(x, wide), (S0, 1024))
+    graph = AtSizes(lambda x: F.linear(x, wide), (S0, 1024), threads=0)
     found = {s: bool(calls(graph.plan(s))) for s in (2, 30, 700, 30, 40, 6000)}
     assert found == {s: not prefers_product(cpu.ZEN5, s, 64, 1024, 1, torch.float32, 8) for s in found}
     assert set(found.values()) == {True, False}
@@ -162,7 +163,7 @@ def test_too_few_columns_are_atens():
 
 def test_the_first_sets_of_sizes_have_windows():
     graph = AtSizes(lambda x: F.relu(F.conv2d(x, filters, padding=1, groups=6)), (2, 6, S0, S1))
-    for s in range(5, 5 + WITH_WINDOWS):
+    for s in range(5, 5 + MAX_WINDOW_SETS):
         assert not calls(graph.plan(s, 9))
     assert calls(graph.plan(30, 9))
     assert not calls(graph.plan(5, 9))
@@ -171,7 +172,7 @@ def test_the_first_sets_of_sizes_have_windows():
 @pytest.fixture
 def generated(monkeypatch):
     """Products are generated on this host."""
-    monkeypatch.setitem(cpu.PRODUCT_COSTS, host().cpu, cpu.ZEN5)
+    generate_products(monkeypatch)
 
 
 def calls_of(f, shapes):

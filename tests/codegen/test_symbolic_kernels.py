@@ -1,12 +1,9 @@
 """Kernels whose sizes are symbols: compiled once, they give what eager gives at many sizes, and write nothing else."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.host_cpu import host
 from smelt.errors import NeedsFixedSize
 from smelt.loops.kernel_interpreter import run
 from smelt.loops.kernel_ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Store
@@ -14,6 +11,7 @@ from smelt.loops.loop_values import cast, index
 from smelt.loops.verify_kernel import verify
 from smelt.shapes.expr import Size, loop_sym
 from tests.harness.accuracy import no_worse
+from tests.harness.hosts import of_bits
 from tests.harness.kernels import CHECKED, buffers, flat, load, result
 from tests.harness.sized_programs import BACKWARD, ELEMENTWISE, REDUCED, ROWS, SCANS, with_bias
 from tests.harness.symbolic import S0, S1
@@ -62,7 +60,7 @@ def test_half_precision(case):
 @pytest.mark.parametrize("bits, masks", [(128, False), (512, True)])
 @pytest.mark.parametrize("name", REDUCED)
 def test_vectors_of_other_hosts(name, bits, masks):
-    check(*REDUCED[name], target=replace(host(), bits=bits, masks=masks), rtol=1e-5, atol=1e-4)
+    check(*REDUCED[name], target=of_bits(bits, masks), rtol=1e-5, atol=1e-4)
 
 
 LONG = {f"elementwise, {name}": case for name, case in ELEMENTWISE.items() if case[1] != (S0, S0)}

@@ -24,7 +24,7 @@ from smelt.loops.verify_kernel import verify
 from smelt.shapes.expr import loop_sym
 from tests.harness import interpreted
 from tests.harness.kernels import buffers, load, result
-from tests.harness.sized_kernels import Once
+from tests.harness.sized_kernels import COSTS, FEW_PROCESSORS, Once
 from tests.harness.sized_programs import BACKWARD, ELEMENTWISE, REDUCED, ROWS, SCANS
 from tests.harness.symbolic import S0, S1
 from tests.harness.symbolic_kernels import same
@@ -44,7 +44,7 @@ LONG = ((2, 1000), (1000, 3), (1, 4500))
 
 def check(f, *shapes, sets=NUMBERS, rtol=1e-4, atol=1e-3, dtype=f32):
     """What was printed gives what eager gives, at each of these sizes; returns it."""
-    once = Once(f, *shapes, dtype=dtype)
+    once = Once(f, *shapes, dtype=dtype, costs=FEW_PROCESSORS)
     for a, b in sets:
         sizes = {S0: a, S1: b}
         inputs = once.inputs(sizes)
@@ -98,7 +98,10 @@ def test_scans(name):
 @pytest.mark.parametrize("name", BACKWARD)
 def test_backward(name):
     _, f, *shapes = BACKWARD[name]
-    check(f, *shapes, sets=NUMBERS[1:3])
+    once = check(f, *shapes, sets=NUMBERS[1:3])
+    assert len(once.kernels) == len(
+        Once(f, *shapes, costs=COSTS).kernels
+    )  # sums are cut for few processors, too
 
 
 @pytest.mark.parametrize("case", [ELEMENTWISE["a row for all"], ROWS["softmax"], REDUCED["softmax"]])

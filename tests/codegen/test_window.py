@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt import targets
-from smelt.backends import smelt as backend
+from smelt import pipeline, targets
 from smelt.codegen.call_selection.window_calls import WINDOW_CALLS
 from smelt.plan.steps import Launch
 from tests.harness.compiled import check, compiled
@@ -43,15 +42,15 @@ def generated(monkeypatch):
     """The kernels that plans made during the test launch, and the ATen operators that they call, with the costs of a host
     that was measured, whichever runs the test."""
     seen: list[str] = []
-    build = backend.build_plan
+    build = pipeline.build_plan
 
-    def recording(schedule, target):
-        plan = build(schedule, target)
+    def recording(schedule, *args):
+        plan = build(schedule, *args)
         seen.extend(s.kernel if isinstance(s, Launch) else str(getattr(s, "op", "")) for s in plan.steps)
         return plan
 
     monkeypatch.setitem(targets.TARGETS, "cpu", lambda device: generating)
-    monkeypatch.setattr(backend, "build_plan", recording)
+    monkeypatch.setattr(pipeline, "build_plan", recording)
     return seen
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_interpreter import run
 from smelt.graph.graph_printer import table
-from smelt.graph.ir import Graph, Node
+from smelt.graph.ir import Graph, Node, copy_at
 from smelt.graph.object_handles import Handle
-from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner
-from smelt.graph.substitute_sizes import at_sizes, copied_at, depends_inside, symbols_of_arguments
+from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner, depends_inside
 from smelt.graph.verify_graph import verify
+from smelt.shapes.substitute import substitute
 from tests.harness.symbolic import S0, S1, symbolic
 from tests.harness.traced import traced
 
@@ -26,7 +27,7 @@ def test_the_sizes_of_the_trace_give_its_graph():
     x = torch.randn(101, 211)
     fixed, _ = traced(program, x)
     graph, _ = symbolic(program, x)
-    made = at_sizes(graph, {S0: 101, S1: 211})
+    made = substitute(graph, {S0: 101, S1: 211})
     assert table(made) == table(fixed) != table(graph)
     assert [n.spec for n in made] == [n.spec for n in fixed]
 
@@ -35,7 +36,7 @@ def test_the_sizes_of_the_trace_give_its_graph():
 def test_other_sizes(s, t):
     graph, _ = symbolic(program, torch.randn(101, 211))
     before = table(graph)
-    made, copy_of = copied_at(graph, {S0: s, S1: t})
+    made, copy_of = copy_at(graph, {S0: s, S1: t})
     verify(made, functional=True)
     assert [copy_of[n] for n in graph] == made.nodes and table(graph) == before
     x = torch.randn(s, t)

@@ -316,7 +316,7 @@ def notes_of(model: nn.Module) -> tuple[int, int]:
         for _ in range(6):
             compiled(x)
     (entry,) = entries(compiled)
-    notes: tuple[int, int] = entry.tree.notes()
+    notes: tuple[int, int] = entry.tree.memo_size()
     return notes
 
 
@@ -353,7 +353,7 @@ def test_a_weight_that_changes_in_place_is_noticed(change: Callable[[Any], Any])
     tree = _native.GuardTree(build(guards, []).native)
     for _ in range(6):
         assert tree.check(model) is not None
-    assert tree.notes() is not None
+    assert tree.memo_size() is not None
     change(model[5].weight)
     assert tree.check(model) is None
     assert first_failing(guards, [model]) is not None
@@ -394,10 +394,10 @@ def test_a_dictionary_that_always_changes_is_left_out() -> None:
             model.unread = i
             compiled(torch.ones(2, 4))
     (entry,) = entries(compiled)
-    before = entry.tree.notes()
+    before = entry.tree.memo_size()
     assert before is not None and before[1] < 2 * 20 + 30
     with torch.no_grad():
         for i in range(5):
             model.unread = -i
             compiled(torch.ones(2, 4))
-            assert entry.tree.notes() == before
+            assert entry.tree.memo_size() == before

@@ -18,7 +18,8 @@ from smelt.guards.guard_evaluation import first_failing
 from smelt.guards.guard_failures import explain
 from smelt.guards.guard_printer import format_guard
 from smelt.guards.source import Source
-from smelt.shapes.number_expr import OPERATIONS, Expression, Table, evaluate, leaves, postfix, text
+from smelt.shapes.expr import Expression, Table, evaluate, leaves, postfix, text
+from smelt.shapes.number_operations import OPERATIONS
 
 A, B = (Source("arg", name, index=i) for i, name in enumerate("ab"))
 TABLE = Table()
@@ -118,7 +119,7 @@ def expressions(draw: Any, depth: int = 3) -> Expression:
 def test_source_program_and_evaluation_agree(expression: Expression, a: Any, b: Any) -> None:
     slots = {A: a, B: b}
     try:
-        found = evaluate(expression, slots.__getitem__)
+        found = evaluate(expression, slots)
     except (ArithmeticError, ValueError, TypeError):
         found = None
     if isinstance(found, int) and found.bit_length() > 4000:

@@ -22,7 +22,7 @@ from smelt.guards.guard_printer import format_guard
 from smelt.guards.source import Source
 from smelt.guards.tree_layout import build
 from smelt.report import inspect
-from smelt.shapes.number_expr import Expression, Table
+from smelt.shapes.expr import Expression, Table
 
 X, Y, N = (Source("arg", name, index=i) for i, name in enumerate(("x", "y", "n")))
 TABLE = Table()

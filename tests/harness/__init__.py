@@ -28,6 +28,7 @@ whole programs, eager and compiled
     attention      attention that is written out, on GPUs: operands, errors beside eager's, what became of graphs
     products       matrix products for GPUs, with tensors for them
     attention_tiles generated attention, with tensors, and as loops
+    cudnn          convolutions of the simulated device, as cuDNN has them
     contests       contests of generated kernels with ATen, on the simulated device
     user_kernels   programs that launch kernels of Triton
     wrong_lowering an operator that is compiled wrongly
@@ -50,6 +51,7 @@ one stage, on example tensors
     differentiable two custom autograd functions, and random functions for hypothesis
     scheduled      the schedule of a function, run by the reference interpreter
     compiled       a function compiled by the backend alone
+    hosts          the target that a test states: the width of vectors, generated products
     kernels        small kernels written by hand, and how to run them
     printed        kernels that are printed as Triton: one of each kind, and those of programs
     random_words   Philox, in numpy

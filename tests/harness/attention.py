@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import smelt
-from smelt.backends import smelt as backend
+from smelt import pipeline
 from smelt.graph.verify_graph import verify
 from smelt.rewrites.attention.attention_rewrite import Fused, fuse_attention
 from smelt.targets import sdpa_backends as chosen
@@ -63,7 +63,7 @@ def watched() -> Iterator[Seen]:
         return made
 
     with pytest.MonkeyPatch.context() as patched, kernels(True):
-        patched.setattr(backend, "fuse_attention", fused)
+        patched.setattr(pipeline, "fuse_attention", fused)
         patched.setattr(chosen, "FEW", 0)  # nothing is too small for a kernel
         yield found
 

@@ -38,7 +38,9 @@ class HandMadeFrame:
     def emit(self, result: object, *stores: Store) -> CompiledFrame:
         def f(x: Any, obj: Any) -> None: ...
 
-        found = find_reachable([result, *(o for s in stores for o in s.operands)], lambda o: self.sources.get(id(o)))
+        found = find_reachable(
+            [result, *(o for s in stores for o in s.operands)], lambda o: self.sources.get(id(o))
+        )
         outputs = [t for t in found.fakes if t is not self.fx]
 
         def graph(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -52,7 +52,7 @@ def check_valid(joint, parts):
     assert [n.name for n in parts.forward if n.target is torch.ops.aten.copy_.default] == written
     n_random = sum(class_of(n) is Class.RANDOM for n in joint.graph)
     drawn = [n for g in (parts.forward, parts.backward) for n in g if class_of(n) is Class.RANDOM]
-    states = (rng_replay.STATE, torch.ops.smelt.philox_place.default)
+    states = (rng_replay.STATE, torch.ops.smelt.philox_offset.default)
     assert sum(n.target not in states for n in drawn) == n_random
 
 

@@ -31,6 +31,7 @@ from smelt.loops.row_sums import beside
 from smelt.ops.philox_order import Draws, Step
 from smelt.plan.machine_code import Function
 from smelt.shapes.expr import Size, Sym
+from tests.harness.hosts import NARROW, WIDE
 
 CHECKED = Config(verify_stages=True)
 f32 = torch.float32
@@ -349,9 +350,7 @@ def hand_written() -> dict[str, Function]:
 
 # ---- running
 
-# Narrow vectors without cheap masks, as on a machine with AVX2 only.
-NARROW = Host("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt", 256, False, False)
-TARGETS = [pytest.param(None, id="host"), pytest.param(NARROW, id="avx2")]
+TARGETS = [pytest.param(NARROW, id="256 bits"), pytest.param(WIDE, id="512 bits")]
 
 
 def run(

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +23,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from tests.harness import processes
+
 ROOT = Path(__file__).parents[2]
+COMPILER = (
+    "torch",
+    "smelt.callables",
+    "smelt.backends.smelt",
+    "smelt.codegen.cpu_launches",
+)  # imported once for all pages
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>.+?) -->\n)?^```(?P<language>python|text)\n(?P<body>.*?)^```$", re.M | re.S
@@ -117,11 +124,16 @@ def printed(page: Path) -> Iterator[str | None]:
     text = page.read_text()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / name_of(page)).write_text(program(text))
-        done = subprocess.run(
-            [sys.executable, "-c", RUN],
-            input=json.dumps([name_of(page), [(b.first, b.body, b.needed) for b in blocks(text)]]),
-            cwd=folder, env=_environment() | {"TMPDIR": folder}, capture_output=True, text=True, timeout=250,
-        )  # fmt: skip
+        startup = _environment()
+        done = processes.start(
+            RUN,
+            stdin=json.dumps([name_of(page), [(b.first, b.body, b.needed) for b in blocks(text)]]),
+            cwd=folder,
+            env=startup | {"TMPDIR": folder},
+            imports=COMPILER,
+            startup=startup,
+            timeout=250,
+        )
     if done.returncode:
         raise RuntimeError(f"{page.name}: block {len(done.stdout.splitlines()) + 1} fails\n{done.stderr}")
     return map(json.loads, done.stdout.splitlines())

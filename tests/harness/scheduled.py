@@ -25,7 +25,7 @@ def costs(**changes):
 def generating(config=DEFAULT):
     """The target of a measured host that generates all products that it can."""
     products = Products(prefer=lambda product: True, absorb=config.fuse)
-    return replace(cpu.target(config, "znver5"), compile=partial(cpu.compile_schedule, config, products))
+    return replace(cpu.target(config, "znver5"), generate=partial(cpu.generate_launches, config, products))
 
 
 def scheduled(f, *inputs, **changes):

@@ -18,7 +18,7 @@ from tests.simulated import cuda
 
 ROOT = Path(__file__).parent.parent.parent
 INSIDE = "SMELT_TESTS_INSIDE_SIMULATED_CUDA"
-PROCESSES = 6
+PROCESSES = 3
 TIMEOUT = 580  # seconds, of all tests of a process
 ALONE = {
     "test_amd_there.py",

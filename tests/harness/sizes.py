@@ -9,8 +9,7 @@ import torch
 
 from smelt.graph.graph_interpreter import run
 from smelt.graph.verify_graph import verify
-from smelt.shapes.expr import Sym
-from smelt.shapes.number_expr import Expression, evaluate
+from smelt.shapes.expr import Expression, Sym, evaluate_with
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.traced import Traced
 from tests.harness.symbolic import at
@@ -49,7 +48,7 @@ def check_sizes(
                 torch.manual_seed(7)
                 tensors = [graph_in[position[id(r)]] if id(r) in position else r for r in reals]
                 tensors += [
-                    evaluate(n.symbol.expression, lambda k: leaf[f"s{k.index}"]) for n in traced.numbers
+                    evaluate_with(n.symbol.expression, lambda k: leaf[f"s{k.index}"]) for n in traced.numbers
                 ]
                 got = run(at(graph, values), tensors)
             assert len(got) == len(want)
@@ -77,7 +76,7 @@ def _places(
 
 def _holds(guard: tuple[Expression, Any], leaf: Mapping[str, int]) -> bool:
     expression, expected = guard
-    value = evaluate(expression, lambda key: leaf[f"s{key.index}"])
+    value = evaluate_with(expression, lambda key: leaf[f"s{key.index}"])
     return type(value) is expected if isinstance(expected, type) else value == expected
 
 
@@ -118,7 +117,7 @@ def check_gradients(
         needed = [want[k] for k in joint.tangents]
         tangents = [torch.randn_like(t) for t in needed]
         wanted = torch.autograd.grad(needed, [primals[i] for i in joint.gradients], tangents)
-        plain = [evaluate(n.symbol.expression, lambda k: leaf[f"s{k.index}"]) for n in traced.numbers]
+        plain = [evaluate_with(n.symbol.expression, lambda k: leaf[f"s{k.index}"]) for n in traced.numbers]
         torch.manual_seed(7)
         with torch.no_grad():
             got = run(at(joint.graph, values), [*(p.detach() for p in primals), *plain, *tangents])

@@ -12,8 +12,7 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_interpreter import run
 from smelt.graph.graph_printer import code
 from smelt.graph.ir import Graph
-from smelt.shapes.expr import Sym
-from smelt.shapes.number_expr import Expression
+from smelt.shapes.expr import Expression, Sym
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.record.traced import Traced
 from smelt.tracing.symbolic.symbolic_layouts import SymbolicLayout

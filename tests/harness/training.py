@@ -72,7 +72,11 @@ def check_captured(compiled: Any, whole: bool, ahead: bool) -> None:
     check_no_failure(compiled)
     found = reasons(compiled)
     assert not (whole and found), f"ran eagerly: {found[0]}"
-    own = [str(r.no_joint_graph_reason.detail) for _, r in records(compiled) if r.no_joint_graph_reason is not None]
+    own = [
+        str(r.no_joint_graph_reason.detail)
+        for _, r in records(compiled)
+        if r.no_joint_graph_reason is not None
+    ]
     assert not (ahead and own), f"the backward is autograd's own: {own[0]}"
 
 

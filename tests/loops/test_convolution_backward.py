@@ -27,7 +27,8 @@ def compare(f, *inputs):
     graph, real = traced(f, *inputs)
     target = generating()
     schedule = fuse(lower(graph, target.costs), target.costs)
-    plan = build_plan(fuse(lower(graph, target.costs), target.costs), target)
+    schedule = fuse(lower(graph, target.costs), target.costs)
+    plan = build_plan(schedule, target.generate(schedule), target)
     verify(plan)
     for got in (run(schedule, real), load(plan)(tuple(real))):
         for a, e in zip(got, f(*inputs), strict=True):

@@ -26,7 +26,7 @@ X = torch.ones(2)
 def hook_is_off_afterwards():
     yield
     state = native.state()
-    assert (state["mode"], state["installed"], state["windows"]) == ("off", False, 0)
+    assert (state["mode"], state["installed"], state["hooked_threads"]) == ("off", False, 0)
 
 
 def guard_type(slot, cls):
@@ -426,7 +426,7 @@ def test_wrong_arguments_are_rejected():
         with pytest.raises(TypeError):
             function(3)
     with pytest.raises(TypeError):
-        native.call_window(len, ([],), None, None)
+        native.call_with_frame_hook(len, ([],), None, None)
 
 
 # ---------------------------------------------------------------------------------------------- recursion
@@ -488,7 +488,7 @@ def test_threads_may_change_entries_while_others_call():
 
     def window():
         while time.monotonic() < until:
-            keyed = native.call_window(sorted, ([3, 1, 2],), {"key": lambda v: -v}, lambda fn, v: v)
+            keyed = native.call_with_frame_hook(sorted, ([3, 1, 2],), {"key": lambda v: -v}, lambda fn, v: v)
             if keyed != [1, 2, 3]:
                 errors.append(keyed)
 
@@ -538,7 +538,7 @@ def diverted(fn, *args, **kwargs):
         seen.append((function.__name__, slots))
         return function(*slots)
 
-    return native.call_window(fn, args, kwargs, vm), seen
+    return native.call_with_frame_hook(fn, args, kwargs, vm), seen
 
 
 class Number:
@@ -588,13 +588,17 @@ lambda_free_eq = (1).__class__.__eq__ and __import__("operator").eq
 
 
 def test_the_vm_decides_the_result_and_may_raise():
-    assert native.call_window(sorted, ([1, 2, 3],), {"key": lambda v: v}, lambda fn, v: -v) == [3, 2, 1]
+    assert native.call_with_frame_hook(sorted, ([1, 2, 3],), {"key": lambda v: v}, lambda fn, v: -v) == [
+        3,
+        2,
+        1,
+    ]
 
     def vm(fn, *slots):
         raise LookupError("vm")
 
     with pytest.raises(LookupError):
-        native.call_window(sorted, ([1, 2],), {"key": lambda v: v}, vm)
+        native.call_with_frame_hook(sorted, ([1, 2],), {"key": lambda v: v}, vm)
 
 
 def test_the_vm_may_have_a_function_run_as_it_is():
@@ -609,7 +613,7 @@ def test_the_vm_may_have_a_function_run_as_it_is():
         return 2 * v if fn is inner else native.NATIVELY
 
     seen = []
-    assert native.call_window(sorted, ([1, 2],), {"key": key}, vm) == [1, 2]
+    assert native.call_with_frame_hook(sorted, ([1, 2],), {"key": key}, vm) == [1, 2]
     assert seen == [key, inner, key, inner]  # what it calls is still handed to the VM
 
 
@@ -622,7 +626,7 @@ def test_a_function_run_as_it_is_frees_its_arguments():
 
     made = [Argument(), Argument()]
     refs = [weakref.ref(a) for a in made]
-    native.call_window(sorted, (made,), {"key": lambda a: id(a)}, vm)
+    native.call_with_frame_hook(sorted, (made,), {"key": lambda a: id(a)}, vm)
     del made[:]
     assert [r() for r in refs] == [None, None]
 
@@ -640,7 +644,7 @@ def test_the_vm_may_mark_a_function_while_it_is_asked_about_it():
         return native.NATIVELY
 
     seen = []
-    assert native.call_window(sorted, ([1, 2],), {"key": key}, vm) == [2, 1]
+    assert native.call_with_frame_hook(sorted, ([1, 2],), {"key": key}, vm) == [2, 1]
     assert seen == [key]
 
 
@@ -670,10 +674,10 @@ def test_the_vm_itself_runs_with_the_hook_off_and_may_open_windows():
     def vm(fn, *slots):
         depth.append(native.state()["mode"])
         if len(depth) < 5:
-            return native.call_window(max, ([1, 2],), {"key": lambda v: v}, vm)
+            return native.call_with_frame_hook(max, ([1, 2],), {"key": lambda v: v}, vm)
         return fn(*slots)
 
-    native.call_window(max, ([1, 2],), {"key": lambda v: v}, vm)
+    native.call_with_frame_hook(max, ([1, 2],), {"key": lambda v: v}, vm)
     assert set(depth) == {"off"}
 
 
@@ -684,9 +688,17 @@ def test_all_kinds_of_slots_reach_the_vm():
     def vm(fn, *slots):
         return fn is f and slots
 
-    assert native.call_window(functools.partial(f, 1, 2, 4, z=5), (), None, vm) == (1, 2, 3, (4,), {"z": 5})
+    assert native.call_with_frame_hook(functools.partial(f, 1, 2, 4, z=5), (), None, vm) == (
+        1,
+        2,
+        3,
+        (4,),
+        {"z": 5},
+    )
     wide = eval("lambda " + ", ".join(f"a{i}" for i in range(40)) + ": 0")
-    assert native.call_window(wide, tuple(range(40)), None, lambda fn, *slots: slots) == tuple(range(40))
+    assert native.call_with_frame_hook(wide, tuple(range(40)), None, lambda fn, *slots: slots) == tuple(
+        range(40)
+    )
 
 
 def test_generator_functions_go_to_the_vm_as_calls():
@@ -771,7 +783,7 @@ def test_other_threads_are_not_diverted():
         thread.join()
         return v
 
-    assert native.call_window(sorted, ([2, 1],), {"key": lambda v: -v}, vm) == [1, 2]
+    assert native.call_with_frame_hook(sorted, ([2, 1],), {"key": lambda v: -v}, vm) == [1, 2]
     assert results == [[2, 1]]
 
 
@@ -781,14 +793,14 @@ def test_deep_recursion_in_a_window_is_a_recursion_error():
             return repr(self)
 
     def vm(fn, *slots):
-        return native.call_window(repr, slots, None, vm)
+        return native.call_with_frame_hook(repr, slots, None, vm)
 
     old = sys.getrecursionlimit()
     for limit in (old, 10**6):
         sys.setrecursionlimit(limit)
         try:
             with pytest.raises(RecursionError):
-                native.call_window(repr, (Deep(),), None, vm)
+                native.call_with_frame_hook(repr, (Deep(),), None, vm)
         finally:
             sys.setrecursionlimit(old)
 
@@ -803,7 +815,7 @@ def test_native_recursion_depth_in_a_window_is_that_of_python():
         yield down(800)
 
     native.skip(down)
-    assert native.call_window(list, (generator(),), None, lambda fn, *s: fn(*s)) == ["bottom"]
+    assert native.call_with_frame_hook(list, (generator(),), None, lambda fn, *s: fn(*s)) == ["bottom"]
 
 
 def test_frames_that_start_a_chunk_of_the_data_stack():
@@ -815,7 +827,9 @@ def test_frames_that_start_a_chunk_of_the_data_stack():
         assert sorted([n, n + 1], key=lambda *v: -v[0]) == [n + 1, n]
 
     def window(n):
-        assert native.call_window(sorted, ([n, n + 1],), {"key": lambda *v: -v[0]}, lambda fn, v: -v[0]) == [
+        assert native.call_with_frame_hook(
+            sorted, ([n, n + 1],), {"key": lambda *v: -v[0]}, lambda fn, v: -v[0]
+        ) == [
             n + 1,
             n,
         ]
@@ -865,7 +879,7 @@ def test_no_leak(case):
         elif case == "bad_call":
             compiled(o, o, o, b=o, z=o)
         elif case == "window":
-            native.call_window(sorted, ([o, o],), {"key": key}, lambda fn, *slots: 0)
+            native.call_with_frame_hook(sorted, ([o, o],), {"key": key}, lambda fn, *slots: 0)
         else:
             compiled(o, o, o, k=o, z=o)
 
@@ -918,7 +932,7 @@ def test_raise_at_shows_another_place():
     assert shown is not None and shown.tb_frame.f_code is raising.__code__
     assert shown.tb_lineno == raising.__code__.co_firstlineno + 4
     for wrong in ((ValueError("x"), 10**9), (ValueError("x"), -1), (1, 0)):
-        with pytest.raises(ValueError, match="no such place"):
+        with pytest.raises(ValueError, match="no such offset"):
             native.raise_at(*wrong)
 
 

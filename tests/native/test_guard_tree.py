@@ -272,7 +272,7 @@ def test_other_threads_run_while_python_code_is_asked():
         assert collected.x == x
         assert held == [None]
     assert all(seen)
-    assert tree.notes() is None
+    assert tree.memo_size() is None
 
 
 def started(iterator, count=1):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
+from itertools import islice
 
 import hypothesis.strategies as st
 import pytest
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from smelt.graph.operator_effects import effects
 from smelt.ops import layouts
 from smelt.ops.layouts.meta_layouts import CPU, dense_stride, like
+from tests.harness.processes import start
 
 aten = torch.ops.aten
 
@@ -117,7 +117,7 @@ def samples(op, dtype, most, ways, **settings):
     """The first `most` sample inputs of an operator, as they are and laid out in each of `ways`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for sample in list(op.sample_inputs("cpu", dtype, **settings))[:most]:
+        for sample in list(islice(op.sample_inputs("cpu", dtype, **settings), most)):
             yield sample
             yield from (sample.transform(way) for way in ways)
 
@@ -528,6 +528,6 @@ print(sorted(m for m in set(sys.modules) - before if m in heavy))
 
 
 def test_a_first_call_imports_no_compiler_of_torch():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    done = start(PROGRAM)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

@@ -25,7 +25,7 @@ from tests.harness.lowered_at import program_at
 from tests.harness.scheduled import costs
 from tests.harness.traced import traced
 
-SAMPLES = 2
+SAMPLES = 1  # of each operator; `benchmarks.sweep_ops --dynamic` runs all
 PARTS = 6
 # what is in memory is what they give, they are slow, or shapes that a kernel does not keep to (of a bag of embeddings)
 LEFT_OUT = re.compile(
@@ -117,7 +117,7 @@ def test_samples(part):
                 torch.testing.assert_close(
                     mine, theirs, equal_nan=True, msg=lambda m, op=op: f"{op.name}: {m}"
                 )
-    assert seen["symbols"] > 50 and seen["symbols"] > 10 * seen["fixed"], seen
+    assert seen["symbols"] > 30 and seen["symbols"] > 10 * seen["fixed"], seen
 
 
 def sizes_of(node: Node):

@@ -71,8 +71,10 @@ class Program:
 
     def plan(self, *outputs, target=None, **options) -> Plan:
         """Every kernel increments, and products are ATen's, unless a target is given."""
-        own = replace(cpu.target(Config(**options)), compile=increments)
-        plan = build_plan(Schedule(self.buffers, self.constants, self.items, outputs), target or own)
+        own = replace(cpu.target(Config(**options)), generate=increments)
+        target = target or own
+        schedule = Schedule(self.buffers, self.constants, self.items, outputs)
+        plan = build_plan(schedule, target.generate(schedule), target)
         verify(plan)
         return plan
 

@@ -195,7 +195,9 @@ def test_launches_that_are_one_on_a_gpu() -> None:
     library = Library(Processor("nvptx64-nvidia-cuda", "sm_90", ""), (b"",), ("f",))
     kernels = {name: Function(library, "f", Block(128, 0, parts=2)) for name in ("f", "g")}
     launch = Launch("f", (0, 1), 8, 8, by_value=((0, 4),))
-    plan = replace(increment(), kernels=kernels, steps=(alloc(1, 8), ParallelLaunch((launch, launch), (1, 1), 1)))
+    plan = replace(
+        increment(), kernels=kernels, steps=(alloc(1, 8), ParallelLaunch((launch, launch), (1, 1), 1))
+    )
     read = again(plan)
     assert read.steps == plan.steps and read.kernels["f"].block == Block(128, 0, parts=2)
     assert print_plan(read).count("launch f(r0, r1) over 8 by 8") == 2

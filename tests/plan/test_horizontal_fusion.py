@@ -144,7 +144,9 @@ def in_steps(count: int, n: int, last: int = 0) -> list[list[int]]:
         buffers.append(BufferSpec(len(buffers), TensorSpec((last,), (1,), f32, spec.device), "output"))
         items.append(ExternItem(aten.mm.default, (BufRef(value), BufRef(value)), {}, (outputs[1],)))
     buffers[value] = BufferSpec(value, spec, "output")
-    slots = fuse_horizontally(Schedule(buffers, (), items, tuple(outputs)), items, lambda item: kind(item, room=64))
+    slots = fuse_horizontally(
+        Schedule(buffers, (), items, tuple(outputs)), items, lambda item: kind(item, room=64)
+    )
     casts = [item for item in items if isinstance(item, KernelItem)]
     return [[casts.index(i) for i in slot.items] for slot in slots if isinstance(slot.items[0], KernelItem)]  # type: ignore[arg-type]
 

@@ -13,8 +13,8 @@ from smelt.errors import VerificationError
 from smelt.loops.kernel_ir import Buffer, Kernel, MapStage, Store, Value
 from smelt.plan.arena_allocation import SLACK, allowed, with_arena
 from smelt.plan.buffer_reuse import reusable_operands
+from smelt.plan.plan_device import Memory
 from smelt.plan.steps import Alloc, Aten, Free, Launch, Plan, Reg, Step
-from smelt.plan.target import Memory
 from smelt.plan.verify_plan import verify
 from smelt.shapes.expr import Size
 from tests.harness.kernels import hand_written, loop

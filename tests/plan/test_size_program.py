@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def computed(program, values):
-    """As native/plan/template.cpp does it."""
+    """As native/plan/plan_template.cpp does it."""
     slots = list(values)
     operations = {
         ADD: lambda a, b: a + b,

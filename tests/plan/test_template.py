@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.codegen.plan_loading import load, load_sized
+from smelt.codegen.plan_loading import load, load_symbolic
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize, VerificationError
 from smelt.graph.ir import TensorSpec
@@ -16,10 +16,9 @@ from smelt.plan.build_plan import build_plan
 from smelt.plan.machine_code import Block, CompiledKernel
 from smelt.plan.plan_items import LaunchItem
 from smelt.plan.plan_printer import print_plan
-from smelt.plan.plan_template import Loader, Template
+from smelt.plan.plan_template import Loader, SymbolicLaunches, Template
 from smelt.plan.serialization import from_bytes, to_bytes
 from smelt.plan.steps import Alloc, Aten, Launch, ParallelLaunch, Plan, launches
-from smelt.plan.target import Decided
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
 from smelt.shapes.expr import Sym, contiguous_stride, evaluate
@@ -33,7 +32,8 @@ SIZES = [(2, 2), (3, 5), (5, 3), (64, 2), (17, 129), (301, 33)]
 
 
 class Program:
-    """Writes a schedule and what it is compiled to. `grain`: of launches; `joins`: they may be parts of a `ParallelLaunch`."""
+    """Writes a schedule and what it is compiled to. `grain`: of launches; `joins`: they may be parts of a
+    `ParallelLaunch`."""
 
     def __init__(self, *shapes, grain=1 << 14, joins=True):
         self.code, self.grain, self.joins = hand_written(), grain, joins
@@ -71,12 +71,12 @@ class Program:
 
     def template(self, *outputs, threads=1):
         schedule = Schedule(self.buffers, (), [i for i in self.items if isinstance(i, ExternItem)], outputs)
-        return Template.of(schedule, target(self.items, threads))
+        return Template(schedule, SymbolicLaunches(lambda _: self.items), target(threads))
 
 
-def target(items, threads=1):
+def target(threads=1):
     made = cpu.target(Config())
-    return replace(made, compile=lambda _: items, for_sizes=None, costs=replace(made.costs, threads=threads))
+    return replace(made, costs=replace(made.costs, threads=threads))
 
 
 def run(template, s, t, *inputs):
@@ -85,8 +85,8 @@ def run(template, s, t, *inputs):
     plan = template.at(values)
     verify(plan)
     outputs = load(plan)(copies(inputs))
-    if isinstance(template.items, Decided):
-        loader = Loader(template, load_sized, (S, T))
+    if isinstance(template.launches, SymbolicLaunches):
+        loader = Loader(template, load_symbolic, (S, T))
         native, sized = loader(values)
         loader.check(native, sized, values)
         for got, want in zip(native(copies(inputs)), outputs, strict=True):
@@ -163,16 +163,13 @@ def test_items_may_be_made_for_numbers():
     p = Program((S, T))
     seen = []
 
-    def for_sizes(schedule):
-        def items(numbers, values):
-            seen.append((numbers.buffers[0].spec.shape, dict(values)))
-            return [replace(i, code=replace(i.code, extent=values[S] * values[T])) for i in p.items]
-
-        return items
+    def launches(numbers, values):
+        seen.append((numbers.buffers[0].spec.shape, dict(values)))
+        return [replace(i, code=replace(i.code, extent=values[S] * values[T])) for i in p.items]
 
     p.launch("increment", 0, p.buffer((S, T), "output"), S * T)
     template = p.template(1)
-    template = Template.of(template.schedule, replace(template.target, for_sizes=for_sizes))
+    template = replace(template, launches=launches)
     x = torch.randn(2, 3)
     _, (y,) = run(template, 2, 3, x)
     torch.testing.assert_close(y, x + 1)
@@ -213,7 +210,7 @@ def fixed(p, outputs, s, t):
         replace(i, code=replace(i.code, extent=at(i.code.extent), sizes=tuple(map(at, i.code.sizes))))
         for i in p.items
     ]
-    return build_plan(Schedule(buffers, (), [], outputs), target(items))
+    return build_plan(Schedule(buffers, (), [], outputs), items, target())
 
 
 @pytest.mark.parametrize("s, t", [(8, 16), (200, 300), (1100, 1300)])
@@ -294,7 +291,7 @@ def test_calls_of_an_instance_take_numbers_only():
 
 
 def loader_of(template):
-    return Loader(template, load_sized, (S, T))
+    return Loader(template, load_symbolic, (S, T))
 
 
 def test_a_plan_is_made_once_for_all_sizes_that_give_the_same_answers():
@@ -315,10 +312,10 @@ def test_conditions_say_for_which_sizes_a_plan_is():
     out = p.buffer((S - 2, T), "output")
     p.launch("increment", 0, out, (S - 2) * T)
     template = p.template(out)
-    empty, full = template.sized({S: 2, T: 3}), template.sized({S: 9, T: 3})
+    empty, full = template.symbolic({S: 2, T: 3}), template.symbolic({S: 9, T: 3})
     assert not list(launches(empty.plan.steps)) and len(list(launches(full.plan.steps))) == 1
     for sized, fits, other in ((empty, 2, 5), (full, 5, 2)):
-        instance = load_sized(sized, (S, T))
+        instance = load_symbolic(sized, (S, T))
         assert instance({S: other, T: 7}) is None
         assert instance({S: fits, T: 7})((torch.randn(fits, 7),))[0].shape == (fits - 2, 7)
 
@@ -329,13 +326,13 @@ def test_few_plans_are_kept():
 
     def load(sized, syms):
         made.append(sized)
-        return load_sized(replace(sized, conditions=((S - sizes, True), (sizes - S, True))), syms)
+        return load_symbolic(replace(sized, conditions=((S - sizes, True), (sizes - S, True))), syms)
 
     loader = Loader(p.template(p.increment(0, "output")), load, (S, T))
-    for sizes in (*range(2, 2 + Loader._KEPT), 2, 2 + Loader._KEPT, 2, 3):
+    for sizes in (*range(2, 2 + Loader._CAPACITY), 2, 2 + Loader._CAPACITY, 2, 3):
         native, _ = loader({S: sizes, T: 3})
         assert native((torch.zeros(sizes, 3),))[0].shape == (sizes, 3)
-    assert len(made) == Loader._KEPT + 2  # of the last, and of 3 again, which was used longest ago
+    assert len(made) == Loader._CAPACITY + 2  # of the last, and of 3 again, which was used longest ago
 
 
 def test_numbers_of_calls_follow_from_sizes():

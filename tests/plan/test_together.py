@@ -41,7 +41,8 @@ def joined(*pairs):
 
 def planned(graph):
     target = cpu.target(DEFAULT)
-    return build_plan(fuse(lower(graph, target.costs), target.costs), target)
+    schedule = fuse(lower(graph, target.costs), target.costs)
+    return build_plan(schedule, target.generate(schedule), target)
 
 
 # ---- which

@@ -83,7 +83,7 @@ def _tokens(name: str, prompt: tuple[int, int]) -> torch.Tensor:
     return _generated(_model(name).generate, prompt)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
 def test_a_compiled_model(name: str) -> None:
     compiled, generate = _whole(_model(name))
     for prompt in PROMPTS[:4]:

@@ -266,7 +266,14 @@ def test_recurrent_networks_over_any_batch(kind: type[nn.RNNBase], dtype: torch.
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.GRUCell, nn.LSTMCell])
 def test_recurrent_networks_under_autocast(kind: type[nn.Module]) -> None:
+    """Without AVX-512, oneDNN has no LSTM of bfloat16: eager raises, and compiled code as eager does."""
     network = kind(6, 5)
+
+    def outcome(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor | str:
+        try:
+            return function(x)
+        except RuntimeError as error:
+            return str(error)
 
     def f(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -276,7 +283,9 @@ def test_recurrent_networks_under_autocast(kind: type[nn.Module]) -> None:
     compiled = smelt.compile(f, dynamic=True)
     for batch in (4, 3, 11):
         x = torch.randn(*(() if "Cell" in kind.__name__ else (5,)), batch, 6)
-        same(compiled(x), f(x))
+        want = outcome(f, x)
+        assert isinstance(want, torch.Tensor) or (kind is nn.LSTM and "primitive" in want)
+        same(outcome(compiled, x), want)
     assert len(entries(compiled)) == 1
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import unittest
+from pathlib import Path
 
-from benchmarks.sweep_cpython import Recorder, accepted, cases, chosen, compile_method
+from benchmarks.sweep_cpython import Recorder, accepted, cases, chosen, compile_method, relative_names
 from smelt.report import inspect
 
 
@@ -78,3 +79,12 @@ def test_parts_are_the_whole() -> None:
 
 def test_each_accepted_test_has_a_reason() -> None:
     assert all(test.startswith("test.") and reason for test, reason in accepted().items())
+
+
+def test_results_name_files_relative_to_the_library() -> None:
+    assert relative_names(f"error + {io.__file__}") == "error + io.py"
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    named = [
+        path.name for path in results.glob("cpython.*") if "/lib/python3" in path.read_text(encoding="utf-8")
+    ]
+    assert named == []

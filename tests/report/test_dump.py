@@ -3,7 +3,6 @@
 import os
 import re
 import runpy
-import subprocess
 import sys
 import textwrap
 import threading
@@ -18,6 +17,7 @@ from smelt.autograd import joint_overrides
 from smelt.capture.emit import frame_overrides, torch_graph_overrides
 from smelt.errors import ArtifactError, Unsupported
 from smelt.graph import graph_overrides
+from tests.harness.processes import start
 
 
 def forward(inputs):
@@ -644,12 +644,10 @@ def test_the_environment_does_it_for_a_process(tmp_path):
         print(smelt.compile(f)(torch.ones(2)).tolist())
         """)
     )
-    root = os.path.dirname(os.path.dirname(smelt.__file__))
     folder = tmp_path / "files"
 
     def run(**variables):
-        env = {**os.environ, "PYTHONPATH": root, **variables}
-        ran = subprocess.run([sys.executable, program], capture_output=True, text=True, env=env)
+        ran = start(f"import runpy; runpy.run_path({str(program)!r})", env={**os.environ, **variables})
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
 

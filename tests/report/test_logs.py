@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +13,7 @@ import torch
 import smelt
 from smelt import events
 from smelt.report import logs
-
-ROOT = Path(__file__).parents[2]
+from tests.harness.processes import start
 
 
 @pytest.fixture(autouse=True)
@@ -159,15 +156,7 @@ def test_numbers_that_json_lacks_are_text():
 
 
 def started(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return start(program, env={**os.environ, **variables})
 
 
 def test_the_environment_turns_logs_on(tmp_path):

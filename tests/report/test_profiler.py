@@ -228,5 +228,8 @@ def test_names_of_lines():
     assert name("constant that is returned") == "smelt: mul"
     one = Launch("mul", (), 1, 1, "/a/c.py:12 in f")
     assert profiler_names.parallel_launch_name(ParallelLaunch((one,), (1,), 1)) == "smelt: mul (c.py:12)"
-    assert profiler_names.parallel_launch_name(ParallelLaunch((one, one), (1, 1), 1)) == "smelt: mul and 1 more (c.py:12)"
+    assert (
+        profiler_names.parallel_launch_name(ParallelLaunch((one, one), (1, 1), 1))
+        == "smelt: mul and 1 more (c.py:12)"
+    )
     assert profiler_names.of_graph(Plan(0, (), 0, (), ())) == "smelt graph"

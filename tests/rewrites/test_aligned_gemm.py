@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import smelt
-from smelt import events
-from smelt.backends import smelt as backend
+from smelt import events, pipeline
 from smelt.report.inspect import entries
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule
 from smelt.targets import cuda
@@ -37,13 +36,13 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 def schedules(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Schedule]]:
     """Of all graphs that are compiled."""
     seen: list[Schedule] = []
-    build = backend.build_plan
+    build = pipeline.build_plan
 
-    def built(schedule: Schedule, target: Any) -> Any:
+    def built(schedule: Schedule, *args: Any) -> Any:
         seen.append(schedule)
-        return build(schedule, target)
+        return build(schedule, *args)
 
-    monkeypatch.setattr(backend, "build_plan", built)
+    monkeypatch.setattr(pipeline, "build_plan", built)
     yield seen
 
 

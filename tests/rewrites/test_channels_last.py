@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smelt
+from smelt import pipeline
 from smelt.autograd.partition import Partition, partition
 from smelt.backends import smelt as backend
 from smelt.graph.graph_printer import code
@@ -40,7 +41,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Graph, Graph]
         found.append((graph, made.graph))
         return made
 
-    monkeypatch.setattr(backend, "to_channels_last", recorded)
+    monkeypatch.setattr(pipeline, "to_channels_last", recorded)
     yield found
 
 

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import smelt
-from smelt import events
-from smelt.backends import smelt as backend
+from smelt import events, pipeline
 from smelt.report.inspect import entries
 from smelt.rewrites.aligned_gemm import align_products
 from smelt.rewrites.chunked_gemm import in_chunks
@@ -42,13 +41,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def schedules(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Schedule]]:
     """Of all graphs that are compiled."""
     seen: list[Schedule] = []
-    build = backend.build_plan
+    build = pipeline.build_plan
 
-    def built(schedule: Schedule, target: Any) -> Any:
+    def built(schedule: Schedule, *args: Any) -> Any:
         seen.append(schedule)
-        return build(schedule, target)
+        return build(schedule, *args)
 
-    monkeypatch.setattr(backend, "build_plan", built)
+    monkeypatch.setattr(pipeline, "build_plan", built)
     yield seen
 
 
@@ -213,13 +212,13 @@ def test_a_call_takes_no_more_memory_than_eager(monkeypatch) -> None:
     """But for a piece."""
     alignment = replace(cuda.COSTS.alignment, chunk_bytes=1 << 18, aligned=1.0, unaligned=1e3)
     monkeypatch.setattr(cuda, "COSTS", replace(cuda.COSTS, alignment=alignment, launch=1e6))
-    a, b = normal(1024, 512), normal(512, 2048)[:, :2041].contiguous()
+    a, b = normal(1024, 128), normal(128, 2048)[:, :2041].contiguous()
     compiled = smelt.compile(torch.mm, fullgraph=True)
     for _ in range(2):
         torch.testing.assert_close(compiled(a, b), a @ b, atol=0.1, rtol=0.02)
-    padded_weight = 512 * 2048 * 2
-    by_smelt, by_eager = peak(lambda: compiled(a, b)), peak(lambda: a @ b)
-    assert by_smelt <= by_eager + by_eager // 7 + padded_weight
+    padded_weight = 128 * 2048 * 2
+    taken, by_eager = peak(lambda: compiled(a, b)), peak(lambda: a @ b)
+    assert taken <= by_eager + by_eager // 7 + padded_weight
 
 
 def filled(*sizes: int) -> Callable[..., Tensor]:

@@ -299,8 +299,8 @@ def test_an_option_turns_it_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 OFF = """
 import json, os
 os.environ["SMELT_KERNEL_CACHE"] = "0"
-from smelt.runtime import kept
-print(json.dumps([kept.store() is None, kept.size(), kept.clear()]))
+from smelt.runtime import disk_cache
+print(json.dumps([disk_cache.store() is None, disk_cache.size(), disk_cache.clear()]))
 """
 
 

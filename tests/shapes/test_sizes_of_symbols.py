@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from smelt.errors import NeedsFixedSize
 from smelt.graph.sample_sizes import more_of
-from smelt.shapes.expr import Sym, all_static, bounds, evaluate, is_one, loop_sym, proves_le, subs
+from smelt.shapes.expr import Sym, all_static, bounds, evaluate, is_one, loop_sym, proves_le, subs, text
+from smelt.shapes.number_operations import OPERATIONS
 
 s, t = Sym("s", 2), Sym("t", 2)
 i, j = Sym("i", 0, 1 << 40), Sym("j", 0, 99)
@@ -116,3 +117,20 @@ def test_only_short_ranges_are_tried_at_more_numbers() -> None:
     assert list(more_of([long])) == []
     tried = list(more_of([long, short]))
     assert tried and all(numbers[long] < 1000 and 2 <= numbers[short] <= 9 for numbers in tried)
+
+
+def by_operations(e, values):
+    if isinstance(e, int):
+        return e
+    if e.op == "leaf":
+        return values[e.args[0]]
+    return OPERATIONS[e.op].function(*(by_operations(a, values) for a in e.args))
+
+
+@settings(max_examples=300, deadline=None)
+@given(expressions, numbers)
+def test_operations_text_and_terms_agree(tree, numbers):
+    values = dict(zip((s, t, i, j), numbers))
+    e = build(tree, {})
+    assert by_operations(e, values) == evaluate(e, values)
+    assert eval(text(e, str), {str(sym): n for sym, n in values.items()}) == evaluate(e, values)

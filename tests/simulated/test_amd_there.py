@@ -1,4 +1,4 @@
-"""A torch for AMD's GPUs, simulated: the same plans, loaded and launched by HIP's functions (`native/devices/hip.cpp`)."""
+"""A torch for AMD's GPUs, simulated: the same plans, loaded and launched by HIP (`native/devices/hip_driver.cpp`)."""
 
 import threading
 from types import SimpleNamespace

@@ -12,13 +12,14 @@ from tests.simulated import cuda
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize(
-    "file", ["test_second_derivatives.py", "test_views_read_further.py", "test_numbers_that_do_not_fit.py"]
-)
-def test_all_pass(file: str) -> None:
+FILES = ("test_second_derivatives.py", "test_views_read_further.py", "test_numbers_that_do_not_fit.py")
+
+
+def test_all_pass() -> None:
     if reason := cuda.why_not():
         pytest.skip(reason)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/parity/{file}"]
+    files = [f"tests/parity/{file}" for file in FILES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(
         command,
         cwd=ROOT,

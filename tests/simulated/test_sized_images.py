@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smelt
-from smelt.backends import smelt as backend
+from smelt import pipeline
 from smelt.graph.memory_format import is_last
-from smelt.ops import convolution_bias, cudnn_layouts
 from smelt.report import inspect
 from smelt.rewrites.channels_last import to_channels_last
-from smelt.torch_private import ConvBackend
+from tests.harness.cudnn import convolve_with_cudnn
 
 pytestmark = pytest.mark.simulated_cuda
 
@@ -25,21 +24,7 @@ SIZES = ((2, 3, 32, 40), (3, 3, 40, 32), (4, 3, 48, 48), (5, 3, 64, 56))
 
 @pytest.fixture(autouse=True)
 def of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device says that cuDNN convolves: channels-last where an image or a weight lies so."""
-
-    def memory_format(x: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
-        last = any(
-            t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, weight)
-        )
-        return torch.channels_last if last else torch.contiguous_format
-
-    def select(x: Tensor, weight: Tensor, bias: Any, *settings: Any) -> Any:
-        return ConvBackend.CudnnTranspose if settings[3] else ConvBackend.Cudnn
-
-    monkeypatch.setattr(cudnn_layouts, "conv_memory_format", memory_format)
-    monkeypatch.setattr(cudnn_layouts, "select_conv_backend", select)
-    monkeypatch.setattr(convolution_bias, "select_conv_backend", select)
-    convolution_bias.adds_behind.cache_clear()
+    convolve_with_cudnn(monkeypatch)
 
 
 class Net(nn.Module):
@@ -121,7 +106,7 @@ def test_images_of_half_precision_are_channels_last_inside(monkeypatch: pytest.M
         made.append(to_channels_last(graph, *backward).graph)
         return to_channels_last(graph, *backward)
 
-    monkeypatch.setattr(backend, "to_channels_last", seen)
+    monkeypatch.setattr(pipeline, "to_channels_last", seen)
     module = Net().cuda().eval()
     compiled = smelt.compile(module, dynamic=True)
     for shape in SIZES:

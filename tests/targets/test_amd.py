@@ -35,7 +35,7 @@ def gpu(monkeypatch):
 
 
 def target(config, *devices):
-    return targets.maker(devices or [torch.device("cuda", 0)])(config)
+    return targets.factory(devices or [torch.device("cuda", 0)])(config)
 
 
 def test_it_is_asked_for(gpu):
@@ -67,8 +67,8 @@ def test_gpus_that_differ(gpu, monkeypatch):
 def test_what_is_not_known_of_them_is_atens(gpu):
     made = target(ASKED)
     costs = made.costs
-    assert costs.threads == 304 and made.compile.keywords["arch"] == "gfx942"
+    assert costs.threads == 304 and made.generate.keywords["arch"] == "gfx942"
     assert costs.draw_blocks == 0 and costs.alignment is None and not made.channels_last
-    assert "tuner" not in made.compile.keywords  # whose products are generated
+    assert "tuner" not in made.generate.keywords  # whose products are generated
     assert made.load.args[-1] is None  # no CUDA graphs
     assert cuda.COSTS.draw_blocks == 0 and amd.ARCHS

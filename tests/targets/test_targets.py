@@ -16,12 +16,13 @@ from smelt.errors import Unsupported
 from smelt.ops.lowering import lower
 from smelt.plan.build_plan import build_plan
 from smelt.plan.machine_code import CompiledKernel, Function, Library, Processor
+from smelt.plan.plan_device import Memory, Sharing
 from smelt.plan.steps import Alloc, Aten, Launch
-from smelt.plan.target import Memory, Sharing, Target
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule import KernelItem
 from smelt.schedule.schedule_program import fuse
 from smelt.targets import cpu
+from smelt.targets.target import Target
 from tests.harness.scheduled import costs
 from tests.harness.traced import traced
 
@@ -31,7 +32,8 @@ aten = torch.ops.aten
 def planned(target, f, *inputs, graph=None):
     """The plan of `f`, or of a graph, on `target`."""
     graph = graph or traced(f, *inputs)[0]
-    plan = build_plan(fuse(lower(graph, target.costs), target.costs), target)
+    schedule = fuse(lower(graph, target.costs), target.costs)
+    plan = build_plan(schedule, target.generate(schedule), target)
     verify(plan)
     return plan
 
@@ -94,7 +96,7 @@ def second_target(config=DEFAULT):
     """A device whose kernels are only printed, with many workers and little memory for each; no products, no `out=`."""
     return Target(
         costs=costs(threads=132, launch=1e6, scratch_bytes=0, products=None),
-        compile=partial(generate, compile_kernels=printed, products=None),
+        generate=partial(generate, compile_kernels=printed, products=None),
         load=load,
         out_variant=lambda op: None,
         memory=Memory(torch.device("cuda", 0), 256),
@@ -123,7 +125,7 @@ def test_a_second_device_has_a_plan(monkeypatch):
 
     monkeypatch.setitem(targets.TARGETS, "cuda", lambda device: second_target)
     graph = on_second_device(f, r(6, 5), r(5, 3))
-    target = targets.maker({node.spec.device for node in graph if node.op != "output"})(DEFAULT)
+    target = targets.factory({node.spec.device for node in graph if node.op != "output"})(DEFAULT)
     plan = planned(target, f, graph=graph)
     assert [type(s).__name__ for s in plan.steps if not isinstance(s, Alloc)] == [
         "Launch",
@@ -155,7 +157,7 @@ def test_dropout_draws_within_a_kernel_where_the_devices_numbers_are_known():
     graph = on_second_device(f, r(64, 64), r(64, 64))
     for blocks, expected in (
         (0, ["mul_relu", aten.native_dropout.default, aten.mm.default]),
-        (1056, [torch.ops.smelt.philox_place.default, "mul_relu_native_dropout", aten.mm.default]),
+        (1056, [torch.ops.smelt.philox_offset.default, "mul_relu_native_dropout", aten.mm.default]),
     ):
         costs = replace(second_target().costs, draw_blocks=blocks)
         items = fuse(lower(graph, costs), costs).items
@@ -164,8 +166,8 @@ def test_dropout_draws_within_a_kernel_where_the_devices_numbers_are_known():
 
 def test_a_device_without_a_target_is_refused():
     with pytest.raises(Unsupported, match=r"a tensor on meta; .* for CPUs and CUDA"):
-        targets.maker({torch.device("meta"), torch.device("cpu")})
-    assert targets.maker(())(DEFAULT).memory.device == torch.device("cpu")
+        targets.factory({torch.device("meta"), torch.device("cpu")})
+    assert targets.factory(())(DEFAULT).memory.device == torch.device("cpu")
 
 
 # ---- threads

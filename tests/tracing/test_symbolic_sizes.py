@@ -9,8 +9,8 @@ from smelt.errors import NeedsFixedSize, Unsupported, VerificationError
 from smelt.graph.graph_printer import code
 from smelt.graph.verify_graph import verify
 from smelt.shapes.expr import Sym
+from smelt.shapes.substitute import substitute
 from smelt.tracing.fake.fake_tensor import fake_numel, fake_shape, fake_stride
-from smelt.tracing.record.trace_at_sizes import source_at
 from smelt.tracing.symbolic.sym_numbers import Int
 from tests.harness.sizes import check_gradients, check_sizes
 from tests.harness.traced import trace
@@ -182,7 +182,7 @@ def test_results_that_are_views_by_symbolic_sizes():
     _, traced = trace(function, [matrix(5, 6)[0].requires_grad_()], grad=True, symbolic=BOTH, joint=True)
     value, view = traced.joint.results
     assert (value.kind, value.index, value.steps) == ("value", 0, ())
-    at = source_at(view, dict(zip(traced.sizes, (7, 9))))
+    at = substitute(view, dict(zip(traced.sizes, (7, 9))))
     assert (at.kind, at.index, [step.args[1] for step in at.steps]) == ("value", 0, [[63]])
 
 

@@ -2,17 +2,14 @@
 
 import logging
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import smelt
+from tests.harness.processes import start
 from tests.harness.wrong_lowering import wrong
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -33,10 +30,15 @@ def joined(x, y):
     return b.sum(0), x.softmax(-1)
 
 
-def run_alone(*command):
-    return subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+def run_alone(path, operator=None):
+    """What comes of `python path`, where the lowering of `operator` is wrong, if one is named."""
+    script = f"import runpy\nrunpy.run_path({str(path)!r}, run_name='__main__')"
+    wrongly = f"""
+import runpy, sys
+sys.argv[1:] = {[operator, str(path)]}
+runpy.run_module("tests.harness.wrong_lowering", run_name="__main__")
+"""
+    return start(script if operator is None else wrongly, timeout=300)
 
 
 @pytest.mark.parametrize("rows", [4, 100])
@@ -49,7 +51,7 @@ def test_one_fails_by_itself(reproducer, rows):
         smelt.compile(joined, options={"verify": 1})(x, y)
     path = reproducer()
     assert path.with_name("tensors.pt").exists() is (rows == 100)
-    made = run_alone("-m", "tests.harness.wrong_lowering", "aten.mul.Tensor", path)
+    made = run_alone(path, "aten.mul.Tensor")
     assert made.returncode == 1 and "AssertionError: result 0: " in made.stderr, made.stderr
     mended = run_alone(path)
     assert (mended.returncode, mended.stdout) == (0, "no difference\n"), mended.stderr
@@ -59,5 +61,5 @@ def test_one_of_a_backward(reproducer):
     x = torch.randn(40, 5, requires_grad=True)
     with wrong("aten.tanh_backward.default"):
         smelt.compile(lambda x: x.tanh().sum(), options={"verify": 1})(x).backward()
-    made = run_alone("-m", "tests.harness.wrong_lowering", "aten.tanh_backward.default", reproducer())
+    made = run_alone(reproducer(), "aten.tanh_backward.default")
     assert made.returncode == 1 and "AssertionError: result 0: " in made.stderr, made.stderr

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.backends import smelt as backend
+from smelt import pipeline
 from smelt.backends.size_dispatch import eager_fallback
 from smelt.config import Config
 from smelt.report.inspect import entries, reasons
@@ -231,14 +231,14 @@ def test_it_is_a_number(options):
 
 def test_several_operators_and_the_stage_that_joins_them(said, monkeypatch):
     """Wrong where they are fused, and right one by one."""
-    scheduled = backend._scheduled
+    lower = pipeline.lower_graph
 
-    def wrongly_joined(graph, config, target, sizes=()):
+    def wrongly_joined(graph, c):
         calls = sum(node.op == "call_function" for node in graph)
-        with wrong("aten.mul.Tensor") if config.fuse and calls > 1 else nullcontext():
-            return scheduled(graph, config, target, sizes)
+        with wrong("aten.mul.Tensor") if c.config.fuse and calls > 1 else nullcontext():
+            return lower(graph, c)
 
-    monkeypatch.setattr(backend, "_scheduled", wrongly_joined)
+    monkeypatch.setattr(pipeline, "lower_graph", wrongly_joined)
     compiled = smelt.compile(joined, options={"verify": 1})
     same(compiled(X, Y), joined(X, Y))
     [text] = said()

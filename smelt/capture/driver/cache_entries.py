@@ -58,7 +58,7 @@ class Entry:
     @property
     def was_never_reused(self) -> bool:
         """Whether it has had no hit besides the call that it was compiled for: the tree records notes at the second."""
-        return self.tree.notes() is None
+        return self.tree.memo_size() is None
 
     @property
     def guards(self) -> str:

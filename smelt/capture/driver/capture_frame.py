@@ -49,7 +49,7 @@ from smelt.guards.source import Source
 from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, UNSUPPORTED_EFFECT, Reason
 from smelt.runtime.gc_pause import collections_postponed
 from smelt.runtime.recursion_limit import deep_recursion
-from smelt.shapes.divisibility import is_rest
+from smelt.shapes.divisibility import is_remainder
 from smelt.shapes.expr import Size, Sym, free_syms, subs
 from smelt.torch_private import set_grad_enabled
 from smelt.tracing.fake.fake_tensor import FakeTensor, hashed_fakes
@@ -233,7 +233,9 @@ def divided_sizes(env: Environment, error: Exception) -> frozenset[tuple[Path, i
     """The paths and divisors of sizes whose remainder may suffice."""
     if not isinstance(error, NeedsFixedSize) or env.sizes.needed:
         return frozenset()
-    divided = ((sym, by) for sym, by in error.divisors.items() if not is_rest(sym))  # those are numbers then
+    divided = (
+        (sym, by) for sym, by in error.divisors.items() if not is_remainder(sym)
+    )  # those are numbers then
     grouped = ((env.sizes.paths_of((sym,)), by) for sym, by in divided)
     return frozenset((path, by) for groups, by in grouped for paths in groups for path in paths)
 

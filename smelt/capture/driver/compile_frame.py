@@ -113,8 +113,8 @@ def compiled_frame(
 
 def direct_callee(frame: CompiledFrame) -> Graph | None:
     """The graph that can run in place of `frame`, if the frame only calls it: a plan that only launches kernels, so that no
-    code can inspect the frame; or a BySizes, which may have such a plan for the sizes of the call."""
-    if isinstance(frame.direct_graph, _native.BySizes):
+    code can inspect the frame; or a SizeDispatch, which may have such a plan for the sizes of the call."""
+    if isinstance(frame.direct_graph, _native.SizeDispatch):
         return frame.direct_graph
     forward = (
         frame.direct_graph.forward

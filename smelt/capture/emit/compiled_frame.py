@@ -41,7 +41,7 @@ from smelt.capture.reconstruction.generated_source import compile_source, identi
 from smelt.capture.reconstruction.reconstruction_order import ReachableObjects
 from smelt.guards.source import Source
 from smelt.runtime.recursion_limit import deep_recursion
-from smelt.shapes.number_expr import Expression
+from smelt.shapes.expr import Expression
 from smelt.torch_private import DisableTorchFunctionSubclass
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import has_handler

@@ -29,8 +29,7 @@ from smelt.capture.reconstruction.reconstruction_order import ReachableObjects
 from smelt.capture.reconstruction.reconstruction_table import reconstruction_kind_of
 from smelt.capture.semantics.calls.argument_binding import parameters
 from smelt.guards.source import Source, key_name
-from smelt.shapes import number_expr
-from smelt.shapes.number_expr import Expression
+from smelt.shapes.expr import Expression, text
 from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber
@@ -195,7 +194,7 @@ class Writer:
 
     def expression(self, expression: Expression) -> str:
         """Python that computes an expression over symbolic numbers."""
-        return number_expr.text(expression, self._leaf)
+        return text(expression, self._leaf)
 
     def _leaf(self, source: Source | UnbackedNumber) -> str:
         if isinstance(source, UnbackedNumber):

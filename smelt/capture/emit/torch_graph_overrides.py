@@ -19,8 +19,8 @@ from smelt.graph import torch_settings
 from smelt.graph.graph_overrides import Editors
 from smelt.graph.graph_printer import spec_text
 from smelt.graph.ir import TensorSpec
-from smelt.graph.tensor_specs import at_numbers
 from smelt.shapes.expr import Values
+from smelt.shapes.substitute import substitute
 from smelt.tracing.record.traced import Traced
 
 Editor = Callable[[Traced], FunctionType | None]
@@ -59,14 +59,14 @@ class EditedProgram:
         values = {sym: size.source.read(inputs[size.input]) for sym, size in self._sizes.items()}
         if not isinstance(results, (tuple, list)) or len(results) != len(self._expected):
             what = f"{len(results)} results" if isinstance(results, (tuple, list)) else type(results).__name__
-            texts = ", ".join(spec_text(at_numbers(spec, values)) for spec in self._expected)
+            texts = ", ".join(spec_text(substitute(spec, values)) for spec in self._expected)
             raise self._error(f"forward gives {what}, expected is a tuple of {len(self._expected)}: {texts}")
         for i, (result, spec) in enumerate(zip(results, self._expected, strict=True)):
             self._check_result(i, result, spec, values)
         return results
 
     def _check_result(self, i: int, result: object, spec: TensorSpec, values: Values) -> None:
-        expected = at_numbers(spec, values)
+        expected = substitute(spec, values)
         actual = _spec_of(result) if isinstance(result, torch.Tensor) else None
         if actual is None or _facts(actual) != _facts(expected):
             what = type(result).__name__ if actual is None else spec_text(actual)

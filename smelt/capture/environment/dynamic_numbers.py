@@ -12,9 +12,8 @@ from smelt.capture.environment.symbolic_size_policy import SymbolSources
 from smelt.errors import Unsupported
 from smelt.guards.source import Source
 from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
-from smelt.shapes.expr import Expr, Size, Sym
+from smelt.shapes.expr import Expr, Expression, Size, Sym, leaves
 from smelt.shapes.number_bounds import Bounds, always
-from smelt.shapes.number_expr import Expression, leaves
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_numbers import Int, size_of
 from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly, Symbols

@@ -242,7 +242,7 @@ class SymbolicSizes:
         if divisor is not None or known is None or isinstance(before, int):
             return divisor or 1
         remainder = size % known.divisor
-        fits = remainder == before.const if known.rest is None else remainder > 0
+        fits = remainder == before.const if known.remainder is None else remainder > 0
         return known.divisor if fits and size >= known.divisor else 1
 
     @functools.cached_property

@@ -545,7 +545,7 @@ def merge_keywords(target: dict[str, object], more: Mapping[str, object]) -> Non
 
 
 provide(
-    tail=_native.tail,
+    tail=_native.tail_call,
     send=_native.send,
     exhausted=Sentinel("exhausted"),
     enter_context=enter_context,

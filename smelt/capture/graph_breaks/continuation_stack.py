@@ -125,7 +125,7 @@ class TailCall:
         self.target = target
 
     def __call__(self, *arguments: object) -> object:
-        return _native.tail(self.target, *arguments)
+        return _native.tail_call(self.target, *arguments)
 
 
 calls.CALLERS[TailCall] = lambda vm, fn, args, kwargs: calls.call(vm, fn.target, args, kwargs)

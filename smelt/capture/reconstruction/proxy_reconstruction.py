@@ -8,7 +8,7 @@ from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import ArrayProxy, BoundMethod
 from smelt.capture.proxies.text_proxy import DisplayedTensor, FormattedTensor, TextProxy, Verbatim
 from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
-from smelt.shapes.number_expr import Expression, leaves
+from smelt.shapes.expr import Expression, leaves
 from smelt.tracing.symbolic.numpy_ints import NumpyInt
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS

@@ -10,7 +10,7 @@ import torch
 
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.shapes.number_expr import Expression
+from smelt.shapes.expr import Expression
 
 
 class Expressions(Protocol):

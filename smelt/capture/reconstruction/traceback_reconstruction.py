@@ -20,7 +20,9 @@ def traceback_entry(
     """A traceback that begins in a frame of `code`, at the instruction at byte `offset`, and continues with `following`."""
     if code.co_freevars:  # `f_locals` reads their cells, which a frame that never ran lacks
         code = code.replace(co_freevars=())
-    return types.TracebackType(following, _native.frame_of(code, scope), offset, line or code.co_firstlineno)
+    return types.TracebackType(
+        following, _native.traceback_frame(code, scope), offset, line or code.co_firstlineno
+    )
 
 
 def without_smelt_frames(found: types.TracebackType | None) -> types.TracebackType | None:

@@ -25,7 +25,7 @@ from smelt.errors import Unsupported
 from smelt.guards.source import Source
 from smelt.reasons import RANDOM_STATE, Reason
 from smelt.shapes.number_bounds import Bounds
-from smelt.shapes.number_expr import Number
+from smelt.shapes.number_operations import Number
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, hint, specialize
 
 _INT64_MAX = (1 << 63) - 1

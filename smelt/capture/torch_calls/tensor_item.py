@@ -26,7 +26,7 @@ from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.operator_effects import effects
 from smelt.graph.pytree import map_leaves
 from smelt.shapes.expr import Expr, Size, Sym, evaluate, free_syms
-from smelt.shapes.number_expr import Number, float32
+from smelt.shapes.number_operations import Number, float32
 from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
 from smelt.tracing.record.trace import Trace

@@ -24,7 +24,15 @@ import torch
 from smelt.codegen.autotune import device_timing
 from smelt.codegen.autotune.attention_candidates import attention_groups
 from smelt.codegen.autotune.candidate_kinds import kind_of, source_of, tolerance_of
-from smelt.codegen.autotune.candidate_plans import Contest, Run, Tensors, agree, contested, launch_item
+from smelt.codegen.autotune.candidate_plans import (
+    Baseline,
+    Contest,
+    Run,
+    Tensors,
+    agree,
+    contested,
+    launch_item,
+)
 from smelt.codegen.autotune.gemm_candidates import Group, Variant, groups
 from smelt.codegen.triton.block_gemm import Tile
 from smelt.codegen.triton.compile import compile_products, keep
@@ -33,7 +41,6 @@ from smelt.codegen.triton.kernel_source import Source
 from smelt.codegen.triton.link import load_kernels, machine
 from smelt.plan.machine_code import CompiledKernel
 from smelt.plan.plan_items import LaunchItem
-from smelt.plan.target import Target
 from smelt.runtime.disk_cache import Store, key_of
 from smelt.runtime.fork_locks import TUNING, hold_at_fork
 from smelt.schedule.schedule import Item, Schedule
@@ -60,9 +67,9 @@ _LOCK = hold_at_fork(threading.RLock(), TUNING)  # what runs beside a measuremen
 
 @dataclass(frozen=True)
 class Tuner:
-    """`target`: the device without generated products, and without CUDA graphs."""
+    """Selects generated products and attention for the schedules of one device."""
 
-    target: Target
+    baseline: Baseline
     arch: int
     threads: int
     store: Store | None
@@ -103,7 +110,7 @@ class Tuner:
         return [_REMEMBERED[key] for key in keys]
 
     def _key(self, schedule: Schedule, group: Group, aligned: Sequence[bool]) -> str:
-        workers = self.target.costs.threads
+        workers = self.baseline.device.costs.threads
         texts = [
             repr((tile, source.text, sorted(source.aligned)))
             for variant in group.variants
@@ -118,14 +125,14 @@ class Tuner:
         return key_of("product", _OURS, *versions, *compiler, *machine_, settings, what, *texts)
 
     def _device(self) -> torch.device:
-        return self.target.memory.device
+        return self.baseline.device.memory.device
 
     def _tune(
         self, schedule: Schedule, unknown: Mapping[str, Group], aligned: Sequence[bool]
     ) -> list[CompiledKernel]:
         """Chooses for groups by their keys, equal ones once; what was chosen, as code."""
         held = []
-        workers = self.target.costs.threads
+        workers = self.baseline.device.costs.threads
         line = _Line(sys.stderr)
         sources = {
             f"{variant.product.name}_{number}_{v}_{t}": (
@@ -204,7 +211,7 @@ class Tuner:
         self, schedule: Schedule, group: Group, candidates: Mapping[Choice, CompiledKernel]
     ) -> Choice | None:
         with torch.no_grad(), torch.cuda.device(self._device()):
-            contest = Contest(schedule, group, self.target)
+            contest = Contest(schedule, group, self.baseline)
             inputs = contest.inputs()
             by_aten = contest.by_aten()
             runs: dict[Choice | None, Run] = {ATEN: by_aten}

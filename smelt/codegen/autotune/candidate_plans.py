@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,9 +14,9 @@ from smelt.graph.pytree import map_leaves
 from smelt.graph.tensor_specs import static_sizes
 from smelt.plan.build_plan import build_plan
 from smelt.plan.machine_code import CompiledKernel
+from smelt.plan.plan_device import PlanDevice
 from smelt.plan.plan_items import Item, LaunchItem, Role
-from smelt.plan.steps import span_bytes
-from smelt.plan.target import Target
+from smelt.plan.steps import Plan, span_bytes
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, KernelItem, Schedule, ViewItem, accesses
 from smelt.schedule.schedule import Item as ScheduleItem
 
@@ -30,13 +30,33 @@ def launch_item(code: CompiledKernel, variant: Variant) -> LaunchItem:
     return LaunchItem(code, variant.buffers, (*roles, "out"), variant.note, joins=False)
 
 
+@dataclass(frozen=True)
+class Baseline:
+    """The device without generated products and without CUDA graphs."""
+
+    device: PlanDevice
+    generate: Callable[[Schedule], Sequence[Item]]
+    load: Callable[[Plan], _native.Plan]
+
+    def run(self, schedule: Schedule, items: Sequence[Item]) -> Run:
+        """Runs `items` as a plan. Raises what the driver raises."""
+        plan = self.load(build_plan(schedule, items, self.device))
+
+        def run(inputs: Tensors) -> torch.Tensor:
+            [result] = plan(inputs)
+            assert isinstance(result, torch.Tensor)
+            return result
+
+        return run
+
+
 class Contest:
     """A group of `schedule` alone. Its inputs are numbers between -1/4 and 1/4 that depend on nothing but their place;
     constants are what they are."""
 
-    def __init__(self, schedule: Schedule, group: Group, target: Target) -> None:
+    def __init__(self, schedule: Schedule, group: Group, baseline: Baseline) -> None:
         items = [schedule.items[p] for p in group.positions]
-        self.group, self.target = group, target
+        self.group, self.baseline = group, baseline
         self.positions = dict(enumerate(group.positions))
         defined = {b for item in items for b in accesses(item)[1]}
         result = group.variants[0].buffers[-1]
@@ -63,7 +83,7 @@ class Contest:
 
     def by_aten(self) -> Run:
         """The group as it is."""
-        return _result_of(self.target.load(build_plan(self.schedule, self.target)))
+        return self.baseline.run(self.schedule, self.baseline.generate(self.schedule))
 
     def by_product(self, variant: Variant, code: CompiledKernel) -> Run:
         """The group with the variant's product. Raises what the driver says."""
@@ -71,9 +91,7 @@ class Contest:
         others = [n for n, p in self.positions.items() if p not in variant.positions]
         before = [n for n in others if self.positions[n] < self.group.place]
         kept = replace(self.schedule, items=[self.schedule.items[n] for n in before])
-        items: list[Item] = [*self.target.compile(kept), product]
-        plan = build_plan(self.schedule, replace(self.target, compile=lambda _: items))
-        return _result_of(self.target.load(plan))
+        return self.baseline.run(self.schedule, [*self.baseline.generate(kept), product])
 
     def _item(self, item: ScheduleItem) -> ScheduleItem:
         def place(buffer: int | None) -> int | None:
@@ -85,15 +103,6 @@ class Contest:
             return replace(item, out=self.places[item.out], src=self.places[item.src], user_visible=False)
         args, kwargs = map_leaves((item.args, item.kwargs), BufRef, lambda ref: BufRef(self.places[ref.id]))
         return ExternItem(item.op, args, kwargs, tuple(map(place, item.outs)), item.note)
-
-
-def _result_of(plan: _native.Plan) -> Run:
-    def run(inputs: Tensors) -> torch.Tensor:
-        [result] = plan(inputs)
-        assert isinstance(result, torch.Tensor)
-        return result
-
-    return run
 
 
 def agree(expected: torch.Tensor, found: torch.Tensor, tolerance: float) -> bool:

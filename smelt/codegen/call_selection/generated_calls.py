@@ -16,10 +16,10 @@ from smelt.codegen.llvm.gemm.epilogue import NO_EPILOGUE
 from smelt.codegen.llvm.gemm.gemm_spec import Lengths, Product
 from smelt.codegen.llvm.windows.window_codegen import compile_windows
 from smelt.codegen.llvm.windows.window_spec import Window
-from smelt.graph.tensor_specs import at_numbers
 from smelt.plan.machine_code import CompiledKernel
 from smelt.schedule.schedule import ExternItem, Item, Schedule, accesses
 from smelt.shapes.expr import Values
+from smelt.shapes.substitute import substitute
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _product_item(
     lengths = None
     if isinstance(call, SizedCall):
         assert values is not None
-        lengths, call, out = call.lengths(out), call.at(values), at_numbers(out, values)
+        lengths, call, out = call.lengths(out), call.at(values), substitute(out, values)
         if lengths is None:
             return "strides that depend on sizes"
     product_item = call.plan(out, name, epilogue)

@@ -10,9 +10,9 @@ from smelt.codegen.call_selection.call_requests import in_schema_order
 from smelt.codegen.call_selection.gemm_calls import MatrixCall, position_of_a
 from smelt.codegen.llvm.gemm.gemm_spec import Lengths
 from smelt.graph.ir import TensorSpec
-from smelt.graph.tensor_specs import at_numbers
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule
 from smelt.shapes.expr import Values, bounds
+from smelt.shapes.substitute import substitute
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class SizedCall(MatrixCall):
 
     def at(self, values: Values) -> MatrixCall:
         """The call for concrete sizes."""
-        args = tuple(at_numbers(x, values) if isinstance(x, TensorSpec) else x for x in self.args)
-        return MatrixCall(self.op, args, self.buffers, at_numbers(self.result, values))
+        args = tuple(substitute(x, values) if isinstance(x, TensorSpec) else x for x in self.args)
+        return MatrixCall(self.op, args, self.buffers, substitute(self.result, values))
 
     def lengths(self, out: TensorSpec) -> Lengths | None:
         """The lengths of the product that computes this into `out`; None if more of it depends on sizes. Symbolic

@@ -1,8 +1,13 @@
-"""The target machine: its name, its features, its vector width."""
+"""The machine that code is generated for: its name, its features, the width of its vectors.
+
+Where the environment variable `SMELT_CPU` names a level of x86-64 (`LEVELS`), code is for that level instead of for the
+machine that the process runs on, as with `ATEN_CPU_CAPABILITY` for torch's own kernels.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -29,13 +34,39 @@ class Host:
         return self.bits // (8 * element_bytes)
 
 
+_V2 = "+cx16,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3"
+_V3 = f"{_V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
+_V4 = f"{_V3},+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl,-prefer-256-bit"
+# The levels of the x86-64 ABI: what every processor of a level has.
+LEVELS = {
+    "x86-64-v2": Host("x86-64-v2", _V2, 128, masks=False, scalef=False),
+    "x86-64-v3": Host("x86-64-v3", _V3, 256, masks=False, scalef=False),
+    "x86-64-v4": Host("x86-64-v4", _V4, 512, masks=True, scalef=True),
+}
+
+
 @functools.cache
 def host() -> Host:
-    """The host of this process. Raises BackendError if llvmlite's LLVM is too old."""
+    """The machine that code is generated for. Raises BackendError if llvmlite brings too old an LLVM, or if `SMELT_CPU`
+    names a level that does not exist or that this machine lacks."""
     if llvm.llvm_version_info[0] < LLVM:
         found = ".".join(map(str, llvm.llvm_version_info))
         raise BackendError(f"llvmlite brings LLVM {found}; smelt needs {LLVM} (llvmlite 0.48 or newer)")
     _initialize()
+    own = _own()
+    name = os.environ.get("SMELT_CPU")
+    if not name:
+        return own
+    if name not in LEVELS:
+        raise BackendError(f"SMELT_CPU: unknown level {name!r}; known: {', '.join(LEVELS)}")
+    lacking = processor(LEVELS[name]).needs - processor(own).needs
+    if lacking:
+        raise BackendError(f"SMELT_CPU={name}: {own.cpu} lacks {', '.join(sorted(lacking))}")
+    return LEVELS[name]
+
+
+def _own() -> Host:
+    """The machine that this process runs on."""
     features = llvm.get_host_cpu_features()
     wide = all(features.get(f) for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl"))
     text = features.flatten()

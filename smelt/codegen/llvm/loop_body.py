@@ -335,7 +335,7 @@ def _term(b: Builder, atoms: tuple[Expr, ...], factor: int, syms: Mapping[Sym, R
 def _divide(b: Builder, e: Quotient, x: Ref, y: Ref) -> Ref:
     """Floor division or modulo; the divisor is positive."""
     if bounds(e.left)[0] >= 0:
-        return b.op("udiv" if e.op == "//" else "urem", x, y)
+        return b.op("udiv" if e.op == "floordiv" else "urem", x, y)
     r = b.op("srem", x, y)
     r = b.select(b.compare("icmp slt", r, b.like(r, 0)), b.op("add", r, y), r)
-    return r if e.op == "%" else b.op("sdiv", b.op("sub", x, r), y)
+    return r if e.op == "mod" else b.op("sdiv", b.op("sub", x, r), y)

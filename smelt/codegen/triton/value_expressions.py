@@ -379,8 +379,8 @@ def index(e: Size, names: dict[Sym, str], named: Callable[[Quotient, str], str])
     if isinstance(e, Quotient):
         left, right = index(e.left, names, named), index(e.right, names, named)
         if bounds(e.left)[0] >= 0:
-            return named(e, f"{left} {e.op} {right}")
-        return named(e, f"{'_floordiv' if e.op == '//' else '_remainder'}({left}, {right})")
+            return named(e, f"{left} {e.sign} {right}")
+        return named(e, f"{'_floordiv' if e.op == 'floordiv' else '_remainder'}({left}, {right})")
     terms = [_term(m, c, names, named) for m, c in e.terms]
     if e.const:
         terms.append(str(e.const))

@@ -1,16 +1,15 @@
 // smelt._native.Differentiable: a compiled graph with its backward, as one node of autograd's graph.
 //
-// A call runs the forward beneath autograd and, where a gradient is wanted, puts one `CompiledBackward` between
-// the outputs and the inputs. What the backward reads is held by the node as torch's own SavedVariables, and
-// the node's edges are those that eager's nodes would have: so version checks, hooks, errors, accumulation and
-// what is freed when are autograd's own.
+// A call runs the forward below autograd and, where an input requires grad, connects the outputs to the inputs by
+// `CompiledBackward` nodes. A node saves what the backward reads as torch's SavedVariables, and its edges are those
+// of eager's nodes. So version checks, hooks, errors, gradient accumulation and freeing are those of autograd.
 //
-// spec.h has what it is built from, call.h what a call does, node.h what a gradient meets.
-#include "autograd/call.h"
-#include "autograd/spec.h"
+// differentiable_spec.h describes the arguments, differentiable_call.h a call, backward_nodes.h the backward.
+#include "autograd/differentiable_call.h"
+#include "autograd/differentiable_spec.h"
 #include "module.h"
 #include "torch_python.h"
-// After Python.h, which it does not include itself.
+// structmember.h needs Python.h before it.
 #include <structmember.h>
 
 namespace smelt::autograd {
@@ -62,13 +61,13 @@ PyObject* differentiable_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
 int differentiable_traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(object));
     const auto& spec = as_differentiable(object)->spec;
-    // A node that lives owns these objects too, and the collector cannot see it.
+    // An existing node owns these objects too, and the collector cannot traverse nodes.
     if (!spec || spec.use_count() != 1) return 0;
     Py_VISIT(spec->forward);
     Py_VISIT(spec->compile_backward);
     Py_VISIT(spec->lock);
     Py_VISIT(spec->double_backward);
-    for (const Taken& t : spec->taken) Py_VISIT(t.make);
+    for (const EpilogueStep& t : spec->taken) Py_VISIT(t.make);
     for (const Backward* b = spec->backwards; b; b = b->next) Py_VISIT(b->callable);
     return 0;
 }
@@ -108,9 +107,9 @@ PyObject* differentiable_backwards(PyObject* object, void*) {
 }
 
 PyGetSetDef differentiable_getset[] = {
-    {"forward", differentiable_forward, nullptr, "The forward that the spec gave.", nullptr},
+    {"forward", differentiable_forward, nullptr, "The forward of the spec.", nullptr},
     {"backwards", differentiable_backwards, nullptr,
-     "What has been compiled so far: a dict from masks of defined tangents.", nullptr},
+     "The backwards compiled so far: a dict from masks of defined tangents.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyMemberDef differentiable_members[] = {
@@ -118,49 +117,49 @@ PyMemberDef differentiable_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(DifferentiableObject, weakrefs), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 
-constexpr const char* kDoc = R"(Differentiable(spec): a graph with its backward.
+constexpr const char* kDoc = R"(Differentiable(spec): a compiled graph with its backward.
 
-d(inputs) -> outputs, both tuples; the outputs have one node of autograd as their history if grad mode is on and one
-of the inputs in `gradients` requires grad. Safe to call, and to differentiate, from several threads at once. spec is
-a dict:
+d(inputs) -> outputs, both tuples. If grad mode is on and one of the inputs in `gradients` requires grad, autograd nodes are
+the history of the outputs. Thread-safe, and may be differentiated from several threads at once. spec is a dict:
 
-  forward         a Plan, or a callable from the tuple of inputs (tensors and numbers) to a sequence, which runs
-                  beneath autograd: (*outputs, *temporaries)
+  forward         a Plan, or a callable from the tuple of inputs (tensors and numbers) to the sequence
+                  (*outputs, *temporaries), which runs below autograd
   n_outputs       how many of these are outputs
-  differentiable  per tangent (position among the outputs, shape, stride, dtype): the outputs that require grad, and
-                  the layout in which the backward gets their gradients (it must not overlap). One that is an input
-                  is differentiable if the forward wrote it; if not, its gradient goes past the node
-  gradients       positions of the inputs that the backward returns gradients for
+  differentiable  per tangent (index of the output, shape, stride, dtype): the outputs that require grad, and the layout in
+                  which the backward takes their gradients (without overlap). An output that is an input is differentiable
+                  if the forward modified it; if not, its gradient bypasses the node
+  gradients       indices of the inputs that the backward returns gradients for
   leaves          optional, how many of these, the first, are leaves of autograd's graph, in the order in which their
                   gradients are accumulated
-  saved           what the backward reads, each ('primal', input), ('output', output) or ('temporary', n), perhaps
-                  followed by the tangents whose gradients read it: others neither look at it nor free it
-  backward        a callable from a tuple of bools, which tangents are defined, to a Plan or a callable; asked once for
-                  each, at a backward call. What it returns is called, as the forward is, with the tuple
-                  (*saved, *defined tangents) and returns a gradient or None per `gradients` and `through`
-  through         optional, positions of the outputs that other outputs are computed from: their tangents hold all
-                  that flows into them, and the others' gradients with respect to them are returned
-  devices         optional, of a graph over several GPUs these: the backward runs on the streams that the call had on them
-  taken           optional, tensors that are made between the nodes: (after how many groups, operands, callable on these, how
-                  many it gives).
-                  An operand is ('input', place) or ('output', place); what is taken counts as further outputs, and is
-                  returned after them. It has a tangent, which is in no group, and is in `through`
-  groups          optional, (tangents, whether they do the work of all groups where nobody sees what flows into `through`),
-                  in the order of computation; by default one group for all. The backward is computed for a group at once.
-                  `backward` then gets True as well, and what it gives takes all saved values
-  contributors    optional, per gradient (of `gradients`, then of `through`) the tangents that contribute to it: what is
-                  behind the others is not run. By default all
-  conflicts       optional, per tangent those that cannot be differentiated after it unless the graph is kept. By default all
+  saved           the values that the backward reads, each ('primal', input), ('output', output) or ('temporary', n),
+                  optionally followed by the tangents whose gradients read it: others neither unpack nor free it
+  backward        a callable from a tuple of bools, the defined tangents, to a Plan or a callable; called once for each
+                  mask, during a backward. Its result is called as the forward is, with the tuple
+                  (*saved, *defined tangents), and returns a gradient or None per item of `gradients` and `through`
+  through         optional, indices of the outputs that other outputs are computed from: their tangents contain all
+                  gradients that arrive there, and the backward returns the others' gradients with respect to them
+  devices         optional, the devices of a graph over several GPUs: the backward runs on the streams of the call
+  taken           optional, the mutation and view epilogue: tensors that are created between the nodes, each (number of
+                  groups before it, operands, callable, number of results). An operand is ('input', index) or
+                  ('output', index). The results are numbered after the outputs, and are returned after them. A result
+                  has a tangent, which is in no group, and is in `through`
+  groups          optional, (tangents, whether the group computes the backward of all groups if the gradients of `through`
+                  are not observed), in the order of computation; by default one group of all tangents. The backward of a
+                  group runs once. For all groups, `backward` also gets True, and its result takes all saved values
+  contributors    optional, per gradient (of `gradients`, then of `through`) the tangents that contribute to it: nodes behind
+                  other gradients do not run. By default all tangents
+  conflicts       optional, per tangent those that cannot be differentiated after it unless the graph is retained. By
+                  default all tangents
   name            of the node
   lock            optional, an RLock to hold while `backward` runs; by default one of its own
-  double_backward optional, a callable from the tuple of inputs, that of the outputs in `through` (None where gone), that of
-                  tangents (None where undefined) and that of the states of torch's
-                  generators (`draws`) before the forward to the gradients, with a history, and then, per tangent, its output of that
-                  run (or None). What the gradients were computed from them leads to the real outputs. Asked where
-                  create_graph=True, if the inputs still exist and were not written; where not, a second differentiation raises
-  draws           optional, the devices whose generators' states `double_backward` is given
-  rewritten       optional, positions of inputs that may be written all the same
-  copied          optional, positions of those of which it is given copies, made before the forward)";
+  double_backward optional, a callable from the inputs, the outputs in `through` (None if destroyed), the tangents (None if
+                  undefined) and the generator states of `draws` before the forward, all tuples, to the gradients, with a
+                  history, and per tangent its output in the recomputed forward (or None). The history of the gradients is
+                  redirected to the original outputs. Called for create_graph=True if the inputs still exist and were not
+                  modified; otherwise a second differentiation raises
+  draws           optional, the devices whose generator states `double_backward` takes
+  rewritten       optional, indices of inputs that may be modified nevertheless
+  copied          optional, indices of the inputs that `double_backward` gets copies of, created before the forward)";
 
 PyType_Slot differentiable_slots[] = {{Py_tp_doc, const_cast<char*>(kDoc)},
                                       {Py_tp_new, reinterpret_cast<void*>(differentiable_new)},
@@ -182,7 +181,7 @@ PyType_Spec differentiable_spec = {"smelt._native.Differentiable", sizeof(Differ
 
 namespace smelt {
 
-int init_autograd(PyObject* module) {
+int init_differentiable(PyObject* module) {
     PyObject* type = PyType_FromSpec(&autograd::differentiable_spec);
     if (!type) return -1;
     const int failed = PyModule_AddObjectRef(module, "Differentiable", type);

@@ -1,9 +1,9 @@
 #include "calls/entries.h"
 
-#include "calls/state.h"
+#include "calls/thread_state.h"
 #include "module.h"
 #include "calls/wrapper.h"
-#include "guards/tree.h"
+#include "guards/guard_tree.h"
 
 #include <memory>
 
@@ -25,7 +25,7 @@ void release_code_state(void* p) {
     delete state;
 }
 
-// The entry table of a code object or of one wrapper; null with a TypeError for anything else.
+// The entry table of a code object or of one wrapper; null with a TypeError for other objects.
 EntryTable* table_of(PyObject* target) {
     if (Py_IS_TYPE(target, &wrapped_type)) return &reinterpret_cast<Wrapped*>(target)->table;
     if (PyCode_Check(target)) {
@@ -37,7 +37,8 @@ EntryTable* table_of(PyObject* target) {
     return nullptr;
 }
 
-// The table's entries and one more. Building a tuple may run other Python code, which may change the table.
+// A copy of the table's entries with one more. The creation of a tuple may run other Python code, which may change
+// the table.
 PyObject* appended(const EntryTable& table, PyObject* entry) {
     for (;;) {
         Py_ssize_t count = table.count();
@@ -108,13 +109,13 @@ PyObject* py_is_closed(PyObject*, PyObject* target) {
     return table ? PyBool_FromLong(table->closed) : nullptr;
 }
 
-PyMethodDef functions[] = {
+PyMethodDef entries_functions[] = {
     {"add_entry", py_add_entry, METH_VARARGS,
      R"(add_entry(target, guard, compiled, only=None): calls that `guard` accepts run compiled(*slots, inputs).
 
 `target` is a code object or one wrapper, `guard` a GuardTree or None (accepts every call), `inputs` the tuple of tensors
-the guard collected. compiled None: such calls run eagerly, and the callback is not asked. `only` is a callable whose
-tuple only(inputs) has one item, which is what `compiled` returns: it is called instead, without a frame of Python.)"},
+the guard collected. compiled None: such calls run eagerly, and the callback is not asked. `only` is a callable for which
+compiled(*slots, inputs) is the one item of the tuple only(inputs): it is called instead, without a Python frame.)"},
     {"entries", py_entries, METH_O, "entries(target): the list of (guard, compiled)."},
     {"count", py_count, METH_O, "count(target): the number of entries."},
     {"clear", py_clear, METH_O, "clear(target): drop all entries and ask the callback again."},
@@ -126,7 +127,7 @@ tuple only(inputs) has one item, which is what `compiled` returns: it is called 
 
 }  // namespace
 
-bool code_data_is_read_back() {
+bool code_extra_round_trips() {
     return code_extra_layout_known(extra_index, new CodeState);
 }
 
@@ -136,7 +137,7 @@ int init_entries(PyObject* module) {
         PyErr_SetString(PyExc_ImportError, "smelt: cannot attach data to code objects of this interpreter");
         return -1;
     }
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, entries_functions);
 }
 
 }  // namespace smelt::calls

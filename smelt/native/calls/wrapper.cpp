@@ -1,7 +1,7 @@
-// A wrapper as a Python object: it binds to instances as its function does and shows the function's attributes.
+// The wrapper as a Python object: it binds to instances as its function does and shows the function's attributes.
 #include "calls/wrapper.h"
 
-#include "calls/state.h"
+#include "calls/thread_state.h"
 #include "module.h"
 
 #include <structmember.h>
@@ -63,7 +63,7 @@ PyObject* get_wrapper_attribute(PyObject* self, PyObject* name) {
     return PyObject_GetAttr(reinterpret_cast<Wrapped*>(self)->fn, name);
 }
 
-// __name__ and the like: what was set on the wrapper, else the function's.
+// __name__ and the like: the value that was set on the wrapper, or else the function's.
 PyObject* get_named(PyObject* self, void* name) {
     auto* w = reinterpret_cast<Wrapped*>(self);
     PyObject* own = w->dict ? PyDict_GetItemString(w->dict, static_cast<char*>(name)) : nullptr;
@@ -79,7 +79,7 @@ int set_named(PyObject* self, PyObject* value, void* name) {
     return failed;
 }
 
-// __code__, __defaults__ and __kwdefaults__ are the user's function's: what is set here is set there.
+// __code__, __defaults__ and __kwdefaults__ of the user's function: assignments here go to that function.
 PyObject* get_part(PyObject* self, void* name) {
     auto* w = reinterpret_cast<Wrapped*>(self);
     if (change_of(w) == Change::Defaults && !take_over_defaults(w)) return nullptr;
@@ -93,13 +93,13 @@ int set_part(PyObject* self, PyObject* value, void* name) {
     return PyObject_SetAttrString(owner, static_cast<char*>(name), value);
 }
 
-// Copies as a function does: not at all.
+// A copy is the wrapper itself, as for functions.
 PyObject* copy_wrapper(PyObject* self, PyObject*) {
     return Py_NewRef(self);
 }
 
-// `isinstance(wrapper, FunctionType)` holds, as for what torch.compile gives: torch.fx and torch.jit.script take functions
-// only, and read no more of them than attributes, which the wrapper has.
+// Makes `isinstance(wrapper, FunctionType)` true, as for the result of torch.compile: torch.fx and torch.jit.script
+// only accept functions, and read no more of them than attributes, which the wrapper has.
 PyObject* get_class(PyObject*, void*) {
     return Py_NewRef(object(&PyFunction_Type));
 }
@@ -145,8 +145,8 @@ PyObject* py_wrap(PyObject*, PyObject* args) {
     PyObject *fn, *callback = Py_None, *traced = Py_None, *original = Py_None;
     if (!PyArg_ParseTuple(args, "O!|OOO:wrap", &PyFunction_Type, &fn, &callback, &traced, &original))
         return nullptr;
-    for (PyObject* given : {callback, traced})
-        if (given != Py_None && !PyCallable_Check(given))
+    for (PyObject* callable : {callback, traced})
+        if (callable != Py_None && !PyCallable_Check(callable))
             return PyErr_Format(PyExc_TypeError, "wrap: what is called must be callable or None");
     bool copied = PyFunction_Check(original);
     auto* self = PyObject_GC_New(Wrapped, &wrapped_type);
@@ -163,13 +163,13 @@ PyObject* py_wrap(PyObject*, PyObject* args) {
     return object(self);
 }
 
-PyMethodDef functions[] = {
+PyMethodDef wrapper_functions[] = {
     {"wrap", py_wrap, METH_VARARGS,
      R"(wrap(fn, callback=None, traced=None, original=None): a callable that answers calls of the function `fn`
 from compiled entries.
 
-On a miss callback(fn, slots) is called; true means look again, false means run this call eagerly. A callable means:
-run eagerly, then call it unless that raised. Under another tracer `traced`, or else `fn`, runs instead.)"},
+On a miss it calls callback(fn, slots). True: look again; False: run this call eagerly; a callable: run eagerly, then
+call it unless the run raised. Under another tracer `traced`, or else `fn`, runs instead.)"},
     {}};
 
 }  // namespace
@@ -183,7 +183,7 @@ bool take_over_defaults(Wrapped* self) {
 int init_wrapper(PyObject* module) {
     if (ready_wrapped_type() < 0 || PyModule_AddObjectRef(module, "Wrapped", object(&wrapped_type)) < 0)
         return -1;
-    return PyModule_AddFunctions(module, functions);
+    return PyModule_AddFunctions(module, wrapper_functions);
 }
 
 }  // namespace smelt::calls

@@ -1,4 +1,4 @@
-// The wrapper of a function: the object that `wrap` makes.
+// The wrapper of a function, created by `wrap`.
 #pragma once
 #include "calls/entries.h"
 
@@ -7,17 +7,17 @@ namespace smelt::calls {
 struct Wrapped {
     PyObject_HEAD vectorcallfunc vectorcall;
     PyObject* fn;             // a function; never cleared, since it may still be called
-    PyObject* original;       // the user's function that `fn` is a copy of, or null; never cleared
+    PyObject* original;       // the user's function that `fn` copies, or null; never cleared
     PyObject* original_code;  // its code when it was copied
     PyObject* callback;
-    PyObject* traced;  // what runs in place of `fn` where another tracer looks, or null
+    PyObject* traced;  // runs instead of `fn` under another tracer, or null
     PyObject* dict;
     PyObject* weakrefs;
-    EntryTable table;  // entries of this wrapper alone
+    EntryTable table;  // entries of this wrapper only
 };
 extern PyTypeObject wrapped_type;
 
-// What the user's function, `original`, is now: as it was when it was copied, with other defaults, or with other code.
+// What changed in `original`, the user's function, since it was copied: nothing, its defaults, or its code.
 enum class Change { None, Defaults, Code };
 
 inline Change change_of(const Wrapped* self) {
@@ -29,10 +29,10 @@ inline Change change_of(const Wrapped* self) {
     return same ? Change::None : Change::Defaults;
 }
 
-// Gives the copy the defaults that the user's function has now; false: a Python error.
+// Copies the current defaults of the user's function to `fn`; false with a Python error.
 bool take_over_defaults(Wrapped* self);
 
-// A call of a wrapper, as vectorcall has it (call.cpp).
+// A call of a wrapper by the vectorcall protocol (dispatch.cpp).
 PyObject* call_wrapper(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names);
 
 }  // namespace smelt::calls

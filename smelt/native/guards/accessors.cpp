@@ -1,8 +1,8 @@
 // The accessors: one class per kind of step in smelt/guards/source.py.
-#include "guards/accessor.h"
+#include "guards/accessors.h"
 #include "cpython_iterators.h"
-#include "guards/kinds.h"
-#include "guards/lookup.h"
+#include "guards/kind_table.h"
+#include "guards/name_lookup.h"
 
 #include "torch_python.h"
 
@@ -50,15 +50,15 @@ struct Member : Accessor {
     PyObject* read(PyObject* base, Pass& pass) override {
         if (name == names.annotations && annotations_wait(base)) return nullptr;
         if (runs_python(_PyType_Lookup(Py_TYPE(base), name))) return nullptr;
-        Unasked unasked;
+        NoTorchFunction no_torch_function;
         if (!PyType_Check(base)) return pass.keep(PyObject_GenericGetAttr(base, name));
         if (runs_python(_PyType_Lookup(reinterpret_cast<PyTypeObject*>(base), name))) return nullptr;
         return pass.keep(PyType_Type.tp_getattro(base, name));
     }
 };
 
-// As an attribute of an nn.Module is read: the instance's own dictionary, then parameters, buffers, modules; the
-// one that had the name is asked first, after a look that those before it do not have it now.
+// Reads an attribute of an nn.Module: from the instance's own dictionary, then from parameters, buffers and modules.
+// The dictionary that had the name last is asked first, after a check that the ones before it still lack it.
 struct ModuleParameter : Accessor {
     PyObject* name;
     Name own;
@@ -215,15 +215,15 @@ struct Part : Accessor {
     PyObject* read(PyObject* base, Pass& pass) override { return pass.keep(part(base)); }
 };
 
-// A float of a tensor on a CPU, by its place in row-major order.
+// A float of a CPU tensor, by its index in row-major order.
 struct Element : Accessor {
-    Py_ssize_t place;
-    explicit Element(Py_ssize_t place) : place(place) {}
+    Py_ssize_t index;
+    explicit Element(Py_ssize_t index) : index(index) {}
     PyObject* read(PyObject* base, Pass& pass) override {
         if (!THPVariable_Check(base)) return nullptr;
         const at::Tensor& tensor = THPVariable_Unpack(base);
         if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu()) return nullptr;
-        if (tensor.is_neg() || !tensor.has_storage() || place < 0 || place >= tensor.numel()) return nullptr;
+        if (tensor.is_neg() || !tensor.has_storage() || index < 0 || index >= tensor.numel()) return nullptr;
         const void* data = tensor.const_data_ptr();
         if (!data) return nullptr;
         switch (tensor.scalar_type()) {
@@ -238,7 +238,7 @@ struct Element : Accessor {
 
   private:
     int64_t offset_in(const at::Tensor& tensor) const {
-        int64_t left = place, found = 0;
+        int64_t left = index, found = 0;
         for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {
             found += left % tensor.size(dim) * tensor.stride(dim);
             left /= tensor.size(dim);
@@ -250,20 +250,20 @@ struct Element : Accessor {
 
 struct CallOf : Accessor {
     PyObject* read(PyObject* base, Pass& pass) override {
-        Unasked unasked;
+        NoTorchFunction no_torch_function;
         return pass.keep(PyObject_CallNoArgs(base));
     }
-    // Weak references and functions of C do not, but `tensor.item` does.
-    bool lets_others_run(const Accessor* parent) const override {
+    // Weak references and C functions do not release the GIL, but `tensor.item` does.
+    bool may_release_gil(const Accessor* parent) const override {
         auto* constant = dynamic_cast<const Constant*>(parent);
         return constant ? !PyCFunction_Check(constant->value) && !PyWeakref_Check(constant->value)
                         : dynamic_cast<const Member*>(parent) != nullptr;
     }
 };
 
-PyTypeObject* script_module_type;  // torch._C.ScriptModule, when it is first asked for
+PyTypeObject* script_module_type;  // torch._C.ScriptModule, set on first use
 
-// An attribute of TorchScript's own object of a module, which makes it anew for each reading.
+// An attribute of TorchScript's own module object, which creates it for each read.
 struct ScriptAttribute : Accessor {
     PyObject* name;
     explicit ScriptAttribute(PyObject* name) : name(name) {}
@@ -273,7 +273,7 @@ struct ScriptAttribute : Accessor {
     }
 };
 
-AccessorPtr make_script_attribute(PyObject* key, Held& held) {
+AccessorPtr make_script_attribute(PyObject* key, OwnedReferences& held) {
     if (!script_module_type) {
         PyObject* module = PyImport_ImportModule("torch._C");
         PyObject* found = module ? PyObject_GetAttrString(module, "ScriptModule") : nullptr;
@@ -284,22 +284,22 @@ AccessorPtr make_script_attribute(PyObject* key, Held& held) {
     return name ? std::make_unique<ScriptAttribute>(name) : nullptr;
 }
 
-AccessorPtr make_argument(PyObject* key, Held&) {
+AccessorPtr make_argument(PyObject* key, OwnedReferences&) {
     Py_ssize_t slot = PyLong_AsSsize_t(key);
     if (slot < 0 && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "GuardTree: negative argument slot");
     return slot < 0 ? nullptr : std::make_unique<Argument>(slot);
 }
 
-AccessorPtr make_constant(PyObject* key, Held& held) {
+AccessorPtr make_constant(PyObject* key, OwnedReferences& held) {
     return std::make_unique<Constant>(hold(held, key));
 }
 
-AccessorPtr make_part(PyObject* key, Held&) {
+AccessorPtr make_part(PyObject* key, OwnedReferences&) {
     IteratorPart part = find_iterator_part(key);
     return part ? std::make_unique<Part>(part) : nullptr;
 }
 
-AccessorPtr make_item(PyObject* key, Held& held) {
+AccessorPtr make_item(PyObject* key, OwnedReferences& held) {
     Py_hash_t hash = PyObject_Hash(key);
     if (hash == -1) return nullptr;
     if (!compares_natively(key)) {
@@ -310,19 +310,19 @@ AccessorPtr make_item(PyObject* key, Held& held) {
 }
 
 template <class Kind>
-AccessorPtr make_named(PyObject* key, Held& held) {
+AccessorPtr make_named(PyObject* key, OwnedReferences& held) {
     PyObject* name = hold_name(held, key);
     return name ? std::make_unique<Kind>(name) : nullptr;
 }
 
 template <class Kind>
-AccessorPtr make_indexed(PyObject* key, Held&) {
+AccessorPtr make_indexed(PyObject* key, OwnedReferences&) {
     Py_ssize_t index = PyLong_AsSsize_t(key);
     return PyErr_Occurred() ? nullptr : std::make_unique<Kind>(index);
 }
 
 template <class Kind>
-AccessorPtr make_plain(PyObject*, Held&) {
+AccessorPtr make_plain(PyObject*, OwnedReferences&) {
     return std::make_unique<Kind>();
 }
 

@@ -1,7 +1,8 @@
-// Everything outside the arguments that changes what torch operators do, as numbers: one table, one field per line.
+// Global state: everything outside the arguments that changes what torch operators do, as numbers. One table, one
+// field per line.
 #include "cpython.h"
 
-#include "guards/checks/makers.h"
+#include "guards/checks/check_makers.h"
 #include "module.h"
 #include "torch.h"
 #include "torch_python.h"
@@ -24,8 +25,7 @@ namespace {
 using at::Float32Backend;
 using at::Float32Op;
 
-// The types of the active torch-function modes, and the device of a default-device mode, folded into one
-// number.
+// A hash of the types of the active torch-function modes, and of the device of a default-device mode.
 int64_t function_mode_kinds(int64_t count) {
     uint64_t folded = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -57,15 +57,15 @@ struct Sources {
         static const bool cuda_build = at::Context::hasCUDART();
         if (backend == Float32Backend::CUDA && !cuda_build) return 0;
         at::Float32Precision found = context.float32Precision(backend, op);
-        // cuDNN has a default of its own. Elsewhere "not set" means IEEE; setting a value and undoing it
-        // leaves IEEE.
+        // cuDNN has its own default. For other backends "not set" means IEEE; setting a value and undoing it leaves
+        // IEEE.
         bool own_default = backend == Float32Backend::CUDA && op != Float32Op::MATMUL;
         if (found == at::Float32Precision::NONE && !own_default) found = at::Float32Precision::IEEE;
         return static_cast<int64_t>(found);
     }
     // Autocast is on for a device unless its dispatch key is excluded.
     bool autocast(c10::DispatchKey key) const { return !keys.excluded_.has(key); }
-    // Dispatch modes put this key in place.
+    // Dispatch modes include this key.
     int64_t dispatch_modes() const {
         return keys.included_.has(c10::DispatchKey::Python) ? c10::impl::TorchDispatchModeTLS::stack_len()
                                                             : 0;
@@ -99,14 +99,14 @@ constexpr Field kFields[] = {
     FIELD("autocast_cache", at::autocast::is_autocast_cache_enabled()),
     FIELD("default_dtype", c10::get_default_dtype_as_scalartype()),
     FIELD("num_threads", at::get_num_threads()),
-    // The summary flags (allow_tf32, float32_matmul_precision) raise when the settings disagree.
+    // The summary flags (allow_tf32, float32_matmul_precision) raise if the settings disagree.
     FIELD("cuda_matmul_precision", s.precision(Float32Backend::CUDA, Float32Op::MATMUL)),
     FIELD("cuda_conv_precision", s.precision(Float32Backend::CUDA, Float32Op::CONV)),
     FIELD("cuda_rnn_precision", s.precision(Float32Backend::CUDA, Float32Op::RNN)),
     FIELD("mkldnn_matmul_precision", s.precision(Float32Backend::MKLDNN, Float32Op::MATMUL)),
     FIELD("mkldnn_conv_precision", s.precision(Float32Backend::MKLDNN, Float32Op::CONV)),
     FIELD("mkldnn_rnn_precision", s.precision(Float32Backend::MKLDNN, Float32Op::RNN)),
-    // From here on: plain members of torch's settings object.
+    // The fields from here on are plain members of torch's settings object.
     FIELD("deterministic_algorithms", s.context.deterministicAlgorithms()),
     FIELD("deterministic_warn_only", s.context.deterministicAlgorithmsWarnOnly()),
     FIELD("deterministic_fill", s.context.deterministicFillUninitializedMemory()),
@@ -127,13 +127,13 @@ constexpr Field kFields[] = {
 #undef FIELD
 constexpr int kFieldCount = std::size(kFields);
 using GlobalState = std::array<int64_t, kFieldCount>;
-constexpr int place_of(std::string_view name) {
+constexpr int index_of(std::string_view name) {
     int i = 0;
     while (kFields[i].name != name) i++;
     return i;
 }
-constexpr int kFirstPrecision = place_of("cuda_matmul_precision");
-constexpr int kFirstPlainMember = place_of("deterministic_algorithms");
+constexpr int kFirstPrecision = index_of("cuda_matmul_precision");
+constexpr int kFirstPlainMember = index_of("deterministic_algorithms");
 
 PyObject* field_names() {
     PyObject* names = PyTuple_New(kFieldCount);
@@ -160,10 +160,10 @@ PyObject* py_global_state(PyObject*, PyObject*) {
     return tuple;
 }
 
-// Compares the state with what it was.
+// Compares the global state with an earlier one.
 class GlobalStateMatcher {
   public:
-    bool parse(PyObject* tuple);  // what global_state_tuple() returned; false with a Python error
+    bool parse(PyObject* tuple);  // result of py_global_state; false with a Python error
     bool matches();
 
   private:
@@ -171,23 +171,23 @@ class GlobalStateMatcher {
     void note_settings(const at::Context& settings);
 
     GlobalState expected_;
-    // What torch's settings were when they were last compared field by field and agreed: the bytes that they are in, and the
-    // precisions, which lie elsewhere.
+    // torch's settings at the last field-by-field comparison that matched: their bytes, and the precisions, which are
+    // stored elsewhere.
     std::vector<char> agreed_;
     std::vector<at::Float32Precision> agreed_precisions_;
 };
 
 const Precisions& precisions() {
-    static const Precisions* const places = new Precisions(precisions_of(at::globalContext()));
-    return *places;
+    static const Precisions* const precision_addresses = new Precisions(precisions_of(at::globalContext()));
+    return *precision_addresses;
 }
 
 bool GlobalStateMatcher::settings_agreed(const at::Context& settings) const {
     const std::span<const char> bytes = bytes_of(settings);
     if (agreed_.size() != bytes.size()) return false;
-    const Precisions& places = precisions();
-    for (size_t i = 0; i < places.size(); i++)
-        if (*places[i] != agreed_precisions_[i]) return false;
+    const Precisions& precision_addresses = precisions();
+    for (size_t i = 0; i < precision_addresses.size(); i++)
+        if (*precision_addresses[i] != agreed_precisions_[i]) return false;
     return std::memcmp(agreed_.data(), bytes.data(), bytes.size()) == 0;
 }
 
@@ -195,7 +195,7 @@ void GlobalStateMatcher::note_settings(const at::Context& settings) {
     const std::span<const char> bytes = bytes_of(settings);
     agreed_.assign(bytes.begin(), bytes.end());
     agreed_precisions_.clear();
-    for (const at::Float32Precision* place : precisions()) agreed_precisions_.push_back(*place);
+    for (const at::Float32Precision* address : precisions()) agreed_precisions_.push_back(*address);
 }
 
 bool GlobalStateMatcher::parse(PyObject* tuple) {
@@ -210,8 +210,7 @@ bool GlobalStateMatcher::parse(PyObject* tuple) {
     return true;
 }
 
-// Whether these fields are as `expected`. Each is read where it is compared: a call through the table takes longer than most
-// reads.
+// Whether these fields equal `expected`. Reads are inlined: a call through the table takes longer than most reads.
 template <int begin, int end>
 bool agree(const Sources& sources, const GlobalState& expected) {
     return [&]<int... i>(std::integer_sequence<int, i...>) {
@@ -221,7 +220,7 @@ bool agree(const Sources& sources, const GlobalState& expected) {
 
 bool GlobalStateMatcher::matches() {
     Sources sources;
-    // Asking for the settings one by one takes longer than comparing all bytes of the object that has them.
+    // Comparing all bytes of the settings object takes less time than calling its getters one by one.
     if (!agree<0, kFirstPrecision>(sources, expected_)) return false;
     if (precisions().empty() && !agree<kFirstPrecision, kFirstPlainMember>(sources, expected_)) return false;
     if (settings_agreed(sources.context)) return true;
@@ -235,11 +234,10 @@ struct GlobalStateIs : Check {
     bool holds(PyObject*, Pass&) override { return state.matches(); }
 };
 
-PyMethodDef functions[] = {{"global_state", py_global_state, METH_NOARGS,
-                            "global_state(): everything outside the arguments that changes what operators "
-                            "do; a tuple of int, named by "
-                            "GLOBAL_STATE."},
-                           {}};
+PyMethodDef global_state_functions[] = {{"global_state", py_global_state, METH_NOARGS,
+                                         "global_state(): everything outside the arguments that changes what "
+                                         "operators do; a tuple of ints, named by GLOBAL_STATE."},
+                                        {}};
 
 }  // namespace
 
@@ -252,7 +250,7 @@ int init_global_state(PyObject* module) {
     PyObject* names = field_names();
     int failed = names ? PyModule_AddObjectRef(module, "GLOBAL_STATE", names) : -1;
     Py_XDECREF(names);
-    return failed ? failed : PyModule_AddFunctions(module, functions);
+    return failed ? failed : PyModule_AddFunctions(module, global_state_functions);
 }
 
 }  // namespace smelt::guards

@@ -1,4 +1,4 @@
-// Running a `smelt._native.Plan` from C++ (plan/type.cpp).
+// Execution of a `smelt._native.Plan` from C++ (plan/plan.cpp).
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <Python.h>
@@ -12,12 +12,12 @@ namespace smelt {
 bool is_plan(PyObject* object);
 size_t plan_inputs(PyObject* plan);
 size_t plan_outputs(PyObject* plan);
-// Whether its steps are kernels: no operator of torch or of the program is called.
+// Whether all steps are kernel launches: no operator of torch or of the program is called.
 bool plan_launches_only(PyObject* plan);
-// Bytes of scratch memory that one call uses; frees what is held between calls.
+// Bytes of scratch memory per call. `drop_idle_arenas` frees the memory that is held between calls.
 size_t plan_arena_bytes(PyObject* plan);
 void drop_idle_arenas(PyObject* plan);
-// The input that the plan returns at this position, -1 if it returns something else there.
+// The input that the plan returns as output `position`; -1 if it returns something else.
 int64_t plan_returned_input(PyObject* plan, size_t position);
 
 using Objects = std::span<PyObject* const>;  // borrowed
@@ -26,17 +26,17 @@ inline Objects items_of(PyObject* tuple) {
     return {&PyTuple_GET_ITEM(tuple, 0), static_cast<size_t>(PyTuple_GET_SIZE(tuple))};
 }
 
-// A graph for any sizes (plan/by_sizes.cpp), and what it has for the sizes of these inputs, if its forward is nothing but
-// kernels: a new reference, null without an error where there is no such thing.
-bool is_by_sizes(PyObject* object);
-PyObject* launching_instance(PyObject* object, Objects inputs);
+// The instance of a SizeDispatch (plan/size_dispatch.cpp) for the sizes of these inputs, if its forward only launches
+// kernels: a new reference; null without an error if there is no such instance.
+bool is_size_dispatch(PyObject* object);
+PyObject* kernels_only_instance(PyObject* object, Objects inputs);
 
-// What the plan gives, which has one output; null with a Python error. `inputs`: tensors and numbers, which the caller keeps
+// Calls a plan with one output; null with a Python error. `inputs`: tensors and numbers, which the caller keeps
 // alive.
 PyObject* call_plan_of_one(PyObject* plan, Objects inputs);
 
-// What a graph returns at one position. An input is returned as the very object that came in, which then is in
-// `object` (borrowed). Nothing (None) is an undefined tensor without an object.
+// An output of a graph. A returned input is the object that was passed; `object` then refers to it (borrowed). None
+// is an undefined tensor without an object.
 struct Result {
     at::Tensor tensor;
     PyObject* object = nullptr;
@@ -44,16 +44,16 @@ struct Result {
 };
 using Results = c10::SmallVector<Result, 6>;
 
-// On a tuple of tensors and numbers that outlives the results. Needs the GIL; plans that run long release it
+// Runs on a tuple of tensors and numbers that outlives the results. Needs the GIL; plans that run long release it
 // meanwhile. Throws python_error and what operators throw.
 Results run_plan(PyObject* plan, PyObject* inputs);
 
-// On tensors that the plan may drop after their last use, as it is their only owner. A number is given as
-// `number_tensor`. Works with and without the GIL, which it leaves as it is.
+// Runs on tensors that the plan owns alone, so it frees them after their last use. Numbers are passed as
+// `number_tensor`. Works with and without the GIL, and does not change that.
 std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& inputs);
 
-// A Python number as the 0-d tensor that torch makes of one: it does not take part in type promotion. Throws
-// python_error if it is neither an int of 64 bits nor a float.
+// A Python number as the 0-d tensor that torch creates for one: it does not take part in type promotion. Throws
+// python_error if it is neither a 64-bit int nor a float.
 at::Tensor number_tensor(PyObject* item);
 
 }  // namespace smelt

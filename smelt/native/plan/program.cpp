@@ -11,7 +11,7 @@ void derive(Program& p) {
         if (r >= static_cast<Reg>(p.n_inputs)) p.needs_tensor[r] = 1;
     for (const Launch& l : p.launches) mark(p.needs_data, l.regs);
     p.dispatches = !p.atens.empty() || !p.views.empty();
-    p.keeps_no_frame = p.n_registers <= kFewRegisters && p.arena_bytes == 0 && p.constants.empty();
+    p.has_own_registers = p.n_registers <= kFewRegisters && p.arena_bytes == 0 && p.constants.empty();
     for (const Registers& b : p.bumps) {
         mark(p.needs_tensor, b.regs);
         mark(p.written, b.regs);
@@ -21,7 +21,7 @@ void derive(Program& p) {
         for (const ListArgument& l : a.lists) mark(p.needs_tensor, l.regs);
         for (const NumberArgument& n : a.numbers) p.needs_tensor[n.reg] = 1;
     }
-    for (size_t i = p.views.size(); i-- > 0;) {  // a view of a view stands after it
+    for (size_t i = p.views.size(); i-- > 0;) {  // a view of a view follows it
         const View& v = p.views[i];
         p.needs_tensor[v.src] = 1;
         p.needs_data[v.src] |= p.needs_data[v.out];
@@ -49,7 +49,7 @@ void derive(Program& p) {
 std::vector<char> written_inputs(const Program& p) {
     std::vector<Reg> root(p.n_registers);
     for (size_t r = 0; r < p.n_registers; ++r) root[r] = static_cast<Reg>(r);
-    for (const View& v : p.views) root[v.out] = root[v.src];  // a view of a view stands after it
+    for (const View& v : p.views) root[v.out] = root[v.src];  // a view of a view follows it
     std::vector<char> written(p.n_inputs, 0);
     auto write = [&](Reg r) {
         if (r >= 0 && p.is_input(root[r])) written[root[r]] = 1;

@@ -1,5 +1,5 @@
-// The steps of a plan, as the executor reads them (smelt/plan/steps.py says what each means). A program does not
-// change once it is read.
+// The steps of a plan, as the executor reads them (smelt/plan/steps.py describes each). A program is immutable after
+// it was read.
 #pragma once
 #include <memory>
 #include <optional>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "layout.h"
+#include "tensor_layout.h"
 #include "torch_operators.h"
 
 namespace smelt::plan {
@@ -20,8 +20,8 @@ struct Alloc {
     Reg out;
     Layout layout;
     c10::Device device;
-    int64_t arena;  // byte offset, -1: memory of its own
-    Reg over;       // with memory of its own: takes that of this register, if nobody else holds it
+    int64_t arena;  // byte offset; -1: memory of its own
+    Reg over;       // with memory of its own: reuses that of this register if it has no other owner
     size_t nbytes;
     bool contiguous;
     c10::DispatchKeySet keys;  // of the tensor
@@ -32,34 +32,34 @@ struct View {
     std::vector<int64_t> shape, stride;
     int64_t offset;  // elements
     bool user_visible;
-    bool in_arena;  // built with the frame
+    bool in_arena;  // created with the register file
 };
 
 class Launcher;
 
 struct Launch {
     const Launcher* launcher;
-    void* function;  // as the launcher takes it
+    void* function;  // of the launcher's own type
     std::vector<Reg> regs;
     int64_t extent, grain, blocks;  // blocks: of `grain` items, on a GPU
-    std::vector<int64_t> sizes;     // what the code takes behind the addresses
-    // On a GPU: threads of a block, its bytes of shared memory, how many launches one may do (0: it is none of a
-    // ParallelLaunch); of each register the bytes of the number that is passed in place of its address (0: the address).
+    std::vector<int64_t> sizes;     // passed to the code after the addresses
+    // On a GPU: threads per block, bytes of shared memory, the maximum of launches in a batched launch (0: not for
+    // batched launches); per register the bytes of a number that is passed by value (0: the address is passed).
     unsigned threads = 0, shared = 0, parts = 0;
     std::vector<uint8_t> by_value = {};
-    c10::DeviceIndex elsewhere = -1;  // the GPU, where it is not the program's
+    c10::DeviceIndex elsewhere = -1;  // another GPU than the program's
 };
 
-constexpr size_t kTableSlots = 500;  // at most, of a GPU's ParallelLaunch
+constexpr size_t kTableSlots = 500;  // the maximum for a batched launch on a GPU
 
-// Launches that do not depend on one another: shared among a CPU's threads as one piece of work, one launch on a GPU.
-struct ParallelLaunch {
+// A batched launch of independent kernels: on a CPU the threads share their work, on a GPU it is one launch.
+struct BatchedLaunch {
     size_t first, count;        // of Program::launches
-    std::vector<int64_t> ends;  // work of the launches up to and with each
+    std::vector<int64_t> ends;  // cumulative work of the launches
     int64_t grain;
 };
 
-struct NumberArgument {  // a register that holds a number, where the operator takes no tensor
+struct NumberArgument {  // a register with a number, where the operator takes no tensor
     size_t position;
     Reg reg;
 };
@@ -72,14 +72,15 @@ struct ListArgument {
 
 struct Aten {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> args;                // None where a register goes
+    std::vector<c10::IValue> args;                // None for registers
     std::vector<std::pair<size_t, Reg>> tensors;  // position, register
     std::vector<ListArgument> lists;
     std::vector<NumberArgument> numbers;
     std::vector<Reg> outs;
-    std::vector<std::optional<Layout>> expect;  // per out: what kernels that take its pointer rely on
+    std::vector<std::optional<Layout>>
+        expect;  // per output: the layout that kernels with its pointer rely on
     bool user_visible;
-    bool aliases;  // the schema says that a result shares memory with an argument
+    bool aliases;  // according to the schema a result shares memory with an argument
 };
 
 struct Registers {
@@ -93,41 +94,41 @@ struct Step {
     uint32_t index;  // into the vector of its kind
 };
 
-// What events of a profiler are called: that of the graph, and those of steps, by index into the vector of their kind.
+// Names of profiler events: of the graph, and of steps by index into the vector of their kind.
 struct Names {
     std::string graph;
-    std::vector<std::string> launches, togethers, atens;
+    std::vector<std::string> launches, batched_launches, atens;
 };
 
 struct Program {
     size_t n_inputs = 0, n_registers = 0, arena_bytes = 0;
     std::vector<at::Tensor> constants;
-    std::vector<Step> steps, owning_steps;  // the latter also free inputs
+    std::vector<Step> steps, owning_steps;  // owning_steps also free inputs
     std::vector<Alloc> allocs;
     std::vector<View> views;
     std::vector<Launch> launches;
-    std::vector<ParallelLaunch> togethers;
+    std::vector<BatchedLaunch> batched_launches;
     std::vector<Aten> atens;
     std::vector<Registers> frees, bumps;
     std::vector<Reg> outputs;
-    std::shared_ptr<const Names> names;  // programs of one template share them
+    std::shared_ptr<const Names> names;  // shared by the programs of one template
     bool release_gil = false;
-    bool dispatches = false;         // a step goes through torch's dispatcher
-    bool keeps_no_frame = false;     // a call makes its own: few registers, all of them empty before
-    c10::Device device = c10::kCPU;  // where it runs: kernels, and temporaries in the arena
-    // Of registers, see `derive`:
+    bool dispatches = false;         // a step uses torch's dispatcher
+    bool has_own_registers = false;  // per call: there are few registers, all empty between calls
+    c10::Device device = c10::kCPU;  // of kernels, and of temporaries in the arena
+    // Per register, see `derive`:
     std::vector<char> needs_tensor, needs_data, in_arena, written;
-    std::vector<char> is_number, is_read;  // of inputs; is_read: returned, or by a step
-    std::vector<Reg> dynamic;              // to empty after a call
-    std::vector<char> is_last;             // of outputs: no later one, and no later call, needs its register
+    std::vector<char> is_number, is_read;  // per input; is_read: a step reads it, or it is returned
+    std::vector<Reg> dynamic;              // cleared after a call
+    std::vector<char> is_last;  // per output: neither a later output nor a later call needs its register
 
     bool is_input(Reg r) const { return r >= 0 && static_cast<size_t>(r) < n_inputs; }
 };
 
-// What follows from the steps: which registers are needed as tensors, which as addresses, which are emptied.
+// Derives facts from the steps: which registers are needed as tensors, which as addresses, which are cleared.
 void derive(Program& program);
 
-// Which inputs steps write, themselves or through views.
+// Which inputs the steps write, directly or through views.
 std::vector<char> written_inputs(const Program& program);
 
 }  // namespace smelt::plan

@@ -15,8 +15,7 @@ from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.sample_sizes import syms_of
 from smelt.ops.may_raise import must_run
 from smelt.reasons import DATA_DEPENDENT, Reason
-from smelt.shapes.expr import Sym
-from smelt.shapes.number_expr import leaves
+from smelt.shapes.expr import Sym, leaves
 from smelt.tracing.backward.joint import RecordedBackward
 from smelt.tracing.backward.joint_builder import JointBuilder
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in

@@ -13,8 +13,8 @@ import torch
 from smelt.graph.ir import Node, NumberSpec
 from smelt.ops.registry import row
 from smelt.ops.symbolic_rules import COUNTS, DIVISORS, SCALAR_SIZES
-from smelt.shapes.expr import Sym
-from smelt.shapes.number_expr import Expression, Number, leaves
+from smelt.shapes.expr import Expression, Sym, leaves
+from smelt.shapes.number_operations import Number
 from smelt.torch_private import JitType, OpOverload
 from smelt.tracing.record.call_arguments import Args, Kwargs
 from smelt.tracing.record.graph_builder import Builder, identifier

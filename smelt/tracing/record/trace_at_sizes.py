@@ -6,13 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from smelt.graph.ir import Node
-from smelt.graph.substitute_sizes import at_sizes, copied_at
-from smelt.graph.tensor_specs import tree_at
+from smelt.graph.ir import Node, copy_at
 from smelt.shapes.expr import Size, Sym
+from smelt.shapes.substitute import substitute
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.backward.torch_level_index import in_copied_graph
-from smelt.tracing.record.trace_outputs import OutputSource, ViewStep
 from smelt.tracing.record.traced import Traced
 
 
@@ -20,8 +18,8 @@ def traced_at(traced: Traced, values: Mapping[Sym, Size]) -> Traced:
     """The trace with `values` (sizes or other symbols) in place of symbols. Parts that are not compiled stay: fakes,
     the aten graph if there is a joint graph, the torch-level graph if there is none."""
     if traced.joint is None:
-        return replace(traced, aten_graph=at_sizes(traced.aten_graph, values), sizes={})
-    torch_graph, torch_nodes = copied_at(traced.torch_graph, values)
+        return replace(traced, aten_graph=substitute(traced.aten_graph, values), sizes={})
+    torch_graph, torch_nodes = copy_at(traced.torch_graph, values)
     joint = _joint_at(traced.joint, values, torch_nodes)
     return replace(traced, torch_graph=torch_graph, joint=joint, sizes={})
 
@@ -39,7 +37,7 @@ def within_bounds(traced: Traced) -> Traced:
 
 
 def _joint_at(joint: Joint, values: Mapping[Sym, Size], torch_nodes: Mapping[Node, Node]) -> Joint:
-    graph, copy_of = copied_at(joint.graph, values)
+    graph, copy_of = copy_at(joint.graph, values)
     return replace(
         sources_at(joint, values),
         graph=graph,
@@ -50,20 +48,6 @@ def _joint_at(joint: Joint, values: Mapping[Sym, Size], torch_nodes: Mapping[Nod
 
 def sources_at(joint: Joint, values: Mapping[Sym, Size]) -> Joint:
     """The joint graph with the output sources and epilogue for these sizes."""
-    if not any(source.steps for source in (*joint.results, *(tensor.source for tensor in joint.epilogue))):
-        return joint
-    return replace(
-        joint,
-        results=tuple(source_at(source, values) for source in joint.results),
-        epilogue=tuple(replace(t, source=source_at(t.source, values)) for t in joint.epilogue),
-    )
-
-
-def source_at(source: OutputSource, values: Mapping[Sym, Size]) -> OutputSource:
-    """An output source with `values` in place of symbols."""
-    return replace(source, steps=tuple(_step_at(step, values) for step in source.steps))
-
-
-def _step_at(step: ViewStep, values: Mapping[Sym, Size]) -> ViewStep:
-    args, kwargs = tree_at((step.args, step.kwargs), values)
-    return replace(step, args=args, kwargs=kwargs)
+    results, epilogue = substitute((joint.results, joint.epilogue), values)
+    unchanged = results is joint.results and epilogue is joint.epilogue
+    return joint if unchanged else replace(joint, results=results, epilogue=epilogue)

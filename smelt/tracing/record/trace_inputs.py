@@ -146,7 +146,7 @@ class Inputs(Sequence[FakeTensor]):
                 continue
             for sym in division.symbols:
                 self.numbers.symbols = number.node.symbols
-                sym_source = replace(source, divisor=division.divisor, is_remainder=sym is division.rest)
+                sym_source = replace(source, divisor=division.divisor, is_remainder=sym is division.remainder)
                 self.size_sources.setdefault(sym, []).append((fake, sym_source))
 
     def hint(self, sym: Sym) -> int:

@@ -13,11 +13,11 @@ import torch
 
 from smelt.graph import graph_passes
 from smelt.graph.ir import Graph, Node, argument_nodes
-from smelt.graph.tensor_specs import at_numbers, empty_like_spec
+from smelt.graph.tensor_specs import empty_like_spec
 from smelt.ops.may_raise import must_run
 from smelt.reasons import Reason
-from smelt.shapes.expr import INFINITE, Sym
-from smelt.shapes.number_expr import Expression
+from smelt.shapes.expr import INFINITE, Expression, Sym
+from smelt.shapes.substitute import substitute
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.fake.returned_views import NO_VIEWS, Views
@@ -128,7 +128,7 @@ class Traced:
 
 
 def _empty_like(fake: FakeTensor, hints: Mapping[Sym, int]) -> torch.Tensor:
-    return empty_like_spec(at_numbers(fake.spec, hints), fake.device)
+    return empty_like_spec(substitute(fake.spec, hints), fake.device)
 
 
 def needs_grad(parts: TraceParts, outputs: Sequence[FakeTensor]) -> bool:

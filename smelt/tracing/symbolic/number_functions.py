@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from smelt.shapes.number_expr import OPERATIONS
+from smelt.shapes.number_operations import OPERATIONS
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, rounded, specialize
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from math import gcd, prod
 from typing import Any
 
-from smelt.shapes.expr import Expr, Quotient, Size, Sym, bounds, free_syms, subs
-from smelt.shapes.number_expr import Expression
+from smelt.shapes.expr import Expr, Expression, Quotient, Size, Sym, bounds, free_syms, subs
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
@@ -158,7 +157,7 @@ def compare_dividend(difference: Size) -> tuple[bool, Size, int] | None:
     if (
         len(monomial) > 1
         or not isinstance(atom, Quotient)
-        or atom.op != "//"
+        or atom.op != "floordiv"
         or not isinstance(atom.right, int)
     ):
         return None

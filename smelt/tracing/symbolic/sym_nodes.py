@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from smelt.shapes.expr import Size
-from smelt.shapes.number_expr import Expression, Number
+from smelt.shapes.expr import Expression, Size
+from smelt.shapes.number_operations import Number
 from smelt.tracing.symbolic.size_arithmetic import COMPARED, ROUNDED
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, wrapped
 from smelt.tracing.symbolic.unbacked_numbers import unbacked_leaf_of

@@ -1,6 +1,6 @@
 """Symbolic numbers: real `torch.SymInt` and `torch.SymFloat` objects for numbers that change from call to call.
 
-A symbolic number (`Int`, `Float`) holds a `Symbol`: an expression (`smelt.shapes.number_expr`) and the value in the
+A symbolic number (`Int`, `Float`) holds a `Symbol`: an expression (`smelt.shapes.expr`) and the value in the
 call being traced. Arithmetic builds expressions. A comparison is decided at once by the value, and its outcome is
 required of later calls. Code that needs the number itself (an index, a hash, text, C code that reads an int)
 *specializes* it: the leaves it was computed from must then be the same in later calls, and the plain number is used.
@@ -24,10 +24,21 @@ import torch
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.reasons import DATA_DEPENDENT, Reason
-from smelt.shapes.constant_ranges import plateau
-from smelt.shapes.divisibility import divisors_in, rest_symbol, without_common_factors
-from smelt.shapes.expr import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
-from smelt.shapes.number_expr import OPERATIONS, Expression, Number, Table, leaves
+from smelt.shapes.constant_ranges import constant_range
+from smelt.shapes.divisibility import divisors_in, remainder_symbol, without_common_factors
+from smelt.shapes.expr import (
+    INFINITE,
+    Expr,
+    Expression,
+    Quotient,
+    Size,
+    Sym,
+    Table,
+    bounds,
+    free_syms,
+    leaves,
+)
+from smelt.shapes.number_operations import OPERATIONS, Number
 from smelt.tracing.symbolic.size_arithmetic import (
     COMPARED,
     MOST_ROUNDED,
@@ -166,7 +177,7 @@ class Symbols:
             )
             self._sizes[sym] = Symbol(self, self._table.call("floordiv", leaf, by), times, sym)
             if varies:
-                rest = rest_symbol(len(self.hints) - len(self.unbacked.numbers), divisor)
+                rest = remainder_symbol(len(self.hints) - len(self.unbacked.numbers), divisor)
                 self.hints[rest] = remainder
                 self._sizes[rest] = Symbol(self, modulo, remainder, rest)
         size = sym * divisor + rest
@@ -455,7 +466,7 @@ class Symbols:
     def at_least(self, size: Size, least: int) -> None:
         """Require `size` to be at least `least`. Raises NeedsFixedSize where it is not."""
         if bounds(size)[0] < least and not self.compare("ge", size, least):
-            ranges = plateau(size, self.hints)
+            ranges = constant_range(size, self.hints)
             divisors = {} if ranges else divisors_in((size,))
             raise NeedsFixedSize(
                 f"{size} is less than {least}", free_syms(size), now=True, divisors=divisors, ranges=ranges
@@ -483,7 +494,7 @@ class Symbols:
             return False
         accepted = self._range_requests.get(size)
         if accepted is None:
-            ranges = plateau(size, self.hints)
+            ranges = constant_range(size, self.hints)
             accepted = bool(ranges) and all(self._request_range(sym, *ends) for sym, ends in ranges.items())
             self._range_requests[size] = accepted
         return accepted
@@ -507,7 +518,7 @@ class Symbols:
             return self.guard_outcome(expression, value)
         if self.is_specialized(expression):
             return value
-        if expression.size > MAX_SIZE or type(value) not in (int, float):
+        if expression.n_operations > MAX_SIZE or type(value) not in (int, float):
             self.specialize(expression)
             return value
         if OPERATIONS[op].partial:

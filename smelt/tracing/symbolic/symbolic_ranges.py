@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from smelt.errors import NeedsFixedSize
-from smelt.shapes.constant_ranges import plateau
+from smelt.shapes.constant_ranges import constant_range
 from smelt.shapes.expr import free_syms
 from smelt.tracing.symbolic.numpy_ints import NumpyInt
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, is_size, specialize
@@ -59,7 +59,7 @@ class SymbolicList:
     def specialize(self) -> NoReturn:
         """Raise NeedsFixedSize: the elements are needed."""
         size = self.count.node.size
-        ranges = plateau(size, self.count.node.symbols.hints)
+        ranges = constant_range(size, self.count.node.symbols.hints)
         raise NeedsFixedSize("a list is needed that has a number of elements", free_syms(size), ranges=ranges)
 
     def at(self, index: Any) -> Any:

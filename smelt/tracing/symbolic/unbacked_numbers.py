@@ -15,9 +15,7 @@ from typing import Any
 
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, Reason
-from smelt.shapes import number_expr as numbers
-from smelt.shapes.expr import Expr, Size, Sym, evaluate, free_syms
-from smelt.shapes.number_expr import Expression, leaves
+from smelt.shapes.expr import Expr, Expression, Size, Sym, evaluate, free_syms, leaves
 
 
 @dataclass(eq=False)
@@ -72,7 +70,7 @@ class NumberCondition:
 
     def holds(self, values: Mapping[Sym, int]) -> bool:
         """Whether it holds for these sizes."""
-        return bool(numbers.evaluate(self.expression, values.__getitem__)) is self.outcome
+        return bool(evaluate(self.expression, values)) is self.outcome
 
     def __str__(self) -> str:
         return f"{self.expression} is {self.outcome}"

@@ -142,7 +142,9 @@ def _run_in_window(
     dispatched_before, call.dispatches_handlers = call.dispatches_handlers, True
     named = kwargs or call.consume_empty_kwargs()
     try:
-        result = _native.call_window(fn, tuple(args), None if named is None else dict(named), callback)
+        result = _native.call_with_frame_hook(
+            fn, tuple(args), None if named is None else dict(named), callback
+        )
     except BaseException as e:
         if vm.failure is not None and e is not vm.failure:
             raise vm.failure from e

@@ -32,8 +32,7 @@ from smelt.capture.proxies.text_proxy import (
 from smelt.capture.semantics.calls.torch_function_overrides import check_no_user_modes
 from smelt.capture.semantics.values.displayed_names import use_names
 from smelt.capture.vm.vm import VM
-from smelt.shapes.expr import free_syms
-from smelt.shapes.number_expr import leaves
+from smelt.shapes.expr import free_syms, leaves
 from smelt.torch_private import maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_class
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols

@@ -152,7 +152,7 @@ class _Writer:
             return self._sum(e, factor)
         if isinstance(e, Sym):
             return self.syms[e]
-        return b.op("udiv" if e.op == "//" else "urem", self._integer(e.left), self._integer(e.right))
+        return b.op("udiv" if e.op == "floordiv" else "urem", self._integer(e.left), self._integer(e.right))
 
     def _sum(self, e: Expr, factor: int) -> Ref:
         b = self.b

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-import llvmlite.binding as llvm
 import torch
 
+from smelt.codegen.llvm.host_cpu import host, processor
 from smelt.shapes.expr import Size, ceil_div, static
 
 A_BYTES = (
@@ -87,8 +87,8 @@ _BLOCKS = {"avx512f": (64, 14, 2), "fma": (32, 6, 2), "neon": (16, 8, 3), "": (1
 @cache
 def tile_for(dtype: torch.dtype) -> Tile:
     """The host's register block for float32 or float64."""
-    features = llvm.get_host_cpu_features()
-    width, rows, vectors = next(block for name, block in _BLOCKS.items() if not name or features.get(name))
+    features = processor(host()).needs
+    width, rows, vectors = next(block for name, block in _BLOCKS.items() if not name or name in features)
     return Tile(dtype, width // dtype.itemsize, rows, vectors)
 
 

@@ -1,6 +1,6 @@
-// Which attributes an object or a module lacks.
-#include "guards/checks/makers.h"
-#include "guards/lookup.h"
+// Checks that an object or a module lacks an attribute.
+#include "guards/checks/check_makers.h"
+#include "guards/name_lookup.h"
 
 namespace smelt::guards {
 
@@ -45,7 +45,7 @@ struct NoAttribute : Check {
     }
 };
 
-// Whether a slot that a class declares in `__slots__` holds something.
+// Whether a slot that a class declares in `__slots__` is set.
 struct SlotHolds : Check {
     PyObject* name;
     bool wanted;

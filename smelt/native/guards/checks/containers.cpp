@@ -1,7 +1,7 @@
-// What lists, tuples, dictionaries and sets hold: how much, under which keys.
-#include "guards/checks/makers.h"
+// Checks on the length and the keys of lists, tuples, dictionaries and sets.
+#include "guards/checks/check_makers.h"
 #include "guards/checks/values.h"
-#include "guards/lookup.h"
+#include "guards/name_lookup.h"
 #include "cpython_sets.h"
 
 namespace smelt::guards {
@@ -32,7 +32,7 @@ struct LengthIs : Check {
 
 struct KeysAre : Check {
     PyObject* value;  // a tuple: keys of a dictionary, elements of a set, in order
-    DictMark unchanged;
+    DictVersion unchanged;
     explicit KeysAre(PyObject* value) : value(value) {}
 
     bool holds(PyObject* x, Pass&) override {
@@ -61,7 +61,7 @@ struct KeysAre : Check {
         return true;
     }
 
-    // An OrderedDict's order is its own, and may change while the dictionary's version stays.
+    // An OrderedDict has an order of its own, which may change without a change of the dictionary's version.
     bool ordered_keys(PyObject* x) {
         PyObject* iterator = PyODict_Type.tp_iter(x);
         bool same = iterator;
@@ -77,7 +77,7 @@ struct KeysAre : Check {
 };
 
 struct TableIs : Check {
-    PyObject* value;  // of set_table
+    PyObject* value;  // result of set_table
     explicit TableIs(PyObject* value) : value(value) {}
     bool holds(PyObject* x, Pass&) override { return PyAnySet_Check(x) && has_table(x, value); }
 };

@@ -1,7 +1,7 @@
-// What arithmetic on the numbers of several nodes gives.
-#include "guards/checks/integers.h"
-#include "guards/checks/makers.h"
-#include "guards/lookup.h"
+// Checks on expressions over the numbers of several nodes.
+#include "guards/checks/integer_program.h"
+#include "guards/checks/check_makers.h"
+#include "guards/name_lookup.h"
 
 #include <c10/util/SmallVector.h>
 
@@ -9,26 +9,26 @@ namespace smelt::guards {
 
 namespace {
 
-// What arithmetic on numbers gives. On ints of 64 bits it is computed as such; else it is postfix over functions of C,
-// which exact ints and floats keep from running user code. What raises is a mismatch.
+// The result of an expression on numbers. 64-bit ints are computed as such; otherwise the expression is postfix over
+// C functions, which run no user code on exact ints and floats. An exception is a mismatch.
 struct ExpressionGives : Check {
     struct Step {
         int node = -1;               // >= 0: push the number of that node
-        int word = -1;               // >= 0: or this size
+        int word = -1;               // >= 0: push this size
         PyObject* object = nullptr;  // the constant to push, or the function to call
         int operands = -1;           // of the function
     };
     std::vector<Step> steps;
-    IntProgram integers;
+    IntegerProgram integers;
     bool has_integers = false;
     PyObject* expected;  // True, False, or the exact type of the value
 
-    using Stack = c10::SmallVector<PyObject*, 16>;  // of owned references
+    using Stack = c10::SmallVector<PyObject*, 16>;  // owned references
 
     bool holds(PyObject*, Pass& pass) override {
         if (has_integers) {
-            const IntProgram::Answer answer = integers.run(pass);
-            if (answer != IntProgram::Answer::Unknown) return answer == IntProgram::Answer::Yes;
+            const IntegerProgram::Answer answer = integers.run(pass);
+            if (answer != IntegerProgram::Answer::Unknown) return answer == IntegerProgram::Answer::Yes;
         }
         Stack stack;
         bool held = run(pass, stack) && agrees(stack.back());
@@ -63,7 +63,7 @@ struct ExpressionGives : Check {
         return true;
     }
 
-    // What a step pushes that calls nothing; a new reference, null if it is no number.
+    // The number that a step without a call pushes; a new reference, null if the object is not a number.
     static PyObject* number(const Step& step, const Pass& pass) {
         if (step.word >= 0) return PyLong_FromLongLong(pass.words[step.word]);
         PyObject* x = step.node < 0 ? step.object : pass.values[step.node];
@@ -72,7 +72,7 @@ struct ExpressionGives : Check {
     }
 };
 
-// Adds the steps of a program to a check. False if one is wrong.
+// Adds the steps of a program to a check; `add` returns false for an invalid step.
 class StepReader {
   public:
     StepReader(ExpressionGives& check, Building& b) : check_(check), b_(b) {}
@@ -130,7 +130,7 @@ class StepReader {
 }  // namespace
 
 // The items of a program: ("leaf", node), ("size", word), ("const", number), (function, number of operands) and
-// perhaps the operation that it is.
+// optionally the name of the operation.
 
 CheckPtr make_expression(PyObject* value, Building& b) {
     const char* expected = "(program, True, False or a type)";

@@ -1,6 +1,6 @@
-// Which object it is: one object, one class, another node's object; a function or a class as it was.
-#include "guards/checks/makers.h"
-#include "guards/lookup.h"
+// Checks on identity: an object, its class, aliases between nodes; unchanged functions and classes.
+#include "guards/checks/check_makers.h"
+#include "guards/name_lookup.h"
 
 #include <algorithm>
 
@@ -25,7 +25,7 @@ struct ObjectIs : Check {
 };
 
 struct WeakObjectIs : Check {
-    PyObject* address;  // not owned: says something only while the reference lives
+    PyObject* address;  // not owned: only meaningful while the weak reference is alive
     PyObject* reference;
     WeakObjectIs(PyObject* value, PyObject* reference) : address(value), reference(reference) {}
     bool holds(PyObject* x, Pass&) override { return x == address && referent(reference) == x; }
@@ -68,7 +68,8 @@ struct TypeVersionIs : Check {
     bool stamp(PyObject* x, Stamps& stamps, bool same) override {
         auto* type = reinterpret_cast<PyTypeObject*>(x);
         if (value & kOwnVersion) return false;
-        return same && stamps.take(&type->tp_flags) && stamps.take(&type->tp_version_tag);  // half is padding
+        return same && stamps.take(&type->tp_flags) &&
+               stamps.take(&type->tp_version_tag);  // half of the second word is padding
     }
 };
 
@@ -83,7 +84,7 @@ struct FunctionIs : Check {
         return PyFunction_GET_CODE(x) == code && PyFunction_GET_DEFAULTS(x) == defaults &&
                PyFunction_GET_KW_DEFAULTS(x) == keyword_defaults;
     }
-    bool stamp(PyObject* x, Stamps& stamps, bool) override {  // the tree holds all three
+    bool stamp(PyObject* x, Stamps& stamps, bool) override {  // the tree owns all three
         auto* function = reinterpret_cast<PyFunctionObject*>(x);
         return stamps.take(&function->func_code) && stamps.take(&function->func_defaults) &&
                stamps.take(&function->func_kwdefaults);
@@ -97,7 +98,7 @@ CheckPtr make_type(PyObject* value, Building& b) {
     return std::make_unique<TypeIs>(reinterpret_cast<PyTypeObject*>(hold(b.held, value)));
 }
 
-// A static class, or an instance of one whose objects cannot be referenced weakly, is kept alive.
+// Keeps alive static classes, and objects without weak references.
 CheckPtr make_id(PyObject* value, Building& b) {
     if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(value))) return std::make_unique<ObjectIs>(hold(b.held, value));
     PyObject* reference = PyWeakref_NewRef(value, nullptr);

@@ -1,6 +1,6 @@
 #include "guards/checks/tensors.h"
 
-#include "guards/checks/makers.h"
+#include "guards/checks/check_makers.h"
 
 #include <algorithm>
 
@@ -48,7 +48,7 @@ struct NoOverlap : Check {
         return std::adjacent_find(storages.begin(), storages.end()) == storages.end();
     }
 
-    static bool disjoint(std::vector<Range>& ranges) {  // two storages may be made over the same memory
+    static bool disjoint(std::vector<Range>& ranges) {  // two storages may share memory
         std::sort(ranges.begin(), ranges.end());
         return std::adjacent_find(ranges.begin(), ranges.end(),
                                   [](Range a, Range b) { return b.first < a.second; }) == ranges.end();
@@ -67,7 +67,7 @@ bool to_int64s(PyObject* sequence, std::vector<int64_t>* out) {
 // Reads the attributes of a TensorFacts.
 class FactsReader {
   public:
-    FactsReader(PyObject* facts, Held& held) : facts_(facts), held_(held) {}
+    FactsReader(PyObject* facts, OwnedReferences& held) : facts_(facts), held_(held) {}
 
     PyObject* operator()(const char* name) {  // borrowed from the tree
         PyObject* value = PyObject_GetAttrString(facts_, name);
@@ -83,10 +83,10 @@ class FactsReader {
 
   private:
     PyObject* facts_;
-    Held& held_;
+    OwnedReferences& held_;
 };
 
-// Everything that it says, as numbers.
+// All its fields as numbers.
 std::vector<int64_t> key_of(const TensorFacts& facts) {
     std::vector<int64_t> key = {reinterpret_cast<intptr_t>(facts.type),
                                 static_cast<int64_t>(facts.dtype),
@@ -102,7 +102,7 @@ std::vector<int64_t> key_of(const TensorFacts& facts) {
     return key;
 }
 
-// Of (dimension, word, guard) for each size that is read.
+// Reads (dimension, word, guard) for each size that is read.
 bool to_reads(PyObject* sequence, const TensorFacts& facts, std::vector<bool>& words,
               std::vector<SizeRead>* out) {
     if (!PyTuple_Check(sequence)) return false;
@@ -124,7 +124,7 @@ bool to_reads(PyObject* sequence, const TensorFacts& facts, std::vector<bool>& w
 
 }  // namespace
 
-// A TensorFacts, or one and the sizes that are read.
+// `value` is a TensorFacts, or a tuple of one and the sizes that are read.
 CheckPtr make_tensor(PyObject* value, Building& b) {
     PyObject* reads = nullptr;
     if (PyTuple_Check(value) && PyTuple_GET_SIZE(value) == 2) {
@@ -168,7 +168,7 @@ bool is_plain_leaf(PyObject* x) {
         has_entries(post_accumulate_grad_hooks(x)))
         return false;
     if (!impl::get_autograd_meta(t)) return true;
-    // Those of Python are one hook of C++, which others may stand beside.
+    // Python hooks are one C++ hook; others may exist beside it.
     if (impl::hooks(t).size() > (backward_hooks(x) ? 1 : 0)) return false;
     const auto accumulator = impl::try_get_grad_accumulator(t);
     return !accumulator || (accumulator->pre_hooks().empty() && accumulator->post_hooks().empty());
@@ -176,16 +176,16 @@ bool is_plain_leaf(PyObject* x) {
 
 long how_written(PyObject* x) {
     namespace impl = torch::autograd::impl;
-    enum : long { NO_TENSOR = -1, FREELY, LEAF, OF_LEAF, RESTRICTED };
-    if (!THPVariable_Check(x)) return NO_TENSOR;
+    enum : long { kNoTensor = -1, kFree, kLeaf, kViewOfLeaf, kRestrictedView };
+    if (!THPVariable_Check(x)) return kNoTensor;
     const at::Tensor& t = THPVariable_Unpack(x);
     const auto* view = impl::get_view_autograd_meta(t);
     if (view && view->has_bw_view()) {
-        if (view->get_creation_meta() != torch::autograd::CreationMeta::DEFAULT) return RESTRICTED;
+        if (view->get_creation_meta() != torch::autograd::CreationMeta::DEFAULT) return kRestrictedView;
         const at::Tensor& base = view->get_backward_view().base_;
-        return t.requires_grad() && !impl::grad_fn_unsafe(base) ? OF_LEAF : FREELY;
+        return t.requires_grad() && !impl::grad_fn_unsafe(base) ? kViewOfLeaf : kFree;
     }
-    return t.requires_grad() && !impl::grad_fn_unsafe(t) ? LEAF : FREELY;
+    return t.requires_grad() && !impl::grad_fn_unsafe(t) ? kLeaf : kFree;
 }
 
 CheckPtr make_plain_leaf(PyObject*, Building&) {

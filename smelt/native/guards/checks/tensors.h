@@ -1,23 +1,24 @@
-// How a tensor facts: the metadata that a trace depends on.
+// Checks on tensor metadata that a trace depends on.
 #pragma once
-#include "guards/check.h"
+#include "guards/guard_checks.h"
 
 #include "torch_autograd.h"
 
 namespace smelt::guards {
 
-// Whether it is a leaf of autograd's graph, and no hook sees or changes the gradients that arrive at it: neither one of
-// the tensor nor one of the node that accumulates them.
+// Whether it is a leaf of autograd's graph whose gradients no hook observes: neither a hook of the tensor nor one of
+// its gradient accumulator.
 bool is_plain_leaf(PyObject* x);
 
-// What autograd says to a write of `x` with gradients. 0: it is made; else it raises, since `x` is 1: a leaf, 2: a view of
-// a leaf, 3: a view that was taken in a way that forbids writes (one of several results, without gradients, in a function
-// of the user's). -1: no tensor.
+// How autograd treats an in-place write of `x` that requires grad. 0: it is allowed; otherwise it raises: 1: a leaf,
+// 2: a view of a leaf, 3: a restricted view (one of several results, created without gradients, or in a custom
+// function). -1: not a tensor.
 long how_written(PyObject* x);
 
-// The metadata that a trace depends on; guards/guard.py: TensorFacts. Shared by all tensors of a tree that look alike:
-// a pass over a thousand weights must not read a thousand descriptions of them. A size of ANY may be any from two on, one
-// of ANY_OR_ONE any from one on; a stride of ANY is the product of the sizes behind it, one below ANY is over another dimension (guard.py: stride_over).
+// The metadata that a trace depends on; guards/guard.py: TensorFacts. Structurally equal tensors of a tree share one
+// object: a pass over a thousand weights must not read a thousand descriptions. A size of ANY is any size from two
+// on, ANY_OR_ONE from one on. A stride of ANY is the product of the inner sizes; a stride below ANY refers to another
+// dimension (guard.py: stride_over).
 struct TensorFacts {
     static constexpr int64_t ANY = -1, ANY_OR_ONE = -2;
 
@@ -28,7 +29,7 @@ struct TensorFacts {
     bool requires_grad = false, conj_neg = false, inference = false;
     std::vector<int64_t> shape, stride;
     bool has_any = false;
-    uint64_t known_keys = 0;  // a dispatch key set that was found to agree with the facts it implies
+    uint64_t known_keys = 0;  // a dispatch key set that was found to match these facts
 
     bool holds(PyObject* x) {
         if (Py_TYPE(x) != type) return false;
@@ -49,7 +50,7 @@ struct TensorFacts {
             (t->is_conj() || t->is_neg()) != conj_neg)
             return false;
         if (layout == at::kStrided)
-            known_keys = keys.raw_repr();  // other layouts are not told apart by keys alone
+            known_keys = keys.raw_repr();  // the keys alone do not identify other layouts
         return true;
     }
 
@@ -59,7 +60,7 @@ struct TensorFacts {
         return sizes.size() == shape.size() && fits(sizes.data(), t->strides().data());
     }
 
-    // Of a strided tensor with as many dimensions.
+    // For a strided tensor with the same number of dimensions.
     bool fits(const int64_t* sizes, const int64_t* strides) const {
         int64_t behind = 1;
         for (size_t i = shape.size(); i-- > 0;) {
@@ -72,13 +73,13 @@ struct TensorFacts {
         return true;
     }
 
-    // `over`: twice the dimension, plus one where the stride is larger.
+    // `over`: twice the dimension, plus one if the stride must be larger.
     static bool is_over(int64_t over, int64_t stride, const int64_t* sizes, const int64_t* strides) {
         const int64_t room = sizes[over / 2] * strides[over / 2];
         return over % 2 ? stride > room : stride == room;
     }
 
-    // Most have up to four numbers: a call to compare them costs more than the comparison.
+    // Most shapes have up to four numbers: a call to compare them costs more than the comparison.
     static bool same(at::IntArrayRef a, const std::vector<int64_t>& b) {
         if (a.size() != b.size()) return false;
         for (size_t i = 0; i < b.size(); i++)
@@ -87,7 +88,7 @@ struct TensorFacts {
     }
 };
 
-// A size that is written to a word of the pass, or, by a guard of its own, is equal to what is there.
+// Stores a size in a word of the pass or, as a guard of its own, compares it with that word.
 struct SizeRead {
     static constexpr int STORE = -1;
 
@@ -121,18 +122,19 @@ struct TensorIs final : Check {
     }
 };
 
-// A tensor that was found to look as it must, so that the next look is at a few words. What dtype, device, flags and
-// the dispatch keys imply is known from then; sizes, strides and requires_grad are compared.
-class TensorNote {
+// A tensor that matched its facts. The next check compares a few memory words, which imply dtype, device, flags and
+// dispatch keys; sizes, strides and requires_grad are compared as well.
+class TensorMemo {
   public:
-    TensorNote(PyObject* object, TensorFacts* facts)
-        : object_(object), impl_(impl_of(object)), word_(Peek::word(impl_)), facts_(facts) {
-        if (facts->layout != at::kStrided || !Peek::has_own_sizes(impl_)) impl_ = nullptr;
+    TensorMemo(PyObject* object, TensorFacts* facts)
+        : object_(object), impl_(impl_of(object)), word_(TensorImplFields::word(impl_)), facts_(facts) {
+        if (facts->layout != at::kStrided || !TensorImplFields::has_own_sizes(impl_)) impl_ = nullptr;
     }
 
     bool holds() const {
         bool known = impl_of(object_) == impl_ && Py_TYPE(object_) == facts_->type &&
-                     Peek::word(impl_) == word_ && impl_->key_set().raw_repr() == facts_->known_keys;
+                     TensorImplFields::word(impl_) == word_ &&
+                     impl_->key_set().raw_repr() == facts_->known_keys;
         if (!known) return facts_->holds(object_);
         return has_sizes() && requires_grad(impl_) == facts_->requires_grad && !is_dual(impl_);
     }
@@ -141,7 +143,7 @@ class TensorNote {
     static at::TensorImpl* impl_of(PyObject* x) { return THPVariable_Unpack(x).unsafeGetTensorImpl(); }
 
     bool has_sizes() const {
-        const c10::impl::SizesAndStrides& own = Peek::sizes(impl_);
+        const c10::impl::SizesAndStrides& own = TensorImplFields::sizes(impl_);
         size_t count = facts_->shape.size();
         if (own.size() != count) return false;
         const int64_t *shape = own.sizes_data(), *stride = own.strides_data();
@@ -153,7 +155,7 @@ class TensorNote {
     }
 
     PyObject* object_;
-    at::TensorImpl* impl_;  // compared before it is looked at; null: every look is a complete one
+    at::TensorImpl* impl_;  // compared before it is dereferenced; null: always check all facts
     uint64_t word_;
     TensorFacts* facts_;
 };

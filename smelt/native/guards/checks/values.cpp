@@ -1,7 +1,7 @@
-// Which value it has: a constant, or a number of any value.
+// Checks on values: a constant, or a number of any value.
 #include "guards/checks/values.h"
 
-#include "guards/checks/makers.h"
+#include "guards/checks/check_makers.h"
 
 #include <cmath>
 
@@ -21,7 +21,7 @@ bool same_items(PyObject* x, PyObject* value) {
     return true;
 }
 
-// In the same order: what iterating gives is part of what a trace may see of a frozenset.
+// Compares in iteration order, which a trace may depend on.
 bool same_elements(PyObject* x, PyObject* value) {
     if (PySet_GET_SIZE(x) != PySet_GET_SIZE(value)) return false;
     PyObject *a, *b;
@@ -37,7 +37,7 @@ bool same_slice(PyObject* x, PyObject* value) {
     return same_leaf(a->start, b->start) && same_leaf(a->stop, b->stop) && same_leaf(a->step, b->step);
 }
 
-// Equal ranges give the same numbers, but may have been written with another start, stop or step.
+// Equal ranges yield the same numbers, but may have another start, stop or step.
 bool same_range(PyObject* x, PyObject* value) {
     for (const char* name : {"start", "stop", "step"}) {
         PyObject* a = PyObject_GetAttrString(x, name);
@@ -81,7 +81,7 @@ struct Equals : Check {
     bool stamp(PyObject*, Stamps&, bool same) override { return same; }
 };
 
-// An int of 64 bits, or a float.
+// A 64-bit int, or a float.
 struct NumberIs : Check {
     bool is_float;
     explicit NumberIs(bool is_float) : is_float(is_float) {}

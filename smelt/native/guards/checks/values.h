@@ -4,8 +4,8 @@
 
 namespace smelt::guards {
 
-// Same type and same value, of constants without user code. Objects of classes written in Python are compared
-// by identity.
+// Whether type and value are equal, for constants without user code. Objects of classes written in Python are
+// compared by identity.
 bool same_leaf(PyObject* x, PyObject* value);
 
 }  // namespace smelt::guards

@@ -1,0 +1,189 @@
+// State shared by the autograd nodes of one group: the saved values, and the gradients that the engine has delivered.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autograd/differentiable_spec.h"
+#include "autograd/backward_streams.h"
+#include "tensor_layout.h"
+#include "torch_autograd.h"
+#include "torch_generator.h"
+
+namespace smelt::autograd {
+
+struct SavedValue {
+    SavedVariable variable;
+    at::Tensor number;  // set instead of `variable` for a Python number
+    bool is_output = false;
+    std::optional<Layout> layout;  // set where saved-tensor hooks may replace the tensor
+};
+
+// A weak reference to a tensor, with its version counter. The reference is strong for a number, and for a tensor with
+// no other owner (`alone`: the compiled frame created it).
+struct WeakTensor {
+    WeakTensor(const at::Tensor& t, bool alone)
+        : held(alone ? t : at::Tensor()), impl(t.getIntrusivePtr()), version(version_of(t)) {}
+
+    bool was_written() const { return version_of(at::Tensor(impl.lock())) != version; }
+
+    at::Tensor held;
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
+    uint32_t version;
+    bool is_number = false;
+};
+
+// The inputs of a double backward, which runs the forward again.
+struct DoubleBackwardInputs {
+    std::vector<WeakTensor> primals;
+    std::vector<WeakTensor> through;  // the outputs of `Spec::through` that exist when the group is created
+    std::vector<WeakTensor> taken;    // all tensors of the epilogue, later ones included
+    std::shared_ptr<const RandomState> random_state;  // before the forward, if it draws random numbers
+};
+
+// The backward of a group runs once for all tangents that arrive in one engine call, however many nodes propagate its
+// gradients. The node of each output deposits its tangent here; the first node that propagates gradients runs the
+// backward.
+//
+// When saved values are freed, and when a second backward raises, follows eager's graph: `NodeSpec::conflicts` says
+// which tangents' gradients pass through the same saved value in eager.
+class Group : public c10::intrusive_ptr_target {
+  public:
+    Group(c10::intrusive_ptr<Spec> spec, const NodeSpec& group);
+
+    const Spec& spec() const { return *spec_; }
+    const NodeSpec& group() const { return group_; }
+
+    // Call these in the order of `group().buckets`.
+    void save(const at::Tensor& t, bool is_output, bool rebased_view);
+    void save(at::Tensor number);
+    void remember(DoubleBackwardInputs inputs_of_double_backward) {
+        double_backward_inputs_ = std::move(inputs_of_double_backward);
+    }
+    void remember_output(const at::Tensor& t) { output_ = c10::weak_intrusive_ptr(t.getIntrusivePtr()); }
+    // The other groups of the same call, if this group can compute the backward of all of them.
+    void set_segments(std::vector<c10::intrusive_ptr<Group>> segments) { segments_ = std::move(segments); }
+    void remember_epilogue(const std::vector<at::Tensor>& taken) {
+        for (const at::Tensor& t : taken) double_backward_inputs_.taken.emplace_back(t, false);
+    }
+
+    // Nodes register here, and unregister in their destructors.
+    void set_output(size_t tangent, const Node* node) { outputs_[tangent] = node; }
+    void set_end(size_t end, const Node* node) { ends_[end] = node; }
+    void drop_output(size_t tangent);
+    void drop_end(size_t end);
+
+    // Records the gradient of an output in the current engine call. Throws if that gradient was computed before and
+    // its saved values were freed.
+    void arrive(size_t tangent, at::Tensor gradient);
+
+    // The gradients that the node of one end propagates.
+    variable_list take(size_t end, const NodePtr& node);
+
+    // The same for a group with one tangent.
+    variable_list take_alone(at::Tensor gradient, const NodePtr& node);
+
+    // Whether the saved values of a group with one tangent are freed, so that a second backward raises.
+    bool is_freed();
+
+    // The engine has run the output's node and does not retain the graph.
+    void release(size_t tangent);
+
+  private:
+    static constexpr int kNever = -2;
+
+    // State of one engine call.
+    struct Task {
+        int id;
+        variable_list tangents;
+        Mask ran;
+        variable_list gradients;
+        size_t ends_left;
+    };
+
+    Task* find(int id);
+    Task& start(int id);
+    void finish(int id);
+    bool is_freed_for(size_t tangent) const;  // then a second backward raises
+    void check(size_t tangent) const;
+
+    // The tangents of a task that no gradient was computed from yet; empty if `end` needs none of them.
+    Mask pending(const Task& task, size_t end) const;
+    void add(Task& task, variable_list&& gradients) const;
+
+    // `awaited`: tangents that will still arrive in this engine call.
+    variable_list compute(const Mask& mask, variable_list&& tangents, const Mask& awaited,
+                          const NodePtr& node);
+    variable_list unpack(const Mask& mask, const Mask& awaited, const NodePtr& node);
+    void free_read(const Mask& mask, const Mask& awaited);
+    void free(size_t bucket);
+    // Frees the saved values of segments that no gradient will reach, if this group computes the backward of all
+    // segments and the engine does not retain the graph. The engine would free them too, but only after this group.
+    void free_segments();
+    // Per segment: whether a gradient may reach it in the current engine call.
+    std::vector<bool> segments_in_use() const;
+    // `n_others`: the number of references to its node that are not edges of this call's nodes.
+    bool is_used_elsewhere(size_t n_others) const;
+    Mask awaited(const Task& task) const;
+
+    // Whether no hook and no autograd.grad call observes the gradients of the outputs in `through`. Then this group
+    // computes the backward of all groups; the outputs' own nodes add gradients that arrive from elsewhere.
+    bool is_unobserved() const;
+    // Whether a hook or autograd.grad observes one of them, or its node will raise because its saved values were
+    // freed.
+    bool is_observed(size_t through) const;
+
+    // The node that is the history of an output of this group; null if it was destroyed.
+    const Node* history_of(size_t tangent) const;
+
+    // Returns whether all primals still exist, and neither they nor the outputs in `through` were modified. An output
+    // may be gone if its gradient is not observed.
+    bool lock_double_backward_inputs(variable_list& primals, variable_list& through) const;
+
+    // For create_graph=True: runs the forward again in eager mode and differentiates it, so that the gradients have a
+    // history.
+    variable_list run_double_backward(const variable_list& primals, const variable_list& through,
+                                      const variable_list& tangents) const;
+
+    // Redirects the history of those gradients from `results` of the recomputed forward to the outputs that the
+    // program holds, as in eager where a formula saves its result.
+    void reroute_to_outputs(variable_list& gradients, const variable_list& results,
+                            const variable_list& primals, const variable_list& through,
+                            const variable_list& tangents) const;
+
+    void conform_tangents(const Mask& mask, variable_list& arguments) const;
+
+    // torch.autograd.grad(is_grads_batched=True), one sample after the other.
+    variable_list run_batch(const Backward& backward, const Mask& mask, const variable_list& arguments);
+
+    variable_list run(const Backward& backward, variable_list&& arguments);
+
+    // Gives gradients that depend on differentiable tensors a history that raises when it is differentiated. Its
+    // edges lead where theirs would, so that the engine finds no path around it. A tangent that is passed through
+    // keeps its own history.
+    void forbid_second(const variable_list& arguments, variable_list& gradients) const;
+
+    bool is_tangent(const variable_list& arguments, const at::Tensor& t) const;
+
+    size_t n_gradients() const { return spec_->gradients.size() + spec_->through.size(); }
+
+    c10::intrusive_ptr<Spec> spec_;
+    const NodeSpec& group_;
+    Streams streams_;                // of each GPU in the forward, for a graph over several GPUs
+    std::vector<SavedValue> saved_;  // in the order of the buckets
+    DoubleBackwardInputs double_backward_inputs_;  // for second derivatives
+    std::vector<c10::intrusive_ptr<Group>> segments_;
+    // The output of a group with one tangent; the program may drop it.
+    std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> output_;
+    std::vector<const Node*> ends_;
+    c10::SmallVector<const Node*, 4> outputs_;  // by tangent
+    c10::SmallVector<int, 4> arrived_;          // by tangent: the last engine call that delivered it
+    c10::SmallVector<int, 4> released_;         // by tangent: the engine call that released it
+    std::vector<Task> tasks_;
+    std::mutex mutex_;
+};
+
+}  // namespace smelt::autograd

@@ -1,0 +1,104 @@
+// torch's tracers show in the dispatch keys of the thread, torch.fx's in a global of its module.
+#include "calls/active_tracers.h"
+
+#include "cpython.h"
+#include "dict_version.h"
+#include "module.h"
+#include "torch.h"
+
+namespace smelt::calls {
+namespace {
+
+constexpr c10::DispatchKeySet kTracers({
+    c10::DispatchKey::Tracer,            // torch.jit.trace
+    c10::DispatchKey::Python,            // dispatch modes
+    c10::DispatchKey::PreDispatch,       // dispatch modes above autograd: torch.export
+    c10::DispatchKey::PythonDispatcher,  // make_fx and torch.export, which decompose operators
+    c10::DispatchKey::Functionalize,
+    c10::DispatchKey::FuncTorchDynamicLayerFrontMode,  // torch.vmap, torch.func
+    c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+});
+
+// What this thread saw last.
+struct Seen {
+    uint64_t thread = 0;       // the interpreter's identifier of the thread, which is never reused
+    PyObject* dict = nullptr;  // the thread's dictionary; the thread state owns it
+    DictVersion without_flag;  // the dictionary's version when the flag was not set
+};
+__attribute__((tls_model("initial-exec"))) constinit thread_local Seen seen;
+
+// The flag of torch.fx.symbolic_trace: before torch 2.13 a global of its module, later an attribute of a
+// threading.local, which has one dictionary per thread.
+class FxFlag {
+  public:
+    bool find(PyObject* module) {
+        if ((local_ = PyObject_GetAttrString(module, "_is_fx_tracing_tls"))) {
+            name_ = PyUnicode_InternFromString("flag");
+        } else {
+            PyErr_Clear();
+            globals_ = Py_NewRef(PyModule_GetDict(module));
+            name_ = PyUnicode_InternFromString("_is_fx_tracing_flag");
+            if (name_ && !PyDict_Contains(globals_, name_)) {
+                PyErr_SetString(PyExc_AttributeError,
+                                "torch.fx._symbolic_trace has no flag that smelt knows of");
+                return false;
+            }
+        }
+        return name_ && (hash_ = PyObject_Hash(name_)) != -1;
+    }
+
+    bool is_set() const {
+        PyObject* dict = local_ ? of_thread() : globals_;
+        if (!dict) return false;
+        if (seen.without_flag.holds(dict)) return false;
+        if (_PyDict_GetItem_KnownHash(dict, name_, hash_) == Py_True) return true;
+        seen.without_flag.set(dict);
+        return false;
+    }
+
+  private:
+    PyObject* of_thread() const {
+        uint64_t now = PyThreadState_GetID(PyThreadState_Get());
+        if (seen.thread == now) return seen.dict;
+        PyObject* found = PyObject_GetAttrString(local_, "__dict__");
+        if (!found) {
+            PyErr_Clear();
+            return nullptr;
+        }
+        Py_DECREF(found);
+        seen.thread = now;
+        return seen.dict = found;
+    }
+
+    PyObject *local_ = nullptr, *globals_ = nullptr, *name_ = nullptr;  // owned, never freed
+    Py_hash_t hash_ = 0;                                                // of the name
+};
+FxFlag fx_flag;
+
+PyObject* py_is_traced(PyObject*, PyObject*) {
+    return PyBool_FromLong(is_traced());
+}
+
+PyMethodDef active_tracers_functions[] = {
+    {"is_traced", py_is_traced, METH_NOARGS,
+     "is_traced(): whether another tracer (torch.jit.trace, torch.fx, make_fx, torch.func, any dispatch "
+     "mode, a node_creation_hook) observes the calls of this thread, so that compiled functions run "
+     "eagerly."},
+    {}};
+
+}  // namespace
+
+bool is_traced() {
+    return c10::impl::tls_local_dispatch_key_set().included_.has_any(kTracers) || fx_flag.is_set() ||
+           hooks_see_nodes();
+}
+
+int init_active_tracers(PyObject* module) {
+    PyObject* fx = PyImport_ImportModule("torch.fx._symbolic_trace");
+    if (!fx) return -1;
+    bool found = fx_flag.find(fx);
+    Py_DECREF(fx);
+    return found ? PyModule_AddFunctions(module, active_tracers_functions) : -1;
+}
+
+}  // namespace smelt::calls

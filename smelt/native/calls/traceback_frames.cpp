@@ -1,0 +1,30 @@
+// Frames that never run: tracebacks of code that the VM interpreted consist of them.
+#include "cpython.h"
+#include "module.h"
+
+#include <frameobject.h>
+
+namespace smelt::calls {
+namespace {
+
+PyObject* py_frame_of(PyObject*, PyObject* args) {
+    PyObject *code, *globals;
+    if (!PyArg_ParseTuple(args, "O!O!:traceback_frame", &PyCode_Type, &code, &PyDict_Type, &globals))
+        return nullptr;
+    PyFrameObject* made =
+        PyFrame_New(PyThreadState_Get(), reinterpret_cast<PyCodeObject*>(code), globals, nullptr);
+    return reinterpret_cast<PyObject*>(made);
+}
+
+PyMethodDef traceback_frames_functions[] = {
+    {"traceback_frame", py_frame_of, METH_VARARGS,
+     "traceback_frame(code, globals): a frame of this code that never runs."},
+    {}};
+
+}  // namespace
+
+int init_traceback_frames(PyObject* module) {
+    return PyModule_AddFunctions(module, traceback_frames_functions);
+}
+
+}  // namespace smelt::calls

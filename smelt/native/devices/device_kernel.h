@@ -1,0 +1,42 @@
+// Machine code of a GPU as `smelt._native.DeviceKernel`, loaded on each device that launches it.
+#pragma once
+#include <Python.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "devices/gpu_driver.h"
+
+namespace smelt::devices {
+
+class Kernel {
+  public:
+    Kernel(std::string image, std::string name, unsigned threads, unsigned shared, unsigned parts)
+        : threads(threads), shared(shared), parts(parts), image_(std::move(image)), name_(std::move(name)) {}
+
+    // The function on `device`, loaded on the first call, which takes milliseconds if the image is text. Thread-safe,
+    // without the GIL. A module is never unloaded: a graph that the user captured may launch from it at any time.
+    Function on(int device) { return on(device, image_); }
+
+    // The same, but loads `image`, this kernel's code for the processor of `device`, if nothing is loaded yet.
+    Function on(int device, const std::string& image);
+
+    bool is_on(int device);
+
+    const std::string& name() const { return name_; }
+    const unsigned threads, shared;  // of a block: threads, bytes of shared memory
+    const unsigned parts;            // the maximum of launches in a batched launch; 0 for other kernels
+
+  private:
+    Function load(const std::string& image) const;
+
+    std::mutex mutex_;
+    std::vector<Function> functions_;  // by device, nullptr: not loaded
+    const std::string image_, name_;
+};
+
+bool is_kernel(PyObject* object);
+Kernel& as_kernel(PyObject* object);
+
+}  // namespace smelt::devices

@@ -1,0 +1,16 @@
+// Tables of accessor and check kinds: the kind's name in the spec of a tree, and its factory.
+#pragma once
+#include "cpython.h"
+
+namespace smelt::guards {
+
+// The row of a table by its name; null with a Python error.
+template <class Row, size_t size>
+const Row* find_row(const Row (&table)[size], PyObject* name, const char* what) {
+    for (const Row& row : table)
+        if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, row.name) == 0) return &row;
+    PyErr_Format(PyExc_ValueError, "GuardTree: unknown %s %R", what, name);
+    return nullptr;
+}
+
+}  // namespace smelt::guards
