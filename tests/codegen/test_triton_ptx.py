@@ -282,7 +282,7 @@ def test_numbers_in_the_table(dtype: torch.dtype) -> None:
 
 def test_launches_by_one_share_code_and_are_not_launched_alone() -> None:
     alone, one, two, odd = compile_kernels(
-        [Request(add(64)), *(Request(add(n), joined=True) for n in (64, 4096, 7))], 90, 1
+        [Request(add(64)), *(Request(add(n), batched=True) for n in (64, 4096, 7))], 90, 1
     )
     assert one.function is two.function and len({alone.function, one.function, odd.function}) == 3
     assert [k.extent for k in (one, two, odd)] == [64, 4096, 7] and one.grain == alone.grain

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import types
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from smelt import _native
@@ -32,8 +33,8 @@ T = TypeVar("T")
 
 def of_same_class(container: C, items: list[object]) -> C:
     """A container of the same class and attributes that holds `items` (pairs for a dictionary). Calls no method of it."""
-    base: Any = next(b for b in _CONSTRUCTIBLE if isinstance(container, b))
-    result = cast(C, base.__new__(type(container)))
+    new = cast("Callable[[type], C]", next(b for b in _CONSTRUCTIBLE if isinstance(container, b)).__new__)
+    result = new(type(container))
     if isinstance(container, collections.deque):
         collections.deque.__init__(cast("collections.deque[object]", result), (), container.maxlen)
     elif isinstance(container, collections.defaultdict):
