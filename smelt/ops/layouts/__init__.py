@@ -5,7 +5,7 @@ torch registers Python functions over the C++ shape functions of most operators.
 of them that runs in a process imports torch's own compiler and sympy, which takes a second. `on_metas` therefore asks,
 in this order:
 
-1. torch's C++ shape functions (`native/operators/shapes.cpp`); 2. the `layout` of the operator's row, for operators
+1. torch's C++ shape functions (`native/operators/shape_functions.cpp`); 2. the `layout` of the operator's row, for operators
 that models use and that have none; 3. the operator itself on real tensors of zeros, if they are few and it would
 otherwise be a Python function; 4. torch's function.
 

@@ -192,7 +192,7 @@ class _Pass:
         sources = [n for n in self.maps.chain(node) if self.maps.of(n) == element_map]
         may_be_returned = not for_backward or self._is_returned(node)
         for source in reversed(sources):
-            found = is_aligned(source.spec) and self._base(source).op == "call_function"
+            found = is_aligned(source.spec) and self._base_of(source).op == "call_function"
             if found and (may_be_returned or not self._is_returned(source)):
                 return self.env[source]
         if sources:
@@ -200,7 +200,7 @@ class _Pass:
         else:
             made = self._call(aten.view.default, self.env[node], list(shape))
             made = self._call(aten.transpose.int, made, -2, -1) if transposed else made
-            if is_aligned(made.spec) and self._base(node).op == "call_function":
+            if is_aligned(made.spec) and self._base_of(node).op == "call_function":
                 return made
         return self._call(aten.clone.default, made, memory_format=torch.contiguous_format)
 
@@ -208,7 +208,7 @@ class _Pass:
         """Whether the caller holds the value's memory, and may mutate it before the backward."""
         return not self.returned.isdisjoint(self._viewed(node))
 
-    def _base(self, node: Node) -> Node:
+    def _base_of(self, node: Node) -> Node:
         """The node that allocates the value's memory."""
         *_, base = self._viewed(node)
         return base
