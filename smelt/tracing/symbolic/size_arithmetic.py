@@ -120,7 +120,7 @@ class Comparisons:
 
     def _quotient_range(self, size: Expr) -> tuple[int, int] | None:
         """The range of x // n, from that of x; None for other sizes."""
-        if not isinstance(size, Quotient) or size.op != "//" or not isinstance(size.right, int):
+        if not isinstance(size, Quotient) or size.op != "floordiv" or not isinstance(size.right, int):
             return None
         low, high = self._range(size.left)
         return low // size.right, high // size.right

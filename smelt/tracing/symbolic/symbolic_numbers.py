@@ -28,6 +28,7 @@ from smelt.shapes.constant_ranges import constant_range
 from smelt.shapes.divisibility import divisors_in, remainder_symbol, without_common_factors
 from smelt.shapes.expr import (
     INFINITE,
+    Atom,
     Expr,
     Expression,
     Quotient,
@@ -326,19 +327,12 @@ class Symbols:
         return found
 
     def _build_symbol(self, size: Expr) -> Symbol:
-        if isinstance(size, Quotient):
-            total = self._apply(
-                "floordiv" if size.op == "//" else "mod", *map(self.symbol_of_size, (size.left, size.right))
-            )
-            return Symbol(self, total.expression, total.value, size)
-        total = self.symbol(size.const)
-        for i, (monomial, coefficient) in enumerate(size.terms):
-            term = self.symbol_of_size(monomial[0])
-            for atom in monomial[1:]:
-                term = self._apply("mul", term, self.symbol_of_size(atom))
-            if coefficient != 1:
-                term = self._apply("mul", self.symbol(coefficient), term)
-            total = term if i == 0 and not size.const else self._apply("add", total, term)
+        is_quotient = isinstance(size, Quotient)
+        operands = [
+            self.symbol_of_size(a) if is_quotient or isinstance(a, int | Atom) else self._build_symbol(a)
+            for a in size.args
+        ]
+        total = self._apply(size.op, *operands)
         return Symbol(self, total.expression, total.value, size)
 
     def _apply(self, op: str, *operands: Symbol) -> Symbol:
@@ -351,7 +345,7 @@ class Symbols:
 
         def converted(e: Expression) -> Expression | None:
             if e in symbol_of:
-                return self._table.leaf(symbol_of[e])
+                return symbol_of[e]
             if e.op in ("const", "leaf"):
                 return e if e.op == "const" else None
             args = [converted(a) for a in e.args]
