@@ -48,7 +48,7 @@ class Class:
         "normalizes by statistics that are cheap to keep; its result comes back from them",
     )
     SCAN = OperatorClass("scan", "budget", 8, "runs one element after the other")
-    PRODUCT = OperatorClass("product", "budget", 2, "as dear as the backward itself")
+    PRODUCT = OperatorClass("product", "budget", 2, "as expensive as the backward itself")
     SORT = OperatorClass("sort", "budget", 32, "dear, and gives indices")
     SCATTER = OperatorClass(
         "scatter", "budget", 4, "adds in an order of its own: a second run may round otherwise"
