@@ -246,7 +246,7 @@ from tests.simulated import compiled
 compiled.activate()
 import torch
 from smelt.graph.tensor_specs import spec_of
-from smelt.ops import warm_up
+from smelt.ops import cudnn_warm_up
 
 begun = threading.Event()
 
@@ -254,9 +254,9 @@ def slow(*given):
     begun.set()
     time.sleep(0.2)
 
-warm_up.BACKWARD = slow
-warm_up.convolutions = lambda *given: [(*[spec_of(torch.empty(2, 8, 4, 4), "cuda:0")] * 3, (), k) for k in range(9999)]
-warm_up.begin(None, set(), None, torch.device("cuda", 0))
+cudnn_warm_up.BACKWARD = slow
+cudnn_warm_up.convolutions = lambda *given: [(*[spec_of(torch.empty(2, 8, 4, 4), "cuda:0")] * 3, (), k) for k in range(9999)]
+cudnn_warm_up.begin(None, set(), None, torch.device("cuda", 0))
 begun.wait()
 print("ends")
 """
