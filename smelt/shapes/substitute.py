@@ -1,8 +1,8 @@
 """Substitution of sizes for symbols, in any value that holds sizes.
 
-The walk enters lists, tuples (named ones too), dicts, slices and frozen dataclasses, and returns whatever does not change as
-the same object. A class with another rule registers it with `substitution`. Kernels are not walked: their loops bind symbols
-whose ranges depend on sizes (`loops/kernel_sizes.py`).
+The walk enters lists, tuples (named ones too), dicts, slices and frozen dataclasses. All but slices come back as the same
+object where nothing in them changes. A class with another rule registers it with `substitution`. Kernels are not walked:
+their loops bind symbols whose ranges depend on sizes (`loops/kernel_sizes.py`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _rule_of(cls: Class) -> Rule | None:
     if issubclass(cls, list | tuple):
         return _sequence
     if issubclass(cls, dict):
-        return lambda value, values: {key: substitute(item, values) for key, item in value.items()}
+        return _mapping
     if cls is slice:
         return lambda s, values: slice(*(substitute(n, values) for n in (s.start, s.stop, s.step)))
     return _fields if _sized_fields(cls) else None
@@ -74,6 +74,11 @@ def _sequence(value: Any, values: Mapping[Sym, Size]) -> Any:
         return value
     cls = type(value)
     return cls(*items) if hasattr(cls, "_fields") else cls(items)
+
+
+def _mapping(value: Any, values: Mapping[Sym, Size]) -> Any:
+    items = {key: substitute(item, values) for key, item in value.items()}
+    return value if all(items[key] is old for key, old in value.items()) else items
 
 
 def _fields(value: Any, values: Mapping[Sym, Size]) -> Any:
