@@ -125,7 +125,7 @@ def lower_graph(graph: Graph, c: Compilation) -> Program:
 def fuse_program(program: Program, c: Compilation) -> Schedule:
     """Groups loops into kernels and orders them."""
     schedule = fuse(program, c.target.costs, c.config.fuse)
-    schedule = replace(schedule, given=c.donated, title=c.title)
+    schedule = replace(schedule, donated=c.donated, title=c.title)
     if c.config.verify_stages:
         verify_schedule(schedule)
     return schedule

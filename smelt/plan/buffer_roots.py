@@ -29,7 +29,7 @@ class Roots:
         self.buffers = schedule.buffers
         self.n_inputs = sum(b.kind == "input" for b in schedule.buffers)
         self.n_held = self.n_inputs + len(schedule.constants)
-        self.given = schedule.given
+        self.donated = schedule.donated
         self._root: dict[int, int] = {}
         self._retained: set[int] = set()
         self.by_pointer: set[int] = set()
@@ -58,7 +58,7 @@ class Roots:
 
     def ends(self, root: int) -> bool:
         """Whether the memory of a root is free after its last use unless it is retained."""
-        return root >= self.n_held or root in self.given
+        return root >= self.n_held or root in self.donated
 
     def join(self, out: int, src: int) -> None:
         """Record that `out` shares memory with `src`."""

@@ -65,7 +65,7 @@ def build_plan(
     """
     plan, roots = _unplaced(schedule, items, device, Decisions(), numbers)
     may_use_arena = partial(roots.may_use_arena, memory=device.memory)
-    steps, nbytes = with_arena(plan.steps, may_use_arena, roots.nbytes, device.memory, schedule.given)
+    steps, nbytes = with_arena(plan.steps, may_use_arena, roots.nbytes, device.memory, schedule.donated)
     return replace(plan, steps=steps, arena_bytes=nbytes)
 
 
@@ -80,7 +80,7 @@ def build_symbolic_plan(
     The outcomes that `decisions` has recorded before count as well."""
     plan, roots = _unplaced(schedule, items, device, decisions, numbers)
     may_use_arena = partial(roots.may_use_arena, memory=device.memory)
-    steps, intervals = with_intervals(plan.steps, may_use_arena, roots.nbytes, schedule.given)
+    steps, intervals = with_intervals(plan.steps, may_use_arena, roots.nbytes, schedule.donated)
     conditions = tuple(decisions.conditions.items())
     return SymbolicPlan(replace(plan, steps=steps), conditions, intervals, device.memory.alignment)
 

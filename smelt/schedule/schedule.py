@@ -103,7 +103,7 @@ def accesses(item: Item) -> tuple[tuple[int, ...], tuple[int, ...]]:
 @dataclass(frozen=True)
 class Schedule:
     """`outputs`: the returned buffers. `refusals`: for each pair of operators that was not fused, why
-    (`print_schedule` shows them). `given`: donated inputs, whose memory is free after their last use. `title`: as in
+    (`print_schedule` shows them). `donated`: inputs whose memory is free after their last use. `title`: as in
     the plan."""
 
     buffers: list[BufferSpec]
@@ -111,7 +111,7 @@ class Schedule:
     items: list[Item]
     outputs: tuple[int | None, ...]
     refusals: tuple[str, ...] = ()
-    given: frozenset[int] = frozenset()
+    donated: frozenset[int] = frozenset()
     title: str = ""
 
     def constant(self, buffer: int) -> torch.Tensor | None:
