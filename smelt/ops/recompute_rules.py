@@ -23,43 +23,29 @@ class OperatorClass:
 class Class:
     """The classes."""
 
-    VIEW = OperatorClass("view", "always", 0, "looks at memory that is kept anyway")
+    VIEW = OperatorClass("view", "always", 0, "shares memory that is saved anyway")
     CREATION = OperatorClass("creation", "always", 1, "reads nothing")
     POINTWISE = OperatorClass("pointwise", "always", 1, "fuses into the kernel that reads it")
     TRANSCENDENTAL = OperatorClass(
-        "transcendental",
-        "always",
-        8,
-        "fuses as well, but a polynomial an element shows: only for fewer bytes",
+        "transcendental", "always", 8, "fuses too, but its polynomial costs time: only for fewer bytes"
     )
     MOVEMENT = OperatorClass(
         "movement", "always", 2, "reads each element once, as reading a saved copy would"
     )
-    ROWS = OperatorClass(
-        "rows", "always", 16, "a small reduction and a pointwise pass, over a row that is in cache"
-    )
-    REDUCTION = OperatorClass(
-        "reduction", "budget", 1, "reads much to give little: its result is cheap to keep"
-    )
+    ROWS = OperatorClass("rows", "always", 16, "a small reduction and a pointwise pass over a cached row")
+    REDUCTION = OperatorClass("reduction", "budget", 1, "reads much and returns little: cheap to save")
     STATISTICS = OperatorClass(
-        "statistics",
-        "budget",
-        8,
-        "normalizes by statistics that are cheap to keep; its result comes back from them",
+        "statistics", "budget", 8, "its result follows from its statistics, which are small"
     )
     SCAN = OperatorClass("scan", "budget", 8, "runs one element after the other")
     PRODUCT = OperatorClass("product", "budget", 2, "as expensive as the backward itself")
-    SORT = OperatorClass("sort", "budget", 32, "dear, and gives indices")
-    SCATTER = OperatorClass(
-        "scatter", "budget", 4, "adds in an order of its own: a second run may round otherwise"
-    )
-    OTHER = OperatorClass("other", "budget", 64, "in no table, so taken for dear")
+    SORT = OperatorClass("sort", "budget", 32, "expensive, and returns indices")
+    SCATTER = OperatorClass("scatter", "budget", 4, "adds in any order: a second run may round otherwise")
+    OTHER = OperatorClass("other", "budget", 64, "in no table, so assumed expensive")
     RANDOM = OperatorClass("random", "never", 16, "a second run would draw other numbers")
     EFFECT = OperatorClass("effect", "never", 0, "writes memory")
-    OPAQUE = OperatorClass(
-        "opaque", "never", 0, "a foreign operator: nobody says that a second run gives the same"
-    )
+    OPAQUE = OperatorClass("opaque", "never", 0, "not torch's: a second run may give another result")
     VALUE_DEPENDENT = OperatorClass(
-        "value-dependent", "never", 0, "its result's size, or a number, is read from memory"
+        "value-dependent", "never", 0, "its result's size, or a number, depends on data"
     )
     INPUT = OperatorClass("input", "never", 0, "given by the caller")

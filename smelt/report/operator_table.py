@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -19,24 +20,25 @@ from smelt.torch_private import OpOverload, all_operator_names
 
 HEAD = f"""# What becomes of each ATen operator
 
-Written by `python -m smelt.report.operator_table`, for torch {torch.__version__.split("+")[0]}; `tests/ops/test_registry.py`
-compares. Operators that compute with tensors, without `out=` overloads. A row of the registry (`smelt/ops/registry.py`) says
-what smelt knows of one beyond its schema; the overloads listed here have none, and their schema and torch's tags decide.
+The registry (`smelt/ops/registry.py`) has rows for some operators that compute with tensors. The schema and torch's tags
+decide for the others, listed here for torch {torch.__version__.split("+")[0]}; `out=` overloads are left out.
+`smelt ops NAME` prints the treatment of any operator. `python -m smelt.report.operator_table` writes this page.
 """
 
 # In order: the first that applies to an overload is its fate.
 FATES = {
-    "composite": "taken apart by autograd before anything is recorded",
+    "composite": "autograd decomposes it before anything is recorded",
     "lowered": "loops",
-    "ruled": "treated by a rule of its own while it is recorded (`smelt/ops/trace_rules.py`)",
-    "rewritten": "writes an argument: recorded as the operator that gives the new value",
-    "writes": "writes an argument and has no pure counterpart: refused, the graph breaks there",
-    "values": "its result's size, or a number, is in memory: a constant if that is known, else a graph break",
-    "random": "called in the order of the program, never run twice",
-    "view": "no work, but not fused through: called, and what it gives shares memory with its argument",
-    "out": "called, writing into planned memory",
-    "called": "called; it allocates its result",
+    "ruled": "a rule of its own records it (`smelt/ops/trace_rules.py`)",
+    "rewritten": "it writes an argument: recorded as its functional variant",
+    "writes": "it writes an argument and has no functional variant: the graph breaks",
+    "values": "its result's size, or a number, depends on data: a constant if that is known, else a graph break",
+    "random": "an extern call in program order, never run twice",
+    "view": "an extern call whose result aliases its argument; nothing fuses through it",
+    "out": "an extern call that writes into planned memory",
+    "called": "an extern call that allocates its result",
 }
+NEED_NO_ROW = ("composite", "rewritten")  # the operators that these become may have rows
 
 
 def operators() -> Iterator[OpOverload]:
@@ -82,16 +84,17 @@ def page() -> str:
     parts = [HEAD]
     for name, what in FATES.items():
         ops = [op for op, f in found.items() if f == name]
-        without = [op for op in ops if row(op) == Operator()]
-        parts.append(f"## {name}: {what}\n\n{len(ops)} overloads. Without a row: {_text(without)}\n")
+        rowless = [op for op in ops if row(op) == Operator()]
+        listed = "" if name in NEED_NO_ROW or not rowless else f"\n\n{_names(rowless)}"
+        parts.append(f"## {name}: {what}\n\n{len(ops)} overloads, {len(rowless)} without a row.{listed}\n")
     return "\n".join(parts)
 
 
-def _text(ops: list[OpOverload]) -> str:
-    if not ops:
-        return "none."
-    names = sorted(map(short, ops))
-    return f"{len(names)}.\n\n" + "\n".join(textwrap.wrap(", ".join(f"`{n}`" for n in names), 120))
+def _names(ops: list[OpOverload]) -> str:
+    """The names of `ops`, with the overloads of one operator in braces."""
+    by_base = groupby(sorted(str(op).split(".")[1:] for op in ops), lambda parts: parts[0])
+    names = (f"`{base}.{{{','.join(overload for _, overload in of)}}}`" for base, of in by_base)
+    return "\n".join(textwrap.wrap(", ".join(names).replace(".{default}", ""), 120))
 
 
 def short(op: OpOverload) -> str:

@@ -9,17 +9,17 @@ from smelt.reasons import REASONS, ReasonKind
 _HEAD = """\
 # Graph breaks, and calls that run eagerly
 
-Where smelt meets something that it cannot capture, the graph breaks: what comes before and after is compiled, and what
-stood in the way runs as it is, in between. Where a graph cannot break (inside a function that native code calls, for
-one) the break moves out to the nearest call that can be made as it is; where there is none, the call runs eagerly.
-Results are eager's in each case. `smelt.report.inspect.reasons(compiled)` lists the reasons of one compiled
-callable; with `fullgraph=True` the first of them is raised as `smelt.errors.Unsupported` (its `.reason`).
+Where smelt cannot capture an instruction, the graph breaks: smelt compiles the code before and after it, and Python runs
+the instruction. If a break is impossible there (inside a function that native code calls), the nearest call that can run
+eagerly is the break. If there is none, the whole call runs eagerly. Results are eager's in each case.
+[Graph breaks by example](breaks-by-example.md) shows causes and fixes.
 
-A reason has a `kind` (a row below; ids are stable), a `detail` that names the function or object, the user's `line`, and
-the `stack` of user lines that led there. What prints, logs or warns does not break by itself: it is done by the
-compiled frame after the graph has run, in program order, with eager's text and places.
+`smelt.report.inspect.reasons(compiled)` lists the reasons of a compiled callable. Each has a `kind` (a row below; ids are
+stable), a `detail` that names the function or object, the user's `line`, and the `stack` of user lines that led there. With
+`fullgraph=True` the first one is raised as `smelt.errors.Unsupported` (its `.reason`). Code that prints, logs or warns does
+not break the graph by itself: the compiled frame runs it after the graph, in program order.
 
-This page is printed from `smelt/reasons.py` by `python -m smelt.report.reasons_page`; a test compares the two.
+`python -m smelt.report.reasons_page` writes this page from `smelt/reasons.py`.
 
 | id | what happened | for example | what to do |
 | --- | --- | --- | --- |
