@@ -1,4 +1,4 @@
-"""Serialization of plans. docs/plan.md documents the format field by field.
+"""Serialization of plans. docs/plan.md documents the header and the encoding of values.
 
 Machine code is stored as the object files that LLVM emitted. Reading executes nothing: kernels are linked when the
 plan is made executable, on a processor that has the features they use.
