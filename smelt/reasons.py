@@ -49,8 +49,8 @@ REASONS: dict[str, ReasonKind] = {}
 
 LONG_COMPUTATION = _kind(
     "long-computation",
-    "a loop, or a call, did much in Python and nothing with tensors",
-    "Nothing, if it is meant to run at each call; else compute it once, outside of the compiled function.",
+    "a loop or a call ran for long in Python without tensor operations",
+    "If it need not run at each call, compute it once, outside of the compiled function.",
     "for i in range(10_000_000): total += i",
 )
 
@@ -71,7 +71,7 @@ DATA_DEPENDENT = _kind(
 DATA_DEPENDENT_SHAPE = _kind(
     "data-dependent-shape",
     "an operator's output size depends on the values of its inputs",
-    "Use a fixed-size formulation (masks instead of boolean indexing), or keep it out of the compiled function.",
+    "Use a fixed-size formulation (masks instead of boolean indexing), or move it out of the compiled function.",
     "y = x[x > 0]",
 )
 
@@ -79,31 +79,31 @@ DATA_DEPENDENT_SHAPE = _kind(
 
 OUTPUT = _kind(
     "output",
-    "something is printed, logged or warned of in a way that cannot wait until the graph has run",
-    "Print to sys.stdout or sys.stderr and log through the standard handlers; or move it out of the compiled function.",
+    "output that cannot wait until the graph has run",
+    "Print to sys.stdout or sys.stderr and log through standard handlers, or move it out of the compiled function.",
     'print("step", file=my_stream)',
 )
 SIDE_EFFECT_IO = _kind(
     "input-output",
-    "the function reads or changes the outside world: files, the network, processes, the clock",
-    "Move it out of the compiled function, and pass in what it gives.",
+    "the function uses files, the network, processes or the clock",
+    "Move it out of the compiled function, and pass the result in.",
     "start = time.time()",
 )
 RANDOM_STATE = _kind(
     "random-state",
-    "a random number of Python or NumPy decides what runs next, or the state of a generator is asked for",
-    "Use such numbers in tensors only; or draw and decide outside of the compiled function.",
+    "a random number of Python or NumPy decides what runs next, or the function reads a generator's state",
+    "Use such numbers in tensors only, or draw them outside of the compiled function.",
     "if random.random() < 0.1: ...",
 )
 DEBUGGER = _kind(
     "debugger",
-    "a debugger is entered",
+    "the function starts a debugger",
     "Remove the call.",
     "breakpoint()",
 )
 IMPORT = _kind(
     "import",
-    "a module is imported for the first time, which runs its code",
+    "the function imports a module for the first time, which runs its code",
     "Import it at the top of the file.",
     "def f(x): import helpers; ...",
 )
@@ -112,31 +112,31 @@ IMPORT = _kind(
 
 UNSUPPORTED_OPCODE = _kind(
     "unsupported-opcode",
-    "a bytecode instruction, or a graph break at it, is not captured yet",
+    "smelt does not capture this bytecode instruction, or a graph break at it",
     "Rewrite the line without the construct.",
     "async def numbers(): yield 1  # an asynchronous generator",
 )
 UNSUPPORTED_CALL = _kind(
     "unsupported-call",
-    "a native function whose effects smelt does not know was called",
+    "the function calls a native function whose effects smelt does not know",
     "Move the call out of the compiled function.",
     "tokens = tokenizer.encode(text)  # a function of C",
 )
 UNSUPPORTED_EFFECT = _kind(
     "unsupported-effect",
-    "an object outside the function was changed in a way that is not replayed yet",
+    "the function changes an outside object in a way that smelt does not replay",
     "Return the new value instead of storing it.",
     "torch.set_default_dtype(torch.float64)",
 )
 UNSUPPORTED_OBJECT = _kind(
     "unsupported-object",
-    "an object of this kind cannot be carried through capture yet",
+    "smelt does not capture objects of this kind",
     "Pass tensors, numbers, containers or plain Python objects.",
     "y = x + torch.from_numpy(array)",
 )
 TENSOR_SUBCLASS = _kind(
     "tensor-subclass",
-    "a tensor subclass is not captured yet",
+    "smelt does not capture this tensor subclass",
     "Pass plain tensors.",
     "class Quantity(torch.Tensor): ...",
 )
@@ -145,13 +145,13 @@ TENSOR_SUBCLASS = _kind(
 
 GRAPH_BREAK_REQUESTED = _kind(
     "graph-break-requested",
-    "smelt.graph_break() was called",
+    "the function calls smelt.graph_break()",
     "Remove the call to capture the function whole.",
     "smelt.graph_break()",
 )
 DISABLED = _kind(
     "disabled-function",
-    "a function marked with disable() was called",
+    "the function calls one that is marked with disable()",
     "Remove the mark to capture it.",
     "@smelt.disable",
 )
@@ -160,14 +160,14 @@ DISABLED = _kind(
 
 ANOTHER_TRACER = _kind(
     "another-tracer",
-    "another tracer of torch looks at this call, so the function itself ran",
-    "Nothing has to be done: calls elsewhere are compiled.",
+    "another tracer of torch observes this call, so the function itself runs",
+    "Nothing; smelt compiles calls outside of the tracer.",
     "with FakeTensorMode() as mode: compiled(mode.from_tensor(x))",
 )
 USER_EXCEPTION = _kind(
     "user-exception",
-    "the function raised while it was captured, so the call ran eagerly",
-    "If eager does not raise it as well, this is a bug in smelt; please report it.",
+    "the function raised during capture, so the call ran eagerly",
+    "If eager does not raise it too, this is a bug in smelt; please report it.",
     'raise ValueError("empty batch")',
 )
 RECOMPILE_LIMIT = _kind(
@@ -178,8 +178,8 @@ RECOMPILE_LIMIT = _kind(
 )
 OUTRUN = _kind(
     "changed-meanwhile",
-    "another thread changed what the function reads at each of its captures, while it was captured",
-    "Compile the function (call it once) before other threads write what it reads.",
+    "at each capture another thread changed an object that the function reads",
+    "Call the function once before other threads write the objects that it reads.",
     "model.scale = next(scales)  # in another thread, all the time",
 )
 BACKEND_FAILED = _kind(
@@ -190,7 +190,7 @@ BACKEND_FAILED = _kind(
 )
 DIFFERS = _kind(
     "differs-from-eager",
-    "compiled code gave another result than eager (the option verify found it)",
+    "compiled code returned another result than eager (found by the option verify)",
     "This is a bug in smelt; please report it with the reproducer. Until then the function runs eagerly.",
     "smelt.compile(f, options={'verify': 3})",
 )
