@@ -1,6 +1,5 @@
-"""Guards (`guard.py`): facts about objects from outside that decided a capture, so that later calls are checked for them.
+"""Guards (`guard.py`): facts about the captured environment that decided a capture and that later calls must satisfy.
 
-A source (`source.py`) says where such an object is found. `tree_layout.py` lays guards out as the native tree;
-`read_source.py` and `guard_evaluation.py` evaluate them in Python, `guard_printer.py` and `guard_failures.py` write
-them for people.
+A source (`source.py`) is the path to an object. `guard_kinds.py` has one class per kind of guard, which evaluates and prints
+it; `tree_layout.py` lays guards out as the native tree; `guard_failures.py` explains why a call fails one.
 """

@@ -1,4 +1,4 @@
-"""Which numbers and sizes changed between two calls: the next capture makes them symbolic."""
+"""The numbers and sizes that changed between two calls: the next capture makes them symbolic."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 
 import torch
 
-from smelt.guards.guard import Guard, TensorFacts
-from smelt.guards.guard_evaluation import same_leaf, tensor_facts
+from smelt.guards.guard import Guard
+from smelt.guards.leaf_equality import same_leaf
 from smelt.guards.read_source import Missing, Reader
 from smelt.guards.source import Source
+from smelt.guards.tensor_facts import TensorFacts, tensor_facts
 
 Path = tuple[object, ...]  # `Source.path`
 _HOLD_NUMBERS = (int, float, tuple, torch.Size)
 
 
 def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Path]:
-    """Paths of the sources that must hold a certain int or float, but hold another one of the same type."""
+    """Paths of the sources whose int or float is guarded to be constant, but has another value of the same type."""
     read = Reader(slots)
     found = set()
     for guard in guards:
-        if guard.kind == "eq" and type(guard.value) in _HOLD_NUMBERS and guard.source is not None:
+        if guard.kind.is_constant and type(guard.value) in _HOLD_NUMBERS and guard.source is not None:
             try:
                 now = read(guard.source)
             except Missing:
@@ -42,30 +43,30 @@ def _changed(source: Source, then: Any, now: Any) -> set[Path]:
 def changed_sizes(
     guards: Iterable[Guard], slots: Sequence[object], seen: Mapping[Path, int] = MappingProxyType({})
 ) -> set[tuple[Path, int]]:
-    """Paths of the sizes and strides (`size_origin`, `stride_origin`) of tensors that must have certain ones, and have
-    others now, or may have any; and what they must be, or, of those that may be any, what they were when the guards were
-    made (`seen`): what was symbolic stays so, and sizes that differed then are not taken for one."""
+    """Paths and guarded values of the sizes and strides (`size_source`, `stride_source`) that changed or are wildcards. The
+    value of a wildcard is that of the call that the guards come from (`seen`), so that symbolic sizes remain symbolic and
+    sizes that differed in that call do not become one symbol."""
     read = Reader(slots)
     found: set[tuple[Path, int]] = set()
     for guard in guards:
-        if guard.kind != "tensor" or guard.source is None:
+        if guard.facts is None or guard.source is None:
             continue
         try:
             now = read(guard.source)
         except Missing:
             continue
         if issubclass(type(now), torch.Tensor):
-            found |= _changed_sizes(guard.source, guard.value, tensor_facts(now))
+            found |= _changed_sizes(guard.source, guard.facts, tensor_facts(now))
     return {(path, seen.get(path, size)) for path, size in found}
 
 
 def size_source(tensor: Source, dim: int) -> Source:
-    """Where the size of a tensor along a dimension is found."""
+    """The source of a tensor's size along a dimension."""
     return tensor.child("member", "shape").child("item", dim)
 
 
 def stride_source(tensor: Source, dim: int) -> Source:
-    """Where the stride of a tensor along a dimension is found."""
+    """The source of a tensor's stride along a dimension."""
     return tensor.child("member", "stride").child("call", None).child("item", dim)
 
 

@@ -1,6 +1,6 @@
 """The global state that every trace depends on: grad mode, autocast, default dtype, ...
 
-The native reader gives a tuple of numbers, which guard trees compare; here the numbers get names, for people.
+The native reader returns a tuple of numbers, which guard trees compare; this module names the numbers for people.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Snapshot = tuple[int, ...]
 
 @functools.cache
 def _settle_attention() -> None:
-    """torch orders its kernels of attention when a GPU is first asked for one: were that in a trace, the state would differ
-    at its end, and entries from before it would fit no more."""
+    """Have torch order its attention kernels, which it does at the first use of one on a GPU. During a trace, that would
+    change the global state, and earlier entries would accept no further call."""
     with DisableTorchFunction(), DisableTorchDispatch():
         one = torch.empty((1, 1, 1, 8), dtype=torch.float16, device="cuda")
         fused_sdp_choice(one, one, one)
 
 
 def settle() -> None:
-    """Before a snapshot: has torch decide what it decides at the first use of a GPU. Initializes no GPU."""
+    """Have torch settle, before a snapshot, the state that it decides at the first use of a GPU. Initializes no GPU."""
     if torch.cuda.is_initialized():
         _settle_attention()
 
 
 def snapshot() -> Snapshot:
-    """The state of the calling thread now. Where two snapshots are equal, torch's operators behave alike."""
+    """The current state of the calling thread. Torch's operators behave the same under equal snapshots."""
     return _native.global_state()
 
 
@@ -44,7 +44,7 @@ _MAIN = ("grad_mode", "inference_mode", "autocast_cpu", "autocast_cuda", "determ
 
 
 def describe(state: Snapshot) -> str:
-    """The fields of a snapshot that a reader of guards wants to know first, as text."""
+    """The main fields of a snapshot, as text."""
     fields = decode(state)
     return ", ".join(f"{name}={bool(fields[name])}" for name in _MAIN if name in fields) + ", ..."
 

@@ -1,6 +1,6 @@
-"""Iterators of C, read without advancing them: what they will give, and the iterators inside of others.
+"""C iterators, read without advancing them: the items that they will yield, and their inner iterators.
 
-The Python side of `native/cpython_iterators.cpp`, by what `__reduce__` says; it runs no code of the user's.
+The Python side of `native/cpython_iterators.cpp`. It calls `__reduce__` and runs no user code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smelt._native import isinstance
 
 Part = Literal["left", "over", "inner", "index", "strict"]
 
-# Iterators over a list (in either direction), a tuple, a range or a text: how an item is read.
+# How to read an item of the list (in either direction), tuple, range or text that an iterator walks over.
 _ITEMS: dict[type, Callable[[Any, int], object]] = {
     type(iter([])): list.__getitem__,
     type(reversed([])): list.__getitem__,
@@ -32,8 +32,8 @@ OVER_CHANGING = _LISTS | _ENTRIES
 
 
 def item_ahead(iterator: Any, count: int) -> object:
-    """The item that `iterator` gives after `count` others. Raises IndexError where it ends before, TypeError for an iterator
-    of another kind."""
+    """The item that `iterator` yields after `count` others. Raises IndexError if it ends before, TypeError for another kind
+    of iterator."""
     if not 0 <= count < items_left(iterator):
         raise IndexError(count)
     if type(iterator) in _ENTRIES:
@@ -44,14 +44,14 @@ def item_ahead(iterator: Any, count: int) -> object:
 
 
 def items_left(iterator: Any) -> int:
-    """How many items `iterator` has left. Raises TypeError for one of another kind."""
+    """The number of items that `iterator` will yield. Raises TypeError for another kind of iterator."""
     if type(iterator) not in WALKS:
-        raise TypeError(f"a {type(iterator).__name__} may not say what it will give")
+        raise TypeError(f"a {type(iterator).__name__} does not expose its next items")
     return len(_entries(iterator)) if type(iterator) in _ENTRIES else operator.length_hint(iterator)
 
 
 def has_changed_size(iterator: object) -> bool:
-    """Whether the next item of `iterator` is an error, since the dictionary that it walks over has changed."""
+    """Whether `next(iterator)` raises because the dictionary that it walks over has changed."""
     if type(iterator) not in _ENTRIES:
         return False
     try:
@@ -62,7 +62,7 @@ def has_changed_size(iterator: object) -> bool:
 
 
 def _entries(iterator: Any) -> list[object]:
-    """What is left of an iterator over a dictionary. Raises ValueError where the dictionary has another size than it had."""
+    """The items that an iterator over a dictionary will yield. Raises ValueError if the size of the dictionary changed."""
     try:
         left: list[object] = iterator.__reduce__()[1][0]
     except RuntimeError as e:
@@ -71,17 +71,17 @@ def _entries(iterator: Any) -> list[object]:
 
 
 def _over(iterator: Any) -> object:
-    """The list or dictionary that is walked over, which may still change; None at the end."""
+    """The list or dictionary that `iterator` walks over and that may still change; None at the end."""
     if type(iterator) in _ENTRIES:
         return next((x for x in gc.get_referents(iterator) if isinstance(x, dict)), None)
     if type(iterator) not in _LISTS:
-        raise TypeError("an iterator over what does not change")
+        raise TypeError("an iterator over an immutable object")
     _, (over, *_), *state = iterator.__reduce__()
-    return over if state and state[0] >= 0 else None  # before the first item there is nothing more to come
+    return over if state and state[0] >= 0 else None  # a negative index: a reversed iterator at its end
 
 
 def _inner(iterator: Any) -> object:
-    """Of enumerate an iterator, of zip a tuple of them."""
+    """The iterator in an enumerate, the tuple of iterators in a zip."""
     inner = iterator.__reduce__()[1]
     return inner if type(iterator) is zip else _of(enumerate, iterator) and inner[0]
 
@@ -94,7 +94,7 @@ def _index(iterator: Any) -> int:
 
 
 def is_long(iterator: Any) -> bool:
-    """Whether an enumerate has come to numbers that it keeps as objects."""
+    """Whether the next number of an enumerate exceeds a C integer."""
     index: int = iterator.__reduce__()[1][1]
     return not -sys.maxsize <= index < sys.maxsize
 
@@ -119,6 +119,6 @@ PARTS: dict[Part, Callable[[Any], object]] = {
 
 
 def advance(iterator: Iterator[object], count: int) -> None:
-    """Takes `count` items from `iterator`, which may have fewer."""
+    """Advance `iterator` by `count` items, or to its end."""
     for _ in range(count):
         next(iterator, None)

@@ -1,8 +1,9 @@
-"""What an entry does not keep alive: what the program made and dropped is gone when it is gone in eager.
+"""The objects that an entry does not keep alive: what the program creates and drops is destroyed when it is in eager.
 
-A guard on which object an argument leads to (`id`), or on its class (`type`), holds only while that object lives: a call
-that it accepts has brought the object along. So the entry holds it weakly, and all that it keeps alive, too; once gone,
-the entry answers no call. What a module holds under its name stays anyway.
+A guard on the identity (`id`) or the class (`type`) of an object that an argument leads to holds only while that object
+lives, and each call that it accepts has a reference to the object. So the entry references the object weakly, and
+everything that it keeps alive. Once the object is destroyed, the entry accepts no call. What a module has under its name
+lives anyway.
 """
 
 from __future__ import annotations
@@ -15,48 +16,48 @@ from dataclasses import dataclass
 from smelt._native import isinstance
 from smelt.guards.guard import Guard
 from smelt.guards.source import Source
-from smelt.guards.weak_identity import Weakly, weakly
+from smelt.guards.weak_identity import WeakIdentity, weak
 
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """What each call that the guards of an entry accept keeps alive.
+    """The objects that each call keeps alive if the guards of an entry accept it.
 
-    `brought`: objects that the call brings, by id, and where it has them. `kept`: what the guards may know by identity:
-    these objects, with classes, their bases and their functions.
+    `sources`: the sources of the objects that the call references, by id. `objects`: these objects with their classes, bases
+    and functions, as far as guards may compare their identity.
     """
 
-    brought: Mapping[int, Source]
-    kept: tuple[object, ...]
+    sources: Mapping[int, Source]
+    objects: tuple[object, ...]
 
 
 def lifetimes_of(guards: Iterable[Guard]) -> Lifetimes:
-    """What calls keep alive that `guards` accept."""
-    places: dict[int, Source] = {}
-    kept: dict[int, object] = {}
+    """The objects that calls keep alive which `guards` accept."""
+    sources: dict[int, Source] = {}
+    objects: dict[int, object] = {}
     for guard in guards:
-        if guard.kind not in ("id", "type") or guard.source is None:
+        if not guard.kind.is_identity or guard.source is None:
             continue
         root, value = guard.source.root, guard.value
-        is_there = root.kind == "arg" or (root.kind == "const" and id(root.known) in kept)
-        if is_there and id(value) not in places and type(weakly(value)) is Weakly and not stays(value):
-            places[id(value)] = guard.source if guard.kind == "id" else guard.source.child("type", None)
-            _keep(value, kept)
-    return Lifetimes(places, tuple(kept.values()))
+        from_call = root.kind == "arg" or (root.kind == "const" and id(root.known) in objects)
+        if from_call and id(value) not in sources and type(weak(value)) is WeakIdentity and not stays(value):
+            sources[id(value)] = guard.kind.value_source(guard.source)
+            _add_reachable(value, objects)
+    return Lifetimes(sources, tuple(objects.values()))
 
 
-def _keep(x: object, kept: dict[int, object]) -> None:
-    """Adds `x` and what it keeps alive to `kept`."""
+def _add_reachable(x: object, objects: dict[int, object]) -> None:
+    """Add `x` and the objects that it keeps alive to `objects`."""
     pending = [x]
     while pending:
         x = pending.pop()
-        if id(x) not in kept and not stays(x):
-            kept[id(x)] = x
-            pending += _kept_by(x)
+        if id(x) not in objects and not stays(x):
+            objects[id(x)] = x
+            pending += _references(x)
 
 
-def _kept_by(x: object) -> Iterator[object]:
-    """What `x` keeps alive that guards may know by identity."""
+def _references(x: object) -> Iterator[object]:
+    """The objects that `x` keeps alive and guards may compare by identity."""
     yield type(x)
     if isinstance(x, type):
         yield from x.__mro__
@@ -78,7 +79,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
 
 
 def stays(x: object) -> bool:
-    """Whether `x` is a module, or what its module holds by its name."""
+    """Whether `x` is a module, or an object that its module has under its name."""
     own = type.__getattribute__ if isinstance(x, type) else object.__getattribute__
     try:
         found: object = sys.modules[own(x, "__module__")]  # type: ignore[arg-type]

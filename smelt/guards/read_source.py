@@ -1,7 +1,7 @@
-"""What stands at a source, read in Python: the reference that the native accessors must agree with.
+"""Reads the object at a source in Python: the reference that the native accessors must agree with.
 
 `ACCESSORS` has one row for each kind of source that guards read and that is not a root. No row runs user code: attributes
-are read from instance dictionaries and through descriptors of C. An accessor that finds nothing raises `Missing`, and every
+are read from instance dictionaries and through C descriptors. An accessor that finds nothing raises `Missing`, and every
 guard on a source below fails.
 """
 
@@ -31,7 +31,7 @@ class Missing(LookupError):
 
 
 def instance_dict(owner: object) -> Any:
-    """The `__dict__` of an instance, module or class without running user code. Raises Missing."""
+    """The `__dict__` of an instance, module or class, read without user code. Raises Missing."""
     read = type.__getattribute__ if issubclass(type(owner), type) else object.__getattribute__
     try:
         return read(owner, "__dict__")  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def _member(base: Any, key: str) -> Any:
 
 def _param(base: Any, key: str) -> Any:
     own = instance_dict(base)
-    if key in own:  # written there directly, it wins
+    if key in own:  # precedes the dictionaries of the module
         return own[key]
     for name in MODULE_DICTS:
         if key in own[name]:
@@ -79,7 +79,7 @@ def _cell(base: Any, key: int) -> Any:
 
 
 def _element(base: Any, key: int) -> float:
-    """The float of 32 or 64 bits that a tensor on a CPU holds at place `key` in row-major order."""
+    """The float of 32 or 64 bits at index `key` of a CPU tensor, in row-major order."""
     with DisableTorchDispatch(), DisableTorchFunctionSubclass():
         plain = base.layout is torch.strided and base.device.type == "cpu" and not base.is_neg()
         if not plain or base.dtype not in (torch.float32, torch.float64):
@@ -91,8 +91,8 @@ def _element(base: Any, key: int) -> float:
 def _script(base: Any, key: str) -> Any:
     if type(base) is not ScriptModule:
         raise Missing(key)
-    held: Any = base
-    return held.getattr(key)
+    module: Any = base
+    return module.getattr(key)
 
 
 def _call(base: Any, key: None) -> Any:

@@ -1,4 +1,4 @@
-"""Sources: where an object that came from outside a captured frame was found.
+"""Sources: paths to the objects of the captured environment.
 
 A source is an interned, immutable path from a root (an argument slot of the frame, or an object known by identity
 such as a module's globals) through attribute, item and cell reads. It renders as source that rebuilds the object, as
@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 
 from smelt._native import isinstance
-from smelt.guards.weak_identity import Weakly, held, weakly, weakly_if_identity
+from smelt.guards.weak_identity import WeakIdentity, strong, weak, weak_if_identity_hashed
 
 SourceKind = Literal[
     "arg",        # key: argument name; root. `index` is its slot in the frame's argument slots
-    "const",      # root known by identity (globals dict, module, class, function); key: readable name
+    "const",      # root compared by identity (globals dict, module, class, function); key: readable name
     "attr",       # base.key found in the instance's __dict__ (guard reads object.__dict__[key], no user code)
     "member",     # base.key through a C slot/getset descriptor or generic getattr without user code
     "param",      # nn.Module: base._parameters[key] / _buffers[key] / _modules[key], whichever holds it
@@ -28,18 +28,18 @@ SourceKind = Literal[
     "kwdefault",  # base.__kwdefaults__[key]
     "type",       # type(base)
     "dict",       # base.__dict__ (the dictionary itself)
-    "array",      # torch.from_numpy(base): a graph input that the compiled frame makes
-    "ahead",      # the item that the iterator base gives after key others (guards/iterator_state.py)
-    "part",       # of an iterator: key is a row of guards.iterators.PARTS
-    "element",    # the number that the tensor base holds at place key, counted along its last dimension first
-    "script",     # an attribute of TorchScript's own object of a module
+    "array",      # torch.from_numpy(base): a graph input that the compiled frame creates
+    "ahead",      # the item that the iterator base yields after key others (guards/iterator_state.py)
+    "part",       # state of an iterator: key is a row of `iterator_state.PARTS`
+    "element",    # the number at index key of the tensor base, in row-major order
+    "script",     # an attribute of the TorchScript object of a module
     "call",       # base() for a registered zero-argument reader (ContextVar.get, ...)
     "drawn",      # a random number that the compiled frame draws; root. `index` counts them; key: readable name
 ]  # fmt: skip
 
 
 def key_text(key: Any) -> str:
-    """A key as Python source; a tensor is written as its class, since its values would fill the line."""
+    """A key as Python source; a tensor as its class, because its values would fill the line."""
     return f"<{type(key).__name__}>" if isinstance(key, torch.Tensor) else repr(key)
 
 
@@ -52,7 +52,7 @@ def _attribute(base: str, key: Any) -> str:
     return f"{base}.{key}"
 
 
-# Each row is a function, not a format: a key may be a tensor, which takes long to write.
+# Each row is a function, not a format: a key may be a tensor, which takes long to print.
 _SOURCES: dict[str, Callable[[str, Any], str]] = {
     "attr": _attribute,
     "member": _attribute,
@@ -74,38 +74,38 @@ _SOURCES: dict[str, Callable[[str, Any], str]] = {
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where one object is found. Interned: a capture makes each root once, and `child` all else; compare with `is`."""
+    """The path to one object. Interned: a capture creates each root once, and `child` everything else; compare with `is`."""
 
     kind: SourceKind
     _key: Any
     base: Source | None = None
     index: int = -1  # kind arg: slot number; kind drawn: which draw
-    value: Any = None  # kind const: the object, held weakly if it can be: `known`
+    value: Any = None  # kind const: the object, a weak reference if possible: `known`
     children: dict[tuple[SourceKind, type, object], Source] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_key", weakly_if_identity(self._key))
+        object.__setattr__(self, "_key", weak_if_identity_hashed(self._key))
         if self.kind == "const":
-            object.__setattr__(self, "value", weakly(self.value))
+            object.__setattr__(self, "value", weak(self.value))
 
     @property
     def key(self) -> Any:
-        """What the step is made by; `GONE` where it is an object that lives no more."""
-        return held(self._key)
+        """The key of the last step; `GONE` in place of a destroyed object."""
+        return strong(self._key)
 
     @property
     def known(self) -> Any:
-        """The object of a root of kind const; `GONE` where it lives no more."""
-        return held(self.value)
+        """The object of a root of kind const; `GONE` if it was destroyed."""
+        return strong(self.value)
 
     @property
     def root(self) -> Source:
-        """Where the path begins."""
+        """The first step of the path."""
         return self if self.base is None else self.base.root
 
     def child(self, kind: SourceKind, key: Any) -> Source:
         """The source one step further: the same object for the same kind and key. Keys of unequal types differ."""
-        k = (kind, type(key), weakly_if_identity(key))
+        k = (kind, type(key), weak_if_identity_hashed(key))
         found = self.children.get(k)
         if found is None:
             found = self.children[k] = Source(kind, key, self)
@@ -113,15 +113,15 @@ class Source:
 
     @property
     def path(self) -> tuple[object, ...]:
-        """The steps from the root. Two captures make two sources for one place; their paths are equal."""
+        """The steps from the root, equal for the sources of two captures that lead to one object."""
         if self.base is None:
-            address = self.value.address if type(self.value) is Weakly else id(self.value)
+            address = self.value.address if type(self.value) is WeakIdentity else id(self.value)
             return (self.kind, address if self.kind == "const" else self.index)
         return (*self.base.path, self.kind, type(self.key), self._key)
 
     @property
     def source(self) -> str:
-        """Python source for the object, as a person would write it."""
+        """Python source of the object, for people."""
         if self.base is None:
             return f"L[{self.key!r}]" if self.kind == "arg" else str(self.key)
         return _SOURCES[self.kind](self.base.source, self.key)
@@ -131,10 +131,10 @@ class Source:
 
 
 def source_at(path: tuple[Any, ...], roots: Sequence[Source]) -> Source | None:
-    """The source of this path, from one of these arguments; None where it begins elsewhere."""
+    """The source of this path from one of these arguments; None if it has another root."""
     found = next((root for root in roots if root.path == path[:2]), None)
     for i in range(2, len(path) if found else 0, 3):
         assert found is not None
         kind, _, key = path[i : i + 3]
-        found = found.child(kind, held(key))
+        found = found.child(kind, strong(key))
     return found

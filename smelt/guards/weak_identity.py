@@ -1,4 +1,4 @@
-"""Objects that are known by identity and not kept alive."""
+"""Objects that are compared by identity and referenced weakly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import weakref
 
 
 class Gone:
-    """Stands for an object that lives no more: no other is it."""
+    """The class of `GONE`, which stands for a destroyed object and is identical to no other."""
 
     def __repr__(self) -> str:
         return "<gone>"
@@ -15,8 +15,8 @@ class Gone:
 GONE = Gone()
 
 
-class Weakly:
-    """An object that lives as long as others hold it, or `GONE`. `address`: its id."""
+class WeakIdentity:
+    """A weak reference that compares by identity; calling it returns the object, or `GONE`. `address`: the object's id."""
 
     __slots__ = ("_reference", "address")
 
@@ -29,25 +29,25 @@ class Weakly:
         return GONE if found is None else found
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Weakly and self() is other()
+        return type(other) is WeakIdentity and self() is other()
 
     def __hash__(self) -> int:
         return hash(self.address)
 
 
-def weakly(x: object) -> object:
-    """`x`, held weakly if it can be."""
+def weak(x: object) -> object:
+    """A `WeakIdentity` of `x` if its class supports weak references, else `x`."""
     try:
-        return Weakly(x)
+        return WeakIdentity(x)
     except TypeError:
         return x
 
 
-def weakly_if_identity(x: object) -> object:
-    """`weakly(x)`, if dictionaries find `x` by its identity."""
-    return weakly(x) if x is not None and type(x).__hash__ is object.__hash__ else x
+def weak_if_identity_hashed(x: object) -> object:
+    """`weak(x)` if dictionaries find `x` by its identity, else `x`."""
+    return weak(x) if x is not None and type(x).__hash__ is object.__hash__ else x
 
 
-def held(x: object) -> object:
-    """What `weakly` was given."""
-    return x() if type(x) is Weakly else x
+def strong(x: object) -> object:
+    """The object that `weak` or `weak_if_identity_hashed` got, or `GONE`."""
+    return x() if type(x) is WeakIdentity else x

@@ -18,7 +18,6 @@ from smelt.autograd.partition import level_of
 from smelt.capture.driver.cache_entries import Entry, Record
 from smelt.graph.ir import Graph, Line, Node
 from smelt.guards.guard import Guard
-from smelt.guards.guard_printer import format_guard
 from smelt.loops.kernel_printer import print_kernel
 from smelt.reasons import Reason
 from smelt.report import kernel_costs
@@ -165,7 +164,7 @@ class _Rows:
             {
                 "frame": r.frame,
                 "entry": r.entry,
-                "guard": format_guard(r.failure.guard) if r.failure else "",
+                "guard": r.failure.guard.text if r.failure else "",
                 "where": r.failure.source if r.failure else "",
                 "was": r.failure.expected if r.failure else "",
                 "now": r.failure.found if r.failure else "",
@@ -324,7 +323,7 @@ def reason_row(frame: str, reason: Reason, cost: float | None) -> Row:
 def guard_row(guard: Guard) -> Row:
     """One guard in the report schema."""
     source = None if guard.source is None else guard.source.source
-    return {"text": format_guard(guard), "kind": guard.kind, "source": source, "line": line_row(guard.line)}
+    return {"text": guard.text, "kind": guard.kind.name, "source": source, "line": line_row(guard.line)}
 
 
 def _sizes(entry: Entry) -> Iterator[str]:

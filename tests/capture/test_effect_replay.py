@@ -21,8 +21,7 @@ from smelt.capture.base.value_kinds import MISSING
 from smelt.capture.environment import side_effects as fx
 from smelt.errors import Unsupported
 from smelt.graph.graph_interpreter import run
-from smelt.guards.guard_evaluation import first_failing
-from smelt.guards.guard_printer import format_guard
+from smelt.guards.guard import first_failing
 from smelt.guards.read_source import Reader
 from tests.harness.agreement import same
 from tests.harness.captured import capture, slots_of, substitute
@@ -489,7 +488,7 @@ def test_program(name):
     assert [id(v) for v in vars(world).values()] == identities
     slots = slots_of(fn, (world, x))
     failing = first_failing(frame.guards, slots)
-    assert failing is None, f"a guard fails right after capture: {format_guard(failing)}"
+    assert failing is None, f"a guard fails right after capture: {failing.text}"
     read = Reader(slots)
     inputs = [read(o) for o in frame.input_sources]
     outputs = run(frame.traced.torch_graph, inputs)

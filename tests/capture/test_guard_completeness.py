@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 from transformers.models.bert import modeling_bert
 
-from smelt.guards.guard_evaluation import first_failing
+from smelt.guards.guard import first_failing
 from tests.harness.agreement import same
 from tests.harness.captured import capture, replay, slots_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.guards.implication import covers
+from smelt.guards.guard import covers
 from smelt.report.inspect import entries
 
 Shapes = tuple[tuple[int, ...], ...]

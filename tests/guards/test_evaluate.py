@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from smelt import _native
-from smelt.guards.guard import Guard
-from smelt.guards.guard_evaluation import first_failing, same_leaf
+from smelt.guards.guard import Guard, first_failing, format_guards
 from smelt.guards.guard_failures import explain
-from smelt.guards.guard_printer import format_guard, format_guards
+from smelt.guards.leaf_equality import same_leaf
 from smelt.guards.source import Source
 from smelt.guards.tree_layout import TreeSpec, build
 from tests.harness.guarded import CHANGES, World
@@ -46,7 +45,7 @@ def test_a_change_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> No
     act, text = CHANGES[change]
     act(world, monkeypatch)
     failing = [g for g in guards if first_failing([g], world.slots) is not None]
-    assert any(text in format_guard(g) for g in failing), format_guards(failing)
+    assert any(text in g.text for g in failing), format_guards(failing)
     answer = native_answer(tree, spec, world.slots)
     assert answer is not None
     assert answer == "a missing object" or answer in failing

@@ -21,10 +21,9 @@ import smelt
 from smelt import _native
 from smelt._native import type_version
 from smelt.guards.global_state import snapshot
-from smelt.guards.guard import Guard
-from smelt.guards.guard_evaluation import first_failing, tensor_facts
-from smelt.guards.guard_printer import format_guard
+from smelt.guards.guard import Guard, first_failing
 from smelt.guards.source import Source
+from smelt.guards.tensor_facts import tensor_facts
 from smelt.guards.tree_layout import build
 from smelt.report.inspect import entries
 
@@ -246,7 +245,7 @@ CHANGES: tuple[Callable[[World, random.Random], Undo], ...] = (
 def agree(tree: Any, guards: list[Guard], world: World, step: object) -> bool:
     slots = world.call()
     failing = first_failing(guards, slots)
-    text = "all hold" if failing is None else format_guard(failing)
+    text = "all hold" if failing is None else failing.text
     assert (tree.check(*slots) is not None) == (failing is None), (step, text)
     return failing is None
 

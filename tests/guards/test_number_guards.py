@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from smelt import _native
 from smelt.guards import tree_layout
 from smelt.guards.changed_numbers import changed_numbers
-from smelt.guards.guard import Guard
-from smelt.guards.guard_evaluation import first_failing
+from smelt.guards.guard import Guard, first_failing
 from smelt.guards.guard_failures import explain
-from smelt.guards.guard_printer import format_guard
 from smelt.guards.source import Source
 from smelt.shapes.expr import Expression, Table, evaluate, leaves, postfix, text
 from smelt.shapes.number_operations import OPERATIONS
@@ -151,12 +149,9 @@ def test_all_operations_are_functions_of_c() -> None:
 
 def test_text_and_explanation() -> None:
     guard = Guard("expression", A, (call("lt", call("mod", LEAF_A, 3), LEAF_B), True))
-    assert format_guard(guard) == "(L['a'] % 3) < L['b']"
-    assert format_guard(Guard("expression", A, (call("lt", LEAF_A, -1), False))) == "not (L['a'] < (-1))"
-    assert (
-        format_guard(Guard("expression", A, (call("truediv", 1, LEAF_A), float)))
-        == "type((1 / L['a'])) is float"
-    )
+    assert guard.text == "(L['a'] % 3) < L['b']"
+    assert Guard("expression", A, (call("lt", LEAF_A, -1), False)).text == "not (L['a'] < (-1))"
+    assert Guard("expression", A, (call("truediv", 1, LEAF_A), float)).text == "type((1 / L['a'])) is float"
     assert (
         str(explain([guard], (2, 1)))
         == "(L['a'] % 3) < L['b']: expected this to hold, found L['a'] = 2, L['b'] = 1"

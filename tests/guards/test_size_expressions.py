@@ -15,11 +15,10 @@ import smelt
 from smelt import _native
 from smelt.capture.environment.dynamic_sizes import with_any
 from smelt.guards.changed_numbers import size_source
-from smelt.guards.guard import Guard
-from smelt.guards.guard_evaluation import first_failing, tensor_facts
+from smelt.guards.guard import Guard, first_failing
 from smelt.guards.guard_failures import explain, explain_guard
-from smelt.guards.guard_printer import format_guard
 from smelt.guards.source import Source
+from smelt.guards.tensor_facts import tensor_facts
 from smelt.guards.tree_layout import build
 from smelt.report import inspect
 from smelt.shapes.expr import Expression, Table
@@ -153,7 +152,7 @@ def test_an_equality_is_part_of_a_tensors_check_and_others_read_words() -> None:
 
 def test_text_of_a_failure_has_the_values() -> None:
     guard = of(call("le", X1, 512))
-    assert format_guard(guard) == "L['x'].shape[1] <= 512"
+    assert guard.text == "L['x'].shape[1] <= 512"
     text = str(explain_guard(guard, (torch.empty(2, 600), torch.empty(2, 2))))
     assert text == "L['x'].shape[1] <= 512: expected this to hold, found L['x'].shape[1] = 600"
     equal = of(call("eq", X0, Y0))
@@ -237,7 +236,7 @@ def test_random_expressions(programs: list[tuple[Expression, Any]], calls: list[
     for x, y, n in calls:
         slots = torch.empty(x), torch.empty(y), n
         wanted = first_failing(everything, slots) is None
-        assert (tree.check(*slots) is not None) is wanted, [format_guard(g) for g in guards]
+        assert (tree.check(*slots) is not None) is wanted, [g.text for g in guards]
 
 
 def _has_leaf(expression: Expression) -> bool:

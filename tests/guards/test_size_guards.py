@@ -10,11 +10,10 @@ import torch
 from smelt import _native
 from smelt.capture.environment.dynamic_sizes import with_any
 from smelt.guards.changed_numbers import changed_sizes, size_source, stride_source
-from smelt.guards.guard import ANY, Guard
-from smelt.guards.guard_evaluation import first_failing, tensor_facts
+from smelt.guards.guard import Guard, first_failing
 from smelt.guards.guard_failures import explain
-from smelt.guards.guard_printer import format_guard
 from smelt.guards.source import Source
+from smelt.guards.tensor_facts import ANY, tensor_facts
 from smelt.guards.tree_layout import build
 
 X = Source("arg", "x", None, 0)
@@ -73,7 +72,7 @@ def test_a_tensor_that_changes_its_layout_is_looked_at_again() -> None:
 
 def test_texts_show_which_sizes_may_be_any() -> None:
     wanted = guard(torch.empty(4, 6, 8), 0, 1)
-    assert "shape=[*, *, 8], stride=[*, 8, 1]" in format_guard(wanted)
+    assert "shape=[*, *, 8], stride=[*, 8, 1]" in wanted.text
     text = str(explain([wanted], [torch.empty(1, 6, 8)]))
     assert "expected [*, *, 8], found [1, *, 8]" in text
 

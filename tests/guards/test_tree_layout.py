@@ -59,7 +59,7 @@ def test_repetitions_go_but_different_leaves_stay() -> None:
         Guard("eq", X, -0.0),
     ]
     assert [repr(g.value) for g in unique(guards)] == ["1", "True", "0.0", "-0.0"]
-    assert [g.kind for g in unique([Guard("type", X, int), Guard("id", X, 3)])] == ["id"]
+    assert [g.kind.name for g in unique([Guard("type", X, int), Guard("id", X, 3)])] == ["id"]
 
 
 def test_global_state_comes_first() -> None:

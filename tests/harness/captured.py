@@ -16,8 +16,7 @@ from smelt.capture.driver.capture_frame import CapturedFrame, capture_frame
 from smelt.capture.environment.side_effects import CacheHit
 from smelt.graph.graph_interpreter import run
 from smelt.graph.ir import Graph
-from smelt.guards.guard_evaluation import first_failing
-from smelt.guards.guard_printer import format_guard
+from smelt.guards.guard import first_failing
 from smelt.guards.read_source import Reader
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from tests.harness.agreement import same
@@ -58,7 +57,7 @@ def substitute(value: Any, env: dict[int, Any]) -> Any:
 
 def replay(frame: CapturedFrame, slots: tuple[Any, ...], graph: Graph | None = None) -> Any:
     failing = first_failing(frame.guards, slots)
-    assert failing is None, f"a guard fails right after capture: {format_guard(failing)}"
+    assert failing is None, f"a guard fails right after capture: {failing.text}"
     read = Reader(slots)
     inputs = [read(o) for o in frame.input_sources]
     outputs = run(graph or frame.traced.torch_graph, inputs)

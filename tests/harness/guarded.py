@@ -11,8 +11,8 @@ from torch import nn
 from smelt._native import type_version
 from smelt.guards.global_state import snapshot
 from smelt.guards.guard import Guard
-from smelt.guards.guard_evaluation import tensor_facts
 from smelt.guards.source import Source
+from smelt.guards.tensor_facts import tensor_facts
 
 
 class Config:

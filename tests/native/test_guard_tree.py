@@ -21,10 +21,10 @@ from torch import nn
 
 from smelt import _native as native
 from smelt.guards import tree_layout
-from smelt.guards.guard import Guard
-from smelt.guards.guard_evaluation import first_failing, tensor_facts
+from smelt.guards.guard import Guard, first_failing
 from smelt.guards.object_lifetimes import lifetimes_of
 from smelt.guards.source import Source
+from smelt.guards.tensor_facts import tensor_facts
 
 
 def arg(slot=0):
@@ -47,7 +47,7 @@ class Guarded:
 
     def __init__(self, *guards, collect=()):
         made = [Guard(*g) for g in guards]
-        self.spec = tree_layout.build(made, collect, lifetimes_of(made).kept)
+        self.spec = tree_layout.build(made, collect, lifetimes_of(made).objects)
         self.tree = native.GuardTree(self.spec.native)
 
     def __call__(self, *slots):
@@ -265,7 +265,7 @@ def test_other_threads_run_while_python_code_is_asked():
     held = [None]
     read = at(arg(), ("item", 0))
     made = [Guard("type", read, Plain), Guard("id", at(const(asked), ("call", None)), True)]
-    tree = native.GuardTree(tree_layout.build(made, (read,), lifetimes_of(made).kept).native)
+    tree = native.GuardTree(tree_layout.build(made, (read,), lifetimes_of(made).objects).native)
     for x in range(3):
         held[0] = Plain(x=x)
         (collected,) = tree.check(held)

@@ -16,9 +16,8 @@ from smelt.capture.driver.capture_attempts import Attempt
 from smelt.capture.environment.symbolic_size_policy import Path
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.config import Config
-from smelt.guards.guard import Guard
+from smelt.guards.guard import Guard, format_guards
 from smelt.guards.guard_failures import Failure
-from smelt.guards.guard_printer import format_guards
 from smelt.reasons import Reason
 from smelt.tracing.record.traced import Traced
 

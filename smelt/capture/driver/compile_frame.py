@@ -107,7 +107,7 @@ def compiled_frame(
             eager_rerun_of(traced, functional),
             captured.has_handlers,
             captured.draws,
-            captured.lifetimes.brought,
+            captured.lifetimes.sources,
         )
 
 

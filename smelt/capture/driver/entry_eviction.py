@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smelt.capture.driver.cache_entries import Entry
-from smelt.guards.implication import covers
+from smelt.guards.guard import covers
 
 MOST_ENTRIES = 3
 

@@ -357,7 +357,7 @@ class FrameCompiler:
         graph = compiled_graph(self.backend, self.config, captured, program)
         frame = edited_frame(compiled_frame(fn, captured, graph, self.resume_functions, functional))
         with stage("guards", name):
-            spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.kept)
+            spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.objects)
             tree = _native.GuardTree(spec.native)
             verify_accepts(tree, spec.guards, slots)
         if captured.traced.sizes:

@@ -9,9 +9,7 @@ from smelt._native import GuardTree
 from smelt.capture.driver.cache_entries import Entry
 from smelt.capture.driver.capture_errors import WorldChanged
 from smelt.errors import VerificationError
-from smelt.guards.guard import Guard
-from smelt.guards.guard_evaluation import first_failing
-from smelt.guards.guard_printer import format_guard
+from smelt.guards.guard import Guard, first_failing
 
 
 def is_only_thread() -> bool:
@@ -26,9 +24,9 @@ def verify_accepts(tree: GuardTree, guards: Sequence[Guard], slots: Sequence[obj
     index = tree.explain(*slots)
     if index is None:
         return
-    which = format_guard(guards[index]) if index >= 0 else "an object is missing"
+    which = guards[index].text if index >= 0 else "an object is missing"
     failing = first_failing(guards, slots)
-    second = "none" if failing is None else format_guard(failing)
+    second = "none" if failing is None else failing.text
     changed = failing is not None or (not is_only_thread() and tree.check(*slots) is not None)
     kind = WorldChanged if changed else VerificationError
     raise kind(f"a fresh guard refuses its own call: {which} (evaluated in Python: {second})")
@@ -46,9 +44,7 @@ def verified(function: Callable[..., object], guards: Sequence[Guard]) -> Callab
     def checked(*arguments: object) -> object:
         failing = first_failing(guards, arguments[:-1])
         if failing is not None and is_only_thread():
-            raise VerificationError(
-                f"the native tree accepts a call that a guard refuses: {format_guard(failing)}"
-            )
+            raise VerificationError(f"the native tree accepts a call that a guard refuses: {failing.text}")
         return function(*arguments)
 
     return checked

@@ -21,7 +21,8 @@ from smelt.errors import Unsupported
 from smelt.graph.ir import Node
 from smelt.graph.structural_equality import Values, same_for, structurally_equal
 from smelt.guards.changed_numbers import Path, size_source
-from smelt.guards.guard import ANY_OR_ONE, Guard, TensorFacts
+from smelt.guards.guard import Guard
+from smelt.guards.tensor_facts import ANY_OR_ONE
 from smelt.shapes.expr import Size, Sym
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.traced import Traced
@@ -68,13 +69,15 @@ def accept_size_one(trial: Trial) -> None:
 
 
 def _with_any_or_one(guard: Guard, paths: Collection[Path]) -> Guard:
-    if guard.kind != "tensor" or guard.source is None:
+    facts = guard.facts
+    if facts is None or guard.source is None:
         return guard
-    facts: TensorFacts = guard.value
     shape = tuple(
         ANY_OR_ONE if size_source(guard.source, dim).path in paths else n for dim, n in enumerate(facts.shape)
     )
-    return guard if shape == facts.shape else replace(guard, _value=replace(facts, shape=shape))
+    if shape == facts.shape:
+        return guard
+    return Guard(guard.kind.name, guard.source, replace(facts, shape=shape), guard.line)
 
 
 def _is_valid_for(trial: Trial, attempt: Attempt, number: int) -> bool:
@@ -156,8 +159,8 @@ def _expressions(traced: Traced) -> list[str]:
 def _same_guard(a: Guard, b: Guard) -> bool:
     if (a.kind, str(a.source)) != (b.kind, str(b.source)):
         return False
-    if a.kind == "tensor":  # the size guards of both are already known to agree
-        return bool(replace(a.value, shape=(), stride=()) == replace(b.value, shape=(), stride=()))
+    if a.facts is not None and b.facts is not None:  # the size guards of both are already known to agree
+        return replace(a.facts, shape=(), stride=()) == replace(b.facts, shape=(), stride=())
     return a.value is b.value or (type(a.value) is type(b.value) and repr(a.value) == repr(b.value))
 
 

@@ -11,10 +11,9 @@ from smelt._native import isinstance
 from smelt.capture.environment.dynamic_numbers import DynamicNumbers
 from smelt.capture.environment.symbolic_size_policy import Path, Range, resolve_nothing, without_remainder
 from smelt.guards.changed_numbers import size_source, stride_source
-from smelt.guards.guard import ANY, TensorFacts, stride_over
-from smelt.guards.guard_evaluation import tensor_facts
 from smelt.guards.read_source import Missing, Reader
 from smelt.guards.source import Source, source_at
+from smelt.guards.tensor_facts import ANY, TensorFacts, stride_over, tensor_facts
 from smelt.shapes.divisibility import as_divided
 from smelt.shapes.expr import Sym, contiguous_stride
 from smelt.size_marks import Mark, marks_of

@@ -86,7 +86,7 @@ def guard_mutated_classes(env: Environment) -> None:
     """Replace the version guards of classes with stored attributes by guards on their other attributes."""
     changed = env.mutation_constraints.classes
     for key, guard in list(env.facts.by_key.items()) if changed else ():
-        if guard.kind != "type_version" or guard.source is None:
+        if not guard.kind.is_class_version or guard.source is None:
             continue
         if not changed.keys().isdisjoint(guard.source.known.__mro__):
             del env.facts.by_key[key]

@@ -37,7 +37,7 @@ from smelt.capture.base.value_kinds import (
 from smelt.capture.environment.source_index import Sources
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
-from smelt.guards.guard import Guard, GuardKind
+from smelt.guards.guard import Guard
 from smelt.guards.source import Source
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -87,7 +87,7 @@ class GuardFacts:
         """All guards, in the order in which they were added."""
         return tuple(self.by_key.values())
 
-    def guard(self, kind: GuardKind, source: Source | None, value: object = None, key: object = None) -> None:
+    def guard(self, kind: str, source: Source | None, value: object = None, key: object = None) -> None:
         """Add a guard; `key` distinguishes guards of one kind at one source."""
         k = (kind, source, key)
         if k not in self.by_key:
@@ -158,7 +158,7 @@ class GuardFacts:
     def _guard_identities(self, matches: Callable[[object], bool]) -> None:
         """Guard the identity of all constants that match, or contain a match."""
         for guard in self.guards:
-            if guard.kind == "eq" and any(map(matches, _parts(guard.value))):
+            if guard.kind.is_constant and any(map(matches, _parts(guard.value))):
                 self.guard("id", guard.source, guard.value)
 
     def use_content(self, value: object) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from smelt._native import isinstance
-from smelt.guards.guard import ANY, ANY_OR_ONE
 from smelt.guards.source import Source
+from smelt.guards.tensor_facts import ANY, ANY_OR_ONE
 from smelt.shapes.divisibility import as_divided
 from smelt.shapes.expr import INFINITE, Expr, Size, Sym, affine, evaluate, free_syms, subs
 from smelt.size_marks import Mark

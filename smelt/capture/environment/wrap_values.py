@@ -33,8 +33,8 @@ from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies import array_proxy
 from smelt.capture.reconstruction.constants import is_bound
 from smelt.errors import Unsupported
-from smelt.guards.guard_evaluation import tensor_facts
 from smelt.guards.source import Source, key_name
+from smelt.guards.tensor_facts import tensor_facts
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import is_functorch_wrapped_tensor
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata, is_unfakeable

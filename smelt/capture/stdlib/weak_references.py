@@ -122,7 +122,7 @@ def _is_held(vm: VM, x: object) -> bool:
     if any(value is x for value in _variables(vm)):
         return True
     env = vm.env
-    source = lifetimes_of(env.facts.guards).brought.get(id(x)) or env.sources[id(x)]
+    source = lifetimes_of(env.facts.guards).sources.get(id(x)) or env.sources[id(x)]
     if source.base is None or env.log.changes_cells:
         return source.kind == "const"
     owner = env.sources.object_at(source.base)

@@ -34,7 +34,7 @@ from smelt.capture.semantics.values.iteration import elements, iterate_lazily
 from smelt.capture.semantics.values.lengths import checked_length, container_len
 from smelt.capture.semantics.values.subscripts import lookup_key
 from smelt.capture.vm.vm import VM
-from smelt.guards.guard_evaluation import same_leaf
+from smelt.guards.leaf_equality import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import is_handled
