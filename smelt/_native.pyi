@@ -197,13 +197,12 @@ def fresh_like(like: torch.Tensor, /) -> torch.Tensor:
 def view_like(like: torch.Tensor, source: torch.Tensor, /) -> torch.Tensor:
     """The same with the storage of the meta tensor `source`."""
 
-def is_plain_leaf(x: object) -> bool:
+def is_unhooked_leaf(x: object) -> bool:
     """Whether x is a leaf of autograd's graph whose gradients no hook observes or changes."""
 
-def how_written(x: object) -> int:
-    """How autograd treats an in-place write that requires grad. 0: it is allowed; otherwise it raises, since `x` is 1:
-    a leaf, 2: a view of a leaf, 3: a restricted view (one of several results, created without gradients, or in a custom
-    function). -1: not a tensor."""
+def write_restriction(x: object) -> int:
+    """Why autograd refuses an in-place write of `x` that requires grad. 0: it does not; 1: a leaf, 2: a view of a leaf, 3: a
+    restricted view (one of several results, created without gradients, or in a custom function). -1: not a tensor."""
 
 def type_version(cls: type) -> int:
     """A number that changes with an attribute of the class or of a base; 0: the class has no version now."""

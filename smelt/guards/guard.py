@@ -33,13 +33,13 @@ class Guard:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The sources of all objects that the guard is about."""
+        """The sources of all objects that a relation is about."""
         return self.kind.sources(self.source, self.value)
 
     @property
     def facts(self) -> TensorFacts | None:
         """The metadata that it expects of a tensor; None for other kinds."""
-        return self.kind.facts(self.value)
+        return self._stored if type(self._stored) is TensorFacts else None
 
     @property
     def text(self) -> str:

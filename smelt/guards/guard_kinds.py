@@ -17,13 +17,7 @@ from smelt import _native
 from smelt._native import isinstance
 from smelt.guards import global_state
 from smelt.guards.leaf_equality import same_leaf
-from smelt.guards.object_text import (
-    class_text,
-    function_part_text,
-    identity_difference,
-    identity_text,
-    short_text,
-)
+from smelt.guards.object_text import class_text, identity_difference, identity_text, part_text, short_text
 from smelt.guards.read_source import FAILURES, HOOKS, MODULE_DICTS, Missing, instance_dict
 from smelt.guards.source import Source, key_text
 from smelt.guards.tensor_facts import TensorFacts, shape_text, stride_text, tensor_facts
@@ -38,17 +32,12 @@ Failure = tuple[str, str, str]  # where, expected, found
 SizeRead = tuple[int, int, int]  # dimension, word, guard (`specialized_sizes.py`)
 
 
-class Nodes(Protocol):
-    """The nodes of a guard tree, as the values of native checks refer to them."""
+class _Nodes(Protocol):
+    """The nodes of a guard tree, as the values of native checks refer to them (`tree_layout.py`)."""
 
-    def index(self, source: Source) -> int:
-        """The index of the node at `source`."""
-
-    def operand(self, source: Source) -> tuple[str, int]:
-        """An operand of an expression: ("leaf", node), or ("size", word)."""
-
-    def size_reads(self, tensor: Source) -> tuple[SizeRead, ...]:
-        """The sizes of a tensor that its check reads."""
+    def index(self, source: Source) -> int: ...
+    def operand(self, source: Source) -> tuple[str, int]: ...
+    def size_reads(self, tensor: Source) -> tuple[SizeRead, ...]: ...
 
 
 class GuardKind:
@@ -58,13 +47,11 @@ class GuardKind:
     rank: int  # the position among `KINDS`
     template: str  # of `text`
     implies: ClassVar[tuple[str, ...]] = ()  # kinds that are redundant at the same source
-    is_identity: ClassVar[bool] = False  # `value` is an object, referenced weakly; see `value_source`
+    is_identity: ClassVar[bool] = False  # `value` is an object, of which the guard has a weak reference
     is_constant: ClassVar[bool] = False  # the object equals the leaf constant `value`
     is_class_version: ClassVar[bool] = False  # no attribute of the class at `source` changed
     is_relation: ClassVar[bool] = False  # about several objects: checked at the last of their nodes
-    reads_numbers: ClassVar[bool] = (
-        False  # the objects are numbers; the checks of tensors read the sizes among them
-    )
+    reads_numbers: ClassVar[bool] = False  # the objects are numbers; checks of tensors read sizes
 
     def __init_subclass__(cls, name: str = "", text: str = "") -> None:
         if name:
@@ -83,13 +70,9 @@ class GuardKind:
         """Where the call has `value` itself, if the kind `is_identity`."""
         return source
 
-    def facts(self, value: Any) -> TensorFacts | None:
-        """The metadata that the guard expects of a tensor; None for other kinds."""
-        return None
-
     def sources(self, source: Source | None, value: Any) -> tuple[Source, ...]:
-        """The sources of all objects that the guard is about."""
-        return () if source is None else (source,)
+        """The sources of all objects that the guard is about, if the kind `is_relation`."""
+        raise NotImplementedError
 
     def subject(self, source: Source | None, value: Any) -> Subject:
         """What the guard is about, equal for guards of two captures."""
@@ -111,7 +94,7 @@ class GuardKind:
         """Why the fact does not hold."""
         raise NotImplementedError
 
-    def native_value(self, source: Source | None, value: Any, nodes: Nodes) -> object:
+    def native_value(self, source: Source | None, value: Any, nodes: _Nodes) -> object:
         """The value that the C++ check takes."""
         return value
 
@@ -144,9 +127,6 @@ class _ObjectKind(GuardKind):
             return where, "an object that is gone", short_text(x)
         suffix, expected, found = self.difference(x, value) or ("", self.text(where, value), short_text(x))
         return where + suffix, expected, found
-
-
-# ------------------------------------------------------------------------------------------ identity and value
 
 
 class _Type(_ObjectKind, name="type"):
@@ -228,16 +208,10 @@ def _length(x: Any) -> int:
     return len(x)
 
 
-# ----------------------------------------------------------------------------------------------------- tensors
-
-
 class _Tensor(_ObjectKind, name="tensor"):
     """A tensor that the `TensorFacts` in `value` admit."""
 
     implies = ("type",)
-
-    def facts(self, value: TensorFacts) -> TensorFacts:
-        return value
 
     def accepts(self, x: Any, value: TensorFacts) -> bool:
         return issubclass(type(x), torch.Tensor) and value.admits(tensor_facts(x)) and not is_dual(x)
@@ -245,7 +219,7 @@ class _Tensor(_ObjectKind, name="tensor"):
     def follows(self, source: Source | None, value: TensorFacts, known: Known) -> bool:
         return any(map(value.covers, known.get((self.name, self.subject(source, value)), ())))
 
-    def native_value(self, source: Source | None, value: TensorFacts, nodes: Nodes) -> object:
+    def native_value(self, source: Source | None, value: TensorFacts, nodes: _Nodes) -> object:
         assert source is not None
         reads = nodes.size_reads(source)
         return (value, reads) if reads else value
@@ -278,9 +252,6 @@ def _field_text(name: str, value: Any) -> str:
     return class_text(value) if isinstance(value, type) else str(value)
 
 
-# ------------------------------------------------------------------------------------ functions and attributes
-
-
 class _Function(_ObjectKind, name="function", text="unchanged_function({x})"):
     """Code, defaults and keyword defaults of the function x are the three objects in `value`."""
 
@@ -293,7 +264,7 @@ class _Function(_ObjectKind, name="function", text="unchanged_function({x})"):
         for name, expected in zip(self.parts, value):
             found = getattr(x, name, None)
             if found is not expected:
-                return f".{name}", function_part_text(expected), function_part_text(found)
+                return f".{name}", part_text(expected), part_text(found)
         return "", "a function", short_text(x)
 
 
@@ -343,12 +314,11 @@ class _NoAttr(_NotInDict, name="no_attr", text="no_attribute({x}, {value!r})"):
         return value not in own and all(value not in own.get(d, ()) for d in MODULE_DICTS)
 
 
-def _own_attributes(x: object) -> dict[str, Any]:
+def _own_attributes(x: object) -> Any:
     try:
-        found: dict[str, Any] = instance_dict(x)
+        return instance_dict(x)
     except Missing:
         return {}
-    return found
 
 
 class _Slot(_ObjectKind, name="slot"):
@@ -374,23 +344,20 @@ class _Slot(_ObjectKind, name="slot"):
         return f".{name}", texts[is_set], texts[not is_set]
 
 
-# ------------------------------------------------------------------------------------ autograd, and containers
-
-
-class _PlainLeaf(_ObjectKind, name="plain_leaf", text="no_gradient_hooks({x})"):
+class _UnhookedLeaf(_ObjectKind, name="unhooked_leaf", text="no_gradient_hooks({x})"):
     """The tensor x is a leaf of autograd's graph whose gradients no hook observes."""
 
     def accepts(self, x: Any, value: None) -> bool:
-        return _native.is_plain_leaf(x)
+        return _native.is_unhooked_leaf(x)
 
 
-class _HowWritten(_ObjectKind, name="how_written"):
-    """`_native.how_written(x) == value`: how autograd responds to an in-place write of the tensor x."""
+class _WriteRestriction(_ObjectKind, name="write_restriction"):
+    """`_native.write_restriction(x) == value`: why autograd refuses an in-place write of the tensor x."""
 
     predicates = ("may_be_written", "is_leaf", "is_view_of_leaf", "is_restricted_view")
 
     def accepts(self, x: Any, value: int) -> bool:
-        return _native.how_written(x) == value
+        return _native.write_restriction(x) == value
 
     def text(self, x: str, value: int) -> str:
         return f"{self.predicates[value]}({x})"
@@ -436,14 +403,11 @@ def _keys(x: Any) -> tuple[Any, ...]:
     return tuple(x)
 
 
-class _Table(_ObjectKind, name="table", text="same_history({x})"):
+class _SetTable(_ObjectKind, name="set_table", text="same_history({x})"):
     """`_native.set_table(x) == value`: the set x will iterate over added elements in the same order."""
 
     def accepts(self, x: Any, value: object) -> bool:
         return issubclass(type(x), (set, frozenset)) and _native.set_table(x) == value
-
-
-# ---------------------------------------------------------------------------------------------- several objects
 
 
 class _Alias(GuardKind, name="alias"):
@@ -465,7 +429,7 @@ class _Alias(GuardKind, name="alias"):
     def failure(self, source: Source | None, value: Source, read: Read) -> Failure:
         return str(source), f"the same object as {value.source}", "another"
 
-    def native_value(self, source: Source | None, value: Source, nodes: Nodes) -> object:
+    def native_value(self, source: Source | None, value: Source, nodes: _Nodes) -> object:
         return min(map(nodes.index, self.sources(source, value)))  # the check is at the other node
 
 
@@ -502,7 +466,7 @@ class _Distinct(GuardKind, name="distinct"):
             pass
         return self.text("", value), self.expected, self.found
 
-    def native_value(self, source: Source | None, value: tuple[Source, ...], nodes: Nodes) -> object:
+    def native_value(self, source: Source | None, value: tuple[Source, ...], nodes: _Nodes) -> object:
         return tuple(map(nodes.index, value))
 
 
@@ -563,7 +527,7 @@ class _Expression(GuardKind, name="expression"):
                 found.append(f"no {leaf.source}")
         return self.text("", value), "this to hold", ", ".join(found)
 
-    def native_value(self, source: Source | None, value: tuple[Expression, Any], nodes: Nodes) -> object:
+    def native_value(self, source: Source | None, value: tuple[Expression, Any], nodes: _Nodes) -> object:
         return postfix(value[0], nodes.operand), value[1]
 
 

@@ -99,10 +99,6 @@ def is_long(iterator: Any) -> bool:
     return not -sys.maxsize <= index < sys.maxsize
 
 
-def _strict(iterator: Any) -> bool:
-    return len(_of(zip, iterator).__reduce__()) > 2
-
-
 def _of(kind: type, iterator: Any) -> Any:
     if type(iterator) is not kind:
         raise TypeError(f"not a {kind.__name__}")
@@ -114,7 +110,7 @@ PARTS: dict[Part, Callable[[Any], object]] = {
     "over": _over,
     "inner": _inner,
     "index": _index,
-    "strict": _strict,
+    "strict": lambda iterator: len(_of(zip, iterator).__reduce__()) > 2,
 }
 
 

@@ -16,9 +16,7 @@ def same_leaf(x: object, value: object) -> bool:
         return repr(x) == repr(value)
     if isinstance(x, tuple) and isinstance(value, tuple):
         return len(x) == len(value) and all(map(same_leaf, x, value))
-    if isinstance(x, slice) and isinstance(value, slice):
-        return same_leaf((x.start, x.stop, x.step), (value.start, value.stop, value.step))
-    if isinstance(x, range) and isinstance(value, range):
+    if isinstance(x, (slice, range)) and isinstance(value, (slice, range)):
         return same_leaf((x.start, x.stop, x.step), (value.start, value.stop, value.step))
     if isinstance(x, frozenset) and isinstance(value, frozenset):
         return same_leaf(tuple(frozenset.__iter__(x)), tuple(frozenset.__iter__(value)))

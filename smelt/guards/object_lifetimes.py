@@ -1,8 +1,8 @@
 """The objects that an entry does not keep alive: what the program creates and drops is destroyed when it is in eager.
 
 A guard on the identity (`id`) or the class (`type`) of an object that an argument leads to holds only while that object
-lives, and each call that it accepts has a reference to the object. So the entry references the object weakly, and
-everything that it keeps alive. Once the object is destroyed, the entry accepts no call. What a module has under its name
+lives, and each call that it accepts has a reference to the object. So the entry has weak references to the object and
+to everything that it keeps alive. Once the object is destroyed, the entry accepts no call. What a module has under its name
 lives anyway.
 """
 

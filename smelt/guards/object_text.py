@@ -56,7 +56,7 @@ def _kind_and_name(x: Any) -> str:
     return f"{kind} {name}"
 
 
-def function_part_text(x: Any) -> str:
+def part_text(x: Any) -> str:
     """A function's code object, its defaults, or its dictionary of keyword defaults."""
     if isinstance(x, types.CodeType):
         return f"that of {x.co_qualname} (line {x.co_firstlineno})"

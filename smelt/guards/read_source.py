@@ -39,10 +39,6 @@ def instance_dict(owner: object) -> Any:
         raise Missing(str(e)) from None
 
 
-def _attr(base: Any, key: str) -> Any:
-    return instance_dict(base)[key]
-
-
 def _member(base: Any, key: str) -> Any:
     for cls in type(base).__mro__:
         found = cls.__dict__.get(key, _ABSENT)
@@ -74,10 +70,6 @@ def _item(base: Any, key: Any) -> Any:
     return base[key]
 
 
-def _cell(base: Any, key: int) -> Any:
-    return base.__closure__[key].cell_contents
-
-
 def _element(base: Any, key: int) -> float:
     """The float of 32 or 64 bits at index `key` of a CPU tensor, in row-major order."""
     with DisableTorchDispatch(), DisableTorchFunctionSubclass():
@@ -101,11 +93,11 @@ def _call(base: Any, key: None) -> Any:
 
 
 ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
-    "attr": _attr,
+    "attr": lambda base, key: instance_dict(base)[key],
     "member": _member,
     "param": _param,
     "item": _item,
-    "cell": _cell,
+    "cell": lambda base, key: base.__closure__[key].cell_contents,
     "default": lambda base, key: base.__defaults__[key],
     "kwdefault": lambda base, key: base.__kwdefaults__[key],
     "type": lambda base, key: type(base),

@@ -48,15 +48,11 @@ def key_name(key: Any) -> str:
     return type(key).__name__.lower() if isinstance(key, torch.Tensor) else str(key)
 
 
-def _attribute(base: str, key: Any) -> str:
-    return f"{base}.{key}"
-
-
 # Each row is a function, not a format: a key may be a tensor, which takes long to print.
 _SOURCES: dict[str, Callable[[str, Any], str]] = {
-    "attr": _attribute,
-    "member": _attribute,
-    "param": _attribute,
+    "attr": lambda base, key: f"{base}.{key}",
+    "member": lambda base, key: f"{base}.{key}",
+    "param": lambda base, key: f"{base}.{key}",
     "item": lambda base, key: f"{base}[{key_text(key)}]",
     "cell": lambda base, key: f"{base}.__closure__[{key!r}].cell_contents",
     "default": lambda base, key: f"{base}.__defaults__[{key!r}]",

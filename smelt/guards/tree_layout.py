@@ -52,13 +52,11 @@ class _Node:
 
 def _value_key(value: object) -> Hashable:
     """Equal for equal values of guards; unequal types, zeros of different sign and NaN differ."""
-    if isinstance(value, TensorFacts):
-        return value
     if isinstance(value, tuple):
-        return tuple(_value_key(v) for v in value)
+        return tuple(map(_value_key, value))
     if isinstance(value, (float, complex)):
         return type(value), repr(value)
-    if isinstance(value, (int, str, bytes, bool)):
+    if isinstance(value, (int, str, bytes, TensorFacts)):
         return type(value), value
     return id(value)
 
@@ -74,7 +72,7 @@ def unique(guards: Iterable[Guard]) -> tuple[Guard, ...]:
 
 
 class _Layout:
-    """The nodes of all sources: created, sorted, then numbered depth first. It is the `Nodes` of `guard_kinds.py`."""
+    """The nodes of all sources: created, sorted, then numbered depth first. `guard_kinds.py` has its protocol."""
 
     def __init__(self, guards: Sequence[Guard]) -> None:
         self.guards = guards
@@ -83,7 +81,7 @@ class _Layout:
         self.roots: list[_Node] = []
 
     def sources(self, guard: Guard) -> tuple[Source, ...]:
-        """The sources that are read before `guard` is checked; the tensor in place of each size that its check reads."""
+        """The sources that are read before a relation is checked: the tensor in place of each size that its check reads."""
         if guard.kind.reads_numbers:
             return tuple(dict.fromkeys(self.sizes.owner(number) or number for number in guard.sources))
         return guard.sources
@@ -147,22 +145,21 @@ def _key(source: Source) -> object:
 
 
 def build(guards: Iterable[Guard], collect: Sequence[Source], weak: Iterable[object] = ()) -> TreeSpec:
-    """The tree that checks `guards` and collects the objects at the sources `collect`, in that order. It references the
-    objects in `weak` weakly: each call that it accepts keeps them alive."""
+    """The tree that checks `guards` and collects the objects at the sources `collect`, in that order. It has weak
+    references to the objects in `weak`, which each call that it accepts keeps alive."""
     facts = unique(guards)
     layout = _Layout(facts)
     relations: list[int] = []
     unrelated: list[int] = []  # about no object
     for i, guard in enumerate(facts):
-        sources = layout.sources(guard)
-        for source in sources:
-            layout.node(source)
-        if not sources:
-            unrelated.append(i)
-        elif guard.kind.is_relation:
+        if guard.kind.is_relation:
             relations.append(i)
+            for source in layout.sources(guard):
+                layout.node(source)
+        elif guard.source is None:
+            unrelated.append(i)
         else:
-            layout.nodes[sources[0]].guards.append(i)
+            layout.node(guard.source).guards.append(i)
     for number, source in enumerate(collect):
         layout.node(source).collect = number
     layout.sort()

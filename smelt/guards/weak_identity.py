@@ -1,4 +1,4 @@
-"""Objects that are compared by identity and referenced weakly."""
+"""Weak references that compare by identity."""
 
 from __future__ import annotations
 

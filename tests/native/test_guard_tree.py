@@ -633,8 +633,8 @@ def test_no_hooks():
     assert native.GuardTree((((-1, "arg", 0, ((0, "no_hooks", None),), -1),), 0)).check(Plain()) is None
 
 
-def test_plain_leaf():
-    guard = one("plain_leaf", None)
+def test_unhooked_leaf():
+    guard = one("unhooked_leaf", None)
     w = torch.ones(2, requires_grad=True)
     assert guard(w) and guard(torch.ones(2)) and not guard(w * 2) and not guard(3)
     for handle in (w.register_hook(lambda g: g), w.register_post_accumulate_grad_hook(lambda p: None)):
@@ -644,12 +644,12 @@ def test_plain_leaf():
     accumulates = w.expand_as(w).grad_fn.next_functions[0][0]
     assert guard(w)
     accumulates.register_prehook(lambda given: given)
-    assert not guard(w) and not native.is_plain_leaf(w)
+    assert not guard(w) and not native.is_unhooked_leaf(w)
     del accumulates  # with its hooks
-    assert guard(w) and native.is_plain_leaf(w)
+    assert guard(w) and native.is_unhooked_leaf(w)
 
 
-def test_how_written():
+def test_write_restriction():
     w = torch.ones(2, 2, requires_grad=True)
     computed = w * 1
     with torch.no_grad():
@@ -662,9 +662,9 @@ def test_how_written():
     ]
     for how, tensors in enumerate(kinds):
         for t in tensors:
-            assert native.how_written(t) == how
-            assert [bool(one("how_written", i)(t)) for i in range(4)] == [i == how for i in range(4)]
-    assert native.how_written(3) == -1 and not one("how_written", 0)(3)
+            assert native.write_restriction(t) == how
+            assert [bool(one("write_restriction", i)(t)) for i in range(4)] == [i == how for i in range(4)]
+    assert native.write_restriction(3) == -1 and not one("write_restriction", 0)(3)
 
 
 def test_type_version():

@@ -466,7 +466,7 @@ def _guard_offsets(vm: VM) -> None:
 def _guard_write_permissions(vm: VM) -> None:
     """Guard whether autograd allows an in-place write of an input."""
     for fake, how in vm.trace.writes.autograd_writes.values():
-        vm.env.facts.guard("how_written", vm.env.sources[id(fake)], how)
+        vm.env.facts.guard("write_restriction", vm.env.sources[id(fake)], how)
 
 
 def _guard_deletions(vm: VM) -> None:

@@ -61,7 +61,7 @@ def guard_contents(env: Environment, container: Container) -> None:
 
 def guard_set_table(env: Environment, container: set[object]) -> None:
     """Guard the hash table of a set, which decides the order of the set and of its copies after changes."""
-    env.facts.guard("table", env.sources[id(container)], _native.set_table(container))
+    env.facts.guard("set_table", env.sources[id(container)], _native.set_table(container))
 
 
 def open_for_iteration(env: Environment, container: C) -> C:

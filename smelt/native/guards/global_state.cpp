@@ -2,7 +2,7 @@
 // field per line.
 #include "cpython.h"
 
-#include "guards/checks/check_makers.h"
+#include "guards/guard_checks.h"
 #include "module.h"
 #include "torch.h"
 #include "torch_python.h"
@@ -232,7 +232,13 @@ bool GlobalStateMatcher::matches() {
 struct GlobalStateIs : Check {
     GlobalStateMatcher state;
     bool holds(PyObject*, Pass&) override { return state.matches(); }
+
+    static CheckPtr make(PyObject* value, Building&) {
+        auto check = std::make_unique<GlobalStateIs>();
+        return check->state.parse(value) ? std::move(check) : nullptr;
+    }
 };
+const CheckKind global_state_kind("global_state", GlobalStateIs::make);
 
 PyMethodDef global_state_functions[] = {{"global_state", py_global_state, METH_NOARGS,
                                          "global_state(): everything outside the arguments that changes what "
@@ -240,11 +246,6 @@ PyMethodDef global_state_functions[] = {{"global_state", py_global_state, METH_N
                                         {}};
 
 }  // namespace
-
-CheckPtr make_global_state(PyObject* value, Building&) {
-    auto check = std::make_unique<GlobalStateIs>();
-    return check->state.parse(value) ? std::move(check) : nullptr;
-}
 
 int init_global_state(PyObject* module) {
     PyObject* names = field_names();

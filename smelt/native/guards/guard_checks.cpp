@@ -1,47 +1,18 @@
-// The table of check kinds by name: one row per guard kind in smelt/guards/guard.py.
+// The registered kinds of checks, and helpers of their factories.
 #include "guards/guard_checks.h"
-
-#include "guards/checks/check_makers.h"
-#include "guards/kind_table.h"
 
 namespace smelt::guards {
 
-namespace {
-
-constexpr CheckKind kChecks[] = {
-    {"type", make_type},
-    {"id", make_id},
-    {"eq", make_eq},
-    {"number", make_number},
-    {"expression", make_expression},
-    {"tensor", make_tensor},
-    {"len", make_len},
-    {"keys", make_keys},
-    {"table", make_table},
-    {"contains", make_contains},
-    {"not_in_dict", make_not_in_dict},
-    {"no_attr", make_no_attr},
-    {"slot", make_slot},
-    {"no_hooks", make_no_hooks},
-    {"type_version", make_type_version},
-    {"function", make_function},
-    {"alias", make_alias},
-    {"distinct", make_distinct},
-    {"plain_leaf", make_plain_leaf},
-    {"how_written", make_how_written},
-    {"no_overlap", make_no_overlap},
-    {"global_state", make_global_state},
-};
-
-}  // namespace
-
-const CheckKind* find_check(PyObject* name) {
-    return find_row(kChecks, name, "guard kind");
+const CheckKind* CheckKind::find(PyObject* name) {
+    for (const CheckKind* kind = first_; kind; kind = kind->next_)
+        if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, kind->name) == 0) return kind;
+    PyErr_Format(PyExc_ValueError, "GuardTree: unknown guard kind %R", name);
+    return nullptr;
 }
 
-CheckPtr wrong_value(const char* kind, const char* expected, PyObject* value) {
+CheckPtr wrong_value(const Building& b, const char* expected, PyObject* value) {
     if (!PyErr_Occurred())
-        PyErr_Format(PyExc_TypeError, "GuardTree: %s needs %s, not %R", kind, expected, value);
+        PyErr_Format(PyExc_TypeError, "GuardTree: %s needs %s, not %R", b.kind, expected, value);
     return nullptr;
 }
 

@@ -1,4 +1,4 @@
-// The interface of checks; the kinds are in checks/, their table in guard_checks.cpp.
+// The interface of checks, and the registration of their kinds, which are in checks/.
 #pragma once
 #include "guards/guard_pass.h"
 #include "guards/memory_stamps.h"
@@ -38,28 +38,44 @@ struct Building {
     int node;  // the node of the check; the check may refer to this node and earlier ones
     std::map<std::vector<int64_t>, std::shared_ptr<TensorFacts>>& facts;  // of the tree
     std::vector<bool>& words;  // of a pass: whether this check or an earlier one writes them
+    const char* kind;
 };
 
-struct CheckKind {
+// A kind of check: its name, which is also that of a class in smelt/guards/guard_kinds.py, and its factory, which returns
+// null with a Python error. A constant of this type registers the kind.
+class CheckKind {
+  public:
     const char* name;
     CheckPtr (*make)(PyObject* value, Building& building);
+
+    CheckKind(const char* name, CheckPtr (*make)(PyObject*, Building&))
+        : name(name), make(make), next_(first_) {
+        first_ = this;
+    }
+    static const CheckKind* find(PyObject* name);  // null with a Python error
+
+  private:
+    const CheckKind* next_;
+    inline static const CheckKind* first_ = nullptr;
 };
 
-const CheckKind* find_check(PyObject* name);  // null with a Python error
-
 // A factory returns this for an invalid value: null, with a TypeError unless another error is set.
-CheckPtr wrong_value(const char* kind, const char* expected, PyObject* value);
+CheckPtr wrong_value(const Building& b, const char* expected, PyObject* value);
 
 // Reads the indices of nodes that a check on `b.node` may refer to; false if they are invalid.
 bool to_node(PyObject* value, const Building& b, int* node);
 bool to_nodes(PyObject* value, const Building& b, std::vector<int>* nodes);
 
-// Creates a check on several nodes. `value`: their indices.
+// Factories of checks without a value, and of checks on the nodes whose indices are the value.
+template <class Kind>
+CheckPtr make_without_value(PyObject*, Building&) {
+    return std::make_unique<Kind>();
+}
+
 template <class Kind>
 CheckPtr make_about_nodes(PyObject* value, Building& b) {
     std::vector<int> nodes;
-    if (!to_nodes(value, b, &nodes))
-        return wrong_value("distinct/no_overlap", "indices of earlier nodes", value);
+    if (!to_nodes(value, b, &nodes)) return wrong_value(b, "indices of earlier nodes", value);
     return std::make_unique<Kind>(std::move(nodes));
 }
 

@@ -37,7 +37,7 @@ struct Pass {
 };
 
 // References that the tree owns; accessors and checks borrow them. Objects that each call provides and the guards
-// accept are referenced weakly: after one is destroyed, nothing that was borrowed from it may be used, and no call
+// accept have weak references: after one is destroyed, nothing that was borrowed from it may be used, and no call
 // matches.
 struct OwnedReferences {
     std::vector<PyObject*> owned{};

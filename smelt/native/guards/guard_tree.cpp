@@ -139,9 +139,9 @@ bool add_check(PyObject* spec, Tree& tree, Node& node) {
     int guard;
     if (!PyArg_ParseTuple(spec, "iOO;a check is (guard_index, kind, value)", &guard, &kind, &value))
         return false;
-    const CheckKind* row = find_check(kind);
+    const CheckKind* row = CheckKind::find(kind);
     if (!row) return false;
-    Building building{tree.held, static_cast<int>(tree.nodes.size()), tree.facts, tree.words};
+    Building building{tree.held, static_cast<int>(tree.nodes.size()), tree.facts, tree.words, row->name};
     CheckPtr check = row->make(value, building);
     if (!check) return false;
     check->guard = guard;
@@ -361,20 +361,21 @@ PyObject* py_isinstance(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return found < 0 ? nullptr : PyBool_FromLong(found);
 }
 
-PyObject* py_is_plain_leaf(PyObject*, PyObject* x) {
-    return PyBool_FromLong(is_plain_leaf(x));
+PyObject* py_is_unhooked_leaf(PyObject*, PyObject* x) {
+    return PyBool_FromLong(is_unhooked_leaf(x));
 }
 
-PyObject* py_how_written(PyObject*, PyObject* x) {
-    return PyLong_FromLong(how_written(x));
+PyObject* py_write_restriction(PyObject*, PyObject* x) {
+    return PyLong_FromLong(write_restriction(x));
 }
 
 PyMethodDef guard_tree_functions[] = {
-    {"how_written", py_how_written, METH_O,
-     "how_written(x): whether autograd allows an in-place write that requires grad (0), or raises because x "
+    {"write_restriction", py_write_restriction, METH_O,
+     "write_restriction(x): whether autograd allows an in-place write that requires grad (0), or raises "
+     "because x "
      "is a leaf (1), a view of one (2) or a restricted view (3)."},
-    {"is_plain_leaf", py_is_plain_leaf, METH_O,
-     "is_plain_leaf(x): whether x is a leaf of autograd's graph whose gradients no hook observes."},
+    {"is_unhooked_leaf", py_is_unhooked_leaf, METH_O,
+     "is_unhooked_leaf(x): whether x is a leaf of autograd's graph whose gradients no hook observes."},
     {"is_generic", py_is_generic, METH_O,
      "is_generic(cls): whether attributes of instances are read as object.__getattribute__ reads them, and "
      "whether they are stored as object.__setattr__ stores them."},

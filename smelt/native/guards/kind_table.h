@@ -1,4 +1,4 @@
-// Tables of accessor and check kinds: the kind's name in the spec of a tree, and its factory.
+// Lookup in the tables of accessors and iterator parts by the name in the spec of a tree.
 #pragma once
 #include "cpython.h"
 

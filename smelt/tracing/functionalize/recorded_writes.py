@@ -18,7 +18,7 @@ from smelt.tracing.record.current_call import CurrentCall
 from smelt.tracing.record.trace_inputs import Inputs
 
 T = TypeVar("T", bound=torch.Tensor)
-_OF_LEAF, _RESTRICTED = 2, 3  # results of `_native.how_written`
+_OF_LEAF, _RESTRICTED = 2, 3  # results of `_native.write_restriction`
 
 
 def _shares_counter(written: FakeTensor, other: FakeTensor) -> bool:
@@ -51,7 +51,7 @@ class Writes:
         frozen: storages that must not be written, because a NumPy array shares their memory. No trace continues in
             which `storages` and `frozen` intersect.
         autograd_writes: by id, inputs for which autograd's reaction to a write was queried, with its result
-            (`_native.how_written`).
+            (`_native.write_restriction`).
         calls: the torch-level calls that wrote, in order; a call that wrote several tensors appears once for each.
         addressed_from_start: tensors whose storage is addressed from its start, so that the offsets of inputs in
             it matter.
@@ -76,7 +76,7 @@ class Writes:
         for root in self._inputs.in_storage(fake.storage_key):
             if differentiated or (root.requires_grad and _shares_counter(fake, root)):
                 _, how = self.autograd_writes.setdefault(
-                    id(root), (root, _native.how_written(self._inputs.real(root)))
+                    id(root), (root, _native.write_restriction(self._inputs.real(root)))
                 )
                 if how == _RESTRICTED or (differentiated and how == _OF_LEAF):
                     raise self._call.unsupported(

@@ -81,9 +81,9 @@ def run_engine(vm: VM, args: Args, kwargs: Kwargs, nodes: Sequence[Node]) -> obj
 def check_leaf(vm: VM, fake: FakeTensor) -> None:
     """Raise Unsupported for an input with a history or hooks: gradients must stay within the trace."""
     real = vm.trace.real(fake)
-    if fake.device.type not in ("cpu", "cuda") or not _native.is_plain_leaf(real):
+    if fake.device.type not in ("cpu", "cuda") or not _native.is_unhooked_leaf(real):
         raise unsupported("gradients of a tensor that was computed before the call or has hooks")
-    vm.env.facts.guard("plain_leaf", vm.env.sources.find_or_const(fake))
+    vm.env.facts.guard("unhooked_leaf", vm.env.sources.find_or_const(fake))
 
 
 # --------------------------------------------------------------------------------- forward-mode differentiation

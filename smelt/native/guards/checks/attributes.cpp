@@ -1,10 +1,16 @@
 // Checks that an object or a module lacks an attribute.
-#include "guards/checks/check_makers.h"
+#include "guards/guard_checks.h"
 #include "guards/name_lookup.h"
 
 namespace smelt::guards {
 
 namespace {
+
+template <class Kind>
+CheckPtr make_about_name(PyObject* value, Building& b) {
+    PyObject* name = hold_name(b.held, value);
+    return name ? std::make_unique<Kind>(name) : nullptr;
+}
 
 struct NotInDict : Check {
     Name name;
@@ -16,6 +22,7 @@ struct NotInDict : Check {
     }
     bool stamp(PyObject* x, Stamps& stamps, bool) override { return stamps.take_attributes(x); }
 };
+const CheckKind not_in_dict_kind("not_in_dict", make_about_name<NotInDict>);
 
 struct NoAttribute : Check {
     NotInDict own;
@@ -44,12 +51,13 @@ struct NoAttribute : Check {
         return true;
     }
 };
+const CheckKind no_attr_kind("no_attr", make_about_name<NoAttribute>);
 
 // Whether a slot that a class declares in `__slots__` is set.
-struct SlotHolds : Check {
+struct SlotIsSet : Check {
     PyObject* name;
     bool wanted;
-    SlotHolds(PyObject* name, bool wanted) : name(name), wanted(wanted) {}
+    SlotIsSet(PyObject* name, bool wanted) : name(name), wanted(wanted) {}
     bool holds(PyObject* x, Pass& pass) override {
         PyObject* slot = _PyType_Lookup(Py_TYPE(x), name);
         if (!slot || Py_TYPE(slot) != &PyMemberDescr_Type) return false;
@@ -57,7 +65,17 @@ struct SlotHolds : Check {
             pass.keep(PyMemberDescr_Type.tp_descr_get(slot, x, reinterpret_cast<PyObject*>(Py_TYPE(x))));
         return (held != nullptr) == wanted;
     }
+
+    static CheckPtr make(PyObject* value, Building& b) {
+        PyObject* name;
+        int wanted;
+        if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "Up", &name, &wanted))
+            return wrong_value(b, "a name and whether the slot is set", value);
+        PyObject* held = hold_name(b.held, name);
+        return held ? std::make_unique<SlotIsSet>(held, wanted) : nullptr;
+    }
 };
+const CheckKind slot_kind("slot", SlotIsSet::make);
 
 struct NoHooks : Check {
     Name hooks[4] = {
@@ -77,34 +95,8 @@ struct NoHooks : Check {
         return true;
     }
 };
-
-template <class Kind>
-CheckPtr make_about_name(PyObject* value, Building& b) {
-    PyObject* name = hold_name(b.held, value);
-    return name ? std::make_unique<Kind>(name) : nullptr;
-}
+const CheckKind no_hooks_kind("no_hooks", make_without_value<NoHooks>);
 
 }  // namespace
-
-CheckPtr make_not_in_dict(PyObject* value, Building& b) {
-    return make_about_name<NotInDict>(value, b);
-}
-
-CheckPtr make_no_attr(PyObject* value, Building& b) {
-    return make_about_name<NoAttribute>(value, b);
-}
-
-CheckPtr make_slot(PyObject* value, Building& b) {
-    PyObject* name;
-    int wanted;
-    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "Up", &name, &wanted))
-        return wrong_value("slot", "a name and whether it holds something", value);
-    PyObject* held = hold_name(b.held, name);
-    return held ? std::make_unique<SlotHolds>(held, wanted) : nullptr;
-}
-
-CheckPtr make_no_hooks(PyObject*, Building&) {
-    return std::make_unique<NoHooks>();
-}
 
 }  // namespace smelt::guards

@@ -1,5 +1,5 @@
 // Checks on the length and the keys of lists, tuples, dictionaries and sets.
-#include "guards/checks/check_makers.h"
+#include "guards/guard_checks.h"
 #include "guards/checks/values.h"
 #include "guards/name_lookup.h"
 #include "cpython_sets.h"
@@ -28,7 +28,14 @@ struct LengthIs : Check {
         if (PyAnySet_Check(x)) return stamps.take(set_size_word(x));
         return (PyList_Check(x) || PyTuple_Check(x)) && stamps.take_size(x);
     }
+
+    static CheckPtr make(PyObject* value, Building& b) {
+        Py_ssize_t size = PyLong_AsSsize_t(value);
+        if (size < 0) return wrong_value(b, "a length", value);
+        return std::make_unique<LengthIs>(size);
+    }
 };
+const CheckKind len_kind("len", LengthIs::make);
 
 struct KeysAre : Check {
     PyObject* value;  // a tuple: keys of a dictionary, elements of a set, in order
@@ -74,13 +81,26 @@ struct KeysAre : Check {
         if (PyErr_Occurred()) PyErr_Clear();
         return same;
     }
-};
 
-struct TableIs : Check {
-    PyObject* value;  // result of set_table
-    explicit TableIs(PyObject* value) : value(value) {}
-    bool holds(PyObject* x, Pass&) override { return PyAnySet_Check(x) && has_table(x, value); }
+    static CheckPtr make(PyObject* value, Building& b) {
+        if (!PyTuple_Check(value)) return wrong_value(b, "a tuple", value);
+        return std::make_unique<KeysAre>(hold(b.held, value));
+    }
 };
+const CheckKind keys_kind("keys", KeysAre::make);
+
+struct SetTableIs : Check {
+    PyObject* value;  // a result of set_table
+    explicit SetTableIs(PyObject* value) : value(value) {}
+    bool holds(PyObject* x, Pass&) override { return PyAnySet_Check(x) && has_table(x, value); }
+
+    static CheckPtr make(PyObject* value, Building& b) {
+        if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
+            return wrong_value(b, "a result of set_table", value);
+        return std::make_unique<SetTableIs>(hold(b.held, value));
+    }
+};
+const CheckKind set_table_kind("set_table", SetTableIs::make);
 
 struct Contains : Check {
     Membership membership;
@@ -91,36 +111,20 @@ struct Contains : Check {
         return set_contains(x, membership.key, membership.hash) == membership.wanted;
     }
     bool stamp(PyObject* x, Stamps& stamps, bool) override { return PyDict_Check(x) && stamps.take_dict(x); }
+
+    static CheckPtr make(PyObject* value, Building& b) {
+        if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 2)
+            return wrong_value(b, "(key, bool)", value);
+        PyObject* key = PyTuple_GET_ITEM(value, 0);
+        int wanted = PyObject_IsTrue(PyTuple_GET_ITEM(value, 1));
+        if (wanted < 0 || PyObject_Hash(key) == -1) return nullptr;
+        if (!compares_natively(key))
+            return wrong_value(b, "a key that is compared without Python code", value);
+        return std::make_unique<Contains>(hold(b.held, key), wanted);
+    }
 };
+const CheckKind contains_kind("contains", Contains::make);
 
 }  // namespace
-
-CheckPtr make_len(PyObject* value, Building&) {
-    Py_ssize_t size = PyLong_AsSsize_t(value);
-    if (size < 0) return wrong_value("len", "a length", value);
-    return std::make_unique<LengthIs>(size);
-}
-
-CheckPtr make_keys(PyObject* value, Building& b) {
-    if (!PyTuple_Check(value)) return wrong_value("keys", "a tuple", value);
-    return std::make_unique<KeysAre>(hold(b.held, value));
-}
-
-CheckPtr make_table(PyObject* value, Building& b) {
-    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
-        return wrong_value("table", "what set_table gives", value);
-    return std::make_unique<TableIs>(hold(b.held, value));
-}
-
-CheckPtr make_contains(PyObject* value, Building& b) {
-    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 2)
-        return wrong_value("contains", "(key, bool)", value);
-    PyObject* key = PyTuple_GET_ITEM(value, 0);
-    int wanted = PyObject_IsTrue(PyTuple_GET_ITEM(value, 1));
-    if (wanted < 0 || PyObject_Hash(key) == -1) return nullptr;
-    if (!compares_natively(key))
-        return wrong_value("contains", "a key that is compared without Python code", value);
-    return std::make_unique<Contains>(hold(b.held, key), wanted);
-}
 
 }  // namespace smelt::guards

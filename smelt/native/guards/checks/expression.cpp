@@ -1,6 +1,6 @@
 // Checks on expressions over the numbers of several nodes.
 #include "guards/checks/integer_program.h"
-#include "guards/checks/check_makers.h"
+#include "guards/guard_checks.h"
 #include "guards/name_lookup.h"
 
 #include <c10/util/SmallVector.h>
@@ -127,24 +127,24 @@ class StepReader {
     Py_ssize_t depth_ = 0;
 };
 
-}  // namespace
-
 // The items of a program: ("leaf", node), ("size", word), ("const", number), (function, number of operands) and
 // optionally the name of the operation.
-
 CheckPtr make_expression(PyObject* value, Building& b) {
     const char* expected = "(program, True, False or a type)";
     if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 2 || !PyTuple_Check(PyTuple_GET_ITEM(value, 0)))
-        return wrong_value("expression", expected, value);
+        return wrong_value(b, expected, value);
     PyObject *program = PyTuple_GET_ITEM(value, 0), *wanted = PyTuple_GET_ITEM(value, 1);
     auto check = std::make_unique<ExpressionGives>();
     StepReader reader(*check, b);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(program); i++)
-        if (!reader.add(PyTuple_GET_ITEM(program, i))) return wrong_value("expression", expected, value);
-    if (!reader.is_one_value()) return wrong_value("expression", expected, value);
+        if (!reader.add(PyTuple_GET_ITEM(program, i))) return wrong_value(b, expected, value);
+    if (!reader.is_one_value()) return wrong_value(b, expected, value);
     check->expected = hold(b.held, wanted);
     check->has_integers = check->integers.finish(wanted);
     return check;
 }
+const CheckKind expression_kind("expression", make_expression);
+
+}  // namespace
 
 }  // namespace smelt::guards

@@ -1,5 +1,5 @@
 // Checks on identity: an object, its class, aliases between nodes; unchanged functions and classes.
-#include "guards/checks/check_makers.h"
+#include "guards/guard_checks.h"
 #include "guards/name_lookup.h"
 
 #include <algorithm>
@@ -14,7 +14,13 @@ struct TypeIs : Check {
     bool holds(PyObject* x, Pass&) override { return Py_TYPE(x) == type; }
     bool stamp(PyObject* x, Stamps& stamps, bool same) override { return same && stamps.take_type(x); }
     bool proves_layout() const override { return true; }
+
+    static CheckPtr make(PyObject* value, Building& b) {
+        if (!PyType_Check(value)) return wrong_value(b, "a class", value);
+        return std::make_unique<TypeIs>(reinterpret_cast<PyTypeObject*>(hold(b.held, value)));
+    }
 };
+const CheckKind type_kind("type", TypeIs::make);
 
 struct ObjectIs : Check {
     PyObject* value;
@@ -31,7 +37,17 @@ struct WeakObjectIs : Check {
     bool holds(PyObject* x, Pass&) override { return x == address && referent(reference) == x; }
     bool stamp(PyObject*, Stamps&, bool same) override { return same; }
     bool proves_layout() const override { return true; }
+
+    // Keeps alive static classes, and objects without weak references.
+    static CheckPtr make(PyObject* value, Building& b) {
+        if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(value))) return std::make_unique<ObjectIs>(hold(b.held, value));
+        PyObject* reference = PyWeakref_NewRef(value, nullptr);
+        if (!reference) return nullptr;
+        b.held.take(reference);
+        return std::make_unique<WeakObjectIs>(value, reference);
+    }
 };
+const CheckKind id_kind("id", WeakObjectIs::make);
 
 struct SameAs : Check {
     int node;
@@ -39,7 +55,14 @@ struct SameAs : Check {
     explicit SameAs(int node) : node(node), nodes{node} {}
     bool holds(PyObject* x, Pass& pass) override { return x == pass.values[node]; }
     const std::vector<int>* about() const override { return &nodes; }
+
+    static CheckPtr make(PyObject* value, Building& b) {
+        int node;
+        if (!to_node(value, b, &node)) return wrong_value(b, "the index of an earlier node", value);
+        return std::make_unique<SameAs>(node);
+    }
 };
+const CheckKind alias_kind("alias", SameAs::make);
 
 struct AllDistinct : Check {
     std::vector<int> nodes;
@@ -58,6 +81,7 @@ struct AllDistinct : Check {
         return true;
     }
 };
+const CheckKind distinct_kind("distinct", make_about_nodes<AllDistinct>);
 
 struct TypeVersionIs : Check {
     unsigned int value;
@@ -71,7 +95,14 @@ struct TypeVersionIs : Check {
         return same && stamps.take(&type->tp_flags) &&
                stamps.take(&type->tp_version_tag);  // half of the second word is padding
     }
+
+    static CheckPtr make(PyObject* value, Building& b) {
+        unsigned long version = PyLong_AsUnsignedLong(value);
+        if (PyErr_Occurred()) return wrong_value(b, "a number", value);
+        return std::make_unique<TypeVersionIs>(static_cast<unsigned int>(version));
+    }
 };
+const CheckKind type_version_kind("type_version", TypeVersionIs::make);
 
 struct FunctionIs : Check {
     PyObject *code, *defaults, *keyword_defaults;
@@ -89,46 +120,17 @@ struct FunctionIs : Check {
         return stamps.take(&function->func_code) && stamps.take(&function->func_defaults) &&
                stamps.take(&function->func_kwdefaults);
     }
+
+    static CheckPtr make(PyObject* value, Building& b) {
+        if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
+            return wrong_value(b, "(code, defaults, keyword defaults)", value);
+        PyObject* const* parts = reinterpret_cast<PyTupleObject*>(value)->ob_item;
+        return std::make_unique<FunctionIs>(hold(b.held, parts[0]), hold(b.held, parts[1]),
+                                            hold(b.held, parts[2]));
+    }
 };
+const CheckKind function_kind("function", FunctionIs::make);
 
 }  // namespace
-
-CheckPtr make_type(PyObject* value, Building& b) {
-    if (!PyType_Check(value)) return wrong_value("type", "a class", value);
-    return std::make_unique<TypeIs>(reinterpret_cast<PyTypeObject*>(hold(b.held, value)));
-}
-
-// Keeps alive static classes, and objects without weak references.
-CheckPtr make_id(PyObject* value, Building& b) {
-    if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(value))) return std::make_unique<ObjectIs>(hold(b.held, value));
-    PyObject* reference = PyWeakref_NewRef(value, nullptr);
-    if (!reference) return nullptr;
-    b.held.take(reference);
-    return std::make_unique<WeakObjectIs>(value, reference);
-}
-
-CheckPtr make_alias(PyObject* value, Building& b) {
-    int node;
-    if (!to_node(value, b, &node)) return wrong_value("alias", "the index of an earlier node", value);
-    return std::make_unique<SameAs>(node);
-}
-
-CheckPtr make_distinct(PyObject* value, Building& b) {
-    return make_about_nodes<AllDistinct>(value, b);
-}
-
-CheckPtr make_type_version(PyObject* value, Building&) {
-    unsigned long version = PyLong_AsUnsignedLong(value);
-    if (PyErr_Occurred()) return wrong_value("type_version", "a number", value);
-    return std::make_unique<TypeVersionIs>(static_cast<unsigned int>(version));
-}
-
-CheckPtr make_function(PyObject* value, Building& b) {
-    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
-        return wrong_value("function", "(code, defaults, keyword defaults)", value);
-    PyObject* const* parts = reinterpret_cast<PyTupleObject*>(value)->ob_item;
-    return std::make_unique<FunctionIs>(hold(b.held, parts[0]), hold(b.held, parts[1]),
-                                        hold(b.held, parts[2]));
-}
 
 }  // namespace smelt::guards

@@ -1,6 +1,6 @@
 #include "guards/checks/tensors.h"
 
-#include "guards/checks/check_makers.h"
+#include "guards/guard_checks.h"
 
 #include <algorithm>
 
@@ -12,15 +12,23 @@ bool has_entries(PyObject* hooks) {
     return hooks && PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) > 0;
 }
 
-struct PlainLeaf : Check {
-    bool holds(PyObject* x, Pass&) override { return is_plain_leaf(x); }
+struct UnhookedLeaf : Check {
+    bool holds(PyObject* x, Pass&) override { return is_unhooked_leaf(x); }
 };
+const CheckKind unhooked_leaf_kind("unhooked_leaf", make_without_value<UnhookedLeaf>);
 
-struct Written : Check {
-    long how;
-    explicit Written(long how) : how(how) {}
-    bool holds(PyObject* x, Pass&) override { return how_written(x) == how; }
+struct WriteRestrictionIs : Check {
+    long value;
+    explicit WriteRestrictionIs(long value) : value(value) {}
+    bool holds(PyObject* x, Pass&) override { return write_restriction(x) == value; }
+
+    static CheckPtr make(PyObject* value, Building& b) {
+        const long restriction = PyLong_AsLong(value);
+        if (restriction < 0) return wrong_value(b, "a result of write_restriction", value);
+        return std::make_unique<WriteRestrictionIs>(restriction);
+    }
 };
+const CheckKind write_restriction_kind("write_restriction", WriteRestrictionIs::make);
 
 struct NoOverlap : Check {
     std::vector<int> nodes;
@@ -54,6 +62,7 @@ struct NoOverlap : Check {
                                   [](Range a, Range b) { return b.first < a.second; }) == ranges.end();
     }
 };
+const CheckKind no_overlap_kind("no_overlap", make_about_nodes<NoOverlap>);
 
 bool to_int64s(PyObject* sequence, std::vector<int64_t>* out) {
     if (!PyTuple_Check(sequence)) return false;
@@ -122,8 +131,6 @@ bool to_reads(PyObject* sequence, const TensorFacts& facts, std::vector<bool>& w
     return true;
 }
 
-}  // namespace
-
 // `value` is a TensorFacts, or a tuple of one and the sizes that are read.
 CheckPtr make_tensor(PyObject* value, Building& b) {
     PyObject* reads = nullptr;
@@ -140,27 +147,31 @@ CheckPtr make_tensor(PyObject* value, Building& b) {
         !as_device(device) || !as_layout(layout) || !to_int64s(shape, &facts->shape) ||
         !to_int64s(stride, &facts->stride) || !read.flag("requires_grad", &facts->requires_grad) ||
         !read.flag("conj_neg", &facts->conj_neg) || !read.flag("inference", &facts->inference))
-        return wrong_value("tensor", "TensorFacts", value);
+        return wrong_value(b, "TensorFacts", value);
     facts->type = reinterpret_cast<PyTypeObject*>(type);
     facts->dtype = *as_dtype(dtype);
     facts->device = *as_device(device);
     facts->layout = *as_layout(layout);
     const auto negative = [](int64_t n) { return n < 0; };
     const auto rank = static_cast<int64_t>(facts->shape.size());
-    facts->has_any = std::any_of(facts->shape.begin(), facts->shape.end(), negative) ||
-                     std::any_of(facts->stride.begin(), facts->stride.end(), negative);
-    if (facts->has_any && (facts->layout != at::kStrided || facts->stride.size() != facts->shape.size() ||
-                           std::any_of(facts->stride.begin(), facts->stride.end(),
-                                       [&](int64_t n) { return n < -1 - 2 * rank; })))
-        return wrong_value("tensor", "TensorFacts", value);
+    facts->has_wildcard = std::any_of(facts->shape.begin(), facts->shape.end(), negative) ||
+                          std::any_of(facts->stride.begin(), facts->stride.end(), negative);
+    if (facts->has_wildcard &&
+        (facts->layout != at::kStrided || facts->stride.size() != facts->shape.size() ||
+         std::any_of(facts->stride.begin(), facts->stride.end(),
+                     [&](int64_t n) { return n < -1 - 2 * rank; })))
+        return wrong_value(b, "TensorFacts", value);
     auto check = std::make_unique<TensorIs>();
     if (reads && !to_reads(reads, *facts, b.words, &check->reads))
-        return wrong_value("tensor", "sizes that are read", reads);
+        return wrong_value(b, "sizes that are read", reads);
     check->facts = b.facts.emplace(key_of(*facts), facts).first->second;
     return check;
 }
+const CheckKind tensor_kind("tensor", make_tensor);
 
-bool is_plain_leaf(PyObject* x) {
+}  // namespace
+
+bool is_unhooked_leaf(PyObject* x) {
     namespace impl = torch::autograd::impl;
     if (!THPVariable_Check(x)) return false;
     const at::Tensor& t = THPVariable_Unpack(x);
@@ -168,13 +179,13 @@ bool is_plain_leaf(PyObject* x) {
         has_entries(post_accumulate_grad_hooks(x)))
         return false;
     if (!impl::get_autograd_meta(t)) return true;
-    // Python hooks are one C++ hook; others may exist beside it.
+    // Python hooks are one C++ hook; there may be others.
     if (impl::hooks(t).size() > (backward_hooks(x) ? 1 : 0)) return false;
     const auto accumulator = impl::try_get_grad_accumulator(t);
     return !accumulator || (accumulator->pre_hooks().empty() && accumulator->post_hooks().empty());
 }
 
-long how_written(PyObject* x) {
+long write_restriction(PyObject* x) {
     namespace impl = torch::autograd::impl;
     enum : long { kNoTensor = -1, kFree, kLeaf, kViewOfLeaf, kRestrictedView };
     if (!THPVariable_Check(x)) return kNoTensor;
@@ -186,20 +197,6 @@ long how_written(PyObject* x) {
         return t.requires_grad() && !impl::grad_fn_unsafe(base) ? kViewOfLeaf : kFree;
     }
     return t.requires_grad() && !impl::grad_fn_unsafe(t) ? kLeaf : kFree;
-}
-
-CheckPtr make_plain_leaf(PyObject*, Building&) {
-    return std::make_unique<PlainLeaf>();
-}
-
-CheckPtr make_how_written(PyObject* value, Building&) {
-    const long how = PyLong_AsLong(value);
-    if (how < 0) return wrong_value("how_written", "a number of how_written()", value);
-    return std::make_unique<Written>(how);
-}
-
-CheckPtr make_no_overlap(PyObject* value, Building& b) {
-    return make_about_nodes<NoOverlap>(value, b);
 }
 
 }  // namespace smelt::guards

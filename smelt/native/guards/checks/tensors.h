@@ -8,17 +8,16 @@ namespace smelt::guards {
 
 // Whether it is a leaf of autograd's graph whose gradients no hook observes: neither a hook of the tensor nor one of
 // its gradient accumulator.
-bool is_plain_leaf(PyObject* x);
+bool is_unhooked_leaf(PyObject* x);
 
-// How autograd treats an in-place write of `x` that requires grad. 0: it is allowed; otherwise it raises: 1: a leaf,
-// 2: a view of a leaf, 3: a restricted view (one of several results, created without gradients, or in a custom
-// function). -1: not a tensor.
-long how_written(PyObject* x);
+// Why autograd refuses an in-place write of `x` that requires grad. 0: it does not; 1: a leaf, 2: a view of a leaf, 3: a
+// restricted view (one of several results, created without gradients, or in a custom function). -1: not a tensor.
+long write_restriction(PyObject* x);
 
-// The metadata that a trace depends on; guards/guard.py: TensorFacts. Structurally equal tensors of a tree share one
+// The metadata that a trace depends on; guards/tensor_facts.py: TensorFacts. Structurally equal tensors of a tree share one
 // object: a pass over a thousand weights must not read a thousand descriptions. A size of ANY is any size from two
 // on, ANY_OR_ONE from one on. A stride of ANY is the product of the inner sizes; a stride below ANY refers to another
-// dimension (guard.py: stride_over).
+// dimension (tensor_facts.py: stride_over).
 struct TensorFacts {
     static constexpr int64_t ANY = -1, ANY_OR_ONE = -2;
 
@@ -28,7 +27,7 @@ struct TensorFacts {
     at::Layout layout = at::kStrided;
     bool requires_grad = false, conj_neg = false, inference = false;
     std::vector<int64_t> shape, stride;
-    bool has_any = false;
+    bool has_wildcard = false;
     uint64_t known_keys = 0;  // a dispatch key set that was found to match these facts
 
     bool holds(PyObject* x) {
@@ -56,7 +55,8 @@ struct TensorFacts {
 
     bool has_sizes(at::TensorImpl* t) const {
         at::IntArrayRef sizes = t->sizes();
-        if (!has_any) return same(sizes, shape) && (layout != at::kStrided || same(t->strides(), stride));
+        if (!has_wildcard)
+            return same(sizes, shape) && (layout != at::kStrided || same(t->strides(), stride));
         return sizes.size() == shape.size() && fits(sizes.data(), t->strides().data());
     }
 
@@ -147,7 +147,7 @@ class TensorMemo {
         size_t count = facts_->shape.size();
         if (own.size() != count) return false;
         const int64_t *shape = own.sizes_data(), *stride = own.strides_data();
-        if (facts_->has_any) return facts_->fits(shape, stride);
+        if (facts_->has_wildcard) return facts_->fits(shape, stride);
         const int64_t *wanted_shape = facts_->shape.data(), *wanted_stride = facts_->stride.data();
         for (size_t i = 0; i < count; i++)
             if (shape[i] != wanted_shape[i] || stride[i] != wanted_stride[i]) return false;

@@ -1,7 +1,7 @@
 // Checks on values: a constant, or a number of any value.
 #include "guards/checks/values.h"
 
-#include "guards/checks/check_makers.h"
+#include "guards/guard_checks.h"
 
 #include <cmath>
 
@@ -74,12 +74,28 @@ bool same_leaf(PyObject* x, PyObject* value) {
 
 namespace {
 
+bool is_leaf(PyObject* value) {
+    if (PyTuple_Check(value)) {
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); i++)
+            if (!is_leaf(PyTuple_GET_ITEM(value, i))) return false;
+        return true;
+    }
+    bool changes = PyList_Check(value) || PyDict_Check(value) || PySet_Check(value);
+    return !changes && !PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE);
+}
+
 struct Equals : Check {
     PyObject* value;
     explicit Equals(PyObject* value) : value(value) {}
     bool holds(PyObject* x, Pass&) override { return same_leaf(x, value); }
     bool stamp(PyObject*, Stamps&, bool same) override { return same; }
+
+    static CheckPtr make(PyObject* value, Building& b) {
+        if (!is_leaf(value)) return wrong_value(b, "a constant (use id for objects)", value);
+        return std::make_unique<Equals>(hold(b.held, value));
+    }
 };
+const CheckKind eq_kind("eq", Equals::make);
 
 // A 64-bit int, or a float.
 struct NumberIs : Check {
@@ -92,29 +108,15 @@ struct NumberIs : Check {
         PyLong_AsLongLongAndOverflow(x, &overflow);
         return overflow == 0;
     }
-};
 
-bool is_leaf(PyObject* value) {
-    if (PyTuple_Check(value)) {
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); i++)
-            if (!is_leaf(PyTuple_GET_ITEM(value, i))) return false;
-        return true;
+    static CheckPtr make(PyObject* value, Building& b) {
+        auto* type = reinterpret_cast<PyTypeObject*>(value);
+        if (type != &PyLong_Type && type != &PyFloat_Type) return wrong_value(b, "int or float", value);
+        return std::make_unique<NumberIs>(type == &PyFloat_Type);
     }
-    bool changes = PyList_Check(value) || PyDict_Check(value) || PySet_Check(value);
-    return !changes && !PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE);
-}
+};
+const CheckKind number_kind("number", NumberIs::make);
 
 }  // namespace
-
-CheckPtr make_eq(PyObject* value, Building& b) {
-    if (!is_leaf(value)) return wrong_value("eq", "a constant (use id for objects)", value);
-    return std::make_unique<Equals>(hold(b.held, value));
-}
-
-CheckPtr make_number(PyObject* value, Building&) {
-    auto* type = reinterpret_cast<PyTypeObject*>(value);
-    if (type != &PyLong_Type && type != &PyFloat_Type) return wrong_value("number", "int or float", value);
-    return std::make_unique<NumberIs>(type == &PyFloat_Type);
-}
 
 }  // namespace smelt::guards
