@@ -24,6 +24,7 @@ import torch
 from smelt.autograd.save_costs import nbytes
 from smelt.graph import graph_passes, torch_settings
 from smelt.graph.graph_callable import GraphFunction
+from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, copy_at, map_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.pytree import leaves
@@ -58,7 +59,7 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         _generator_device(t.device): None for n in effectful if _draws(n) for t in leaves(n.spec, TensorSpec)
     }
     repeatable = (
-        all(_draws(n) or n.target is aten.copy_.default for n in effectful)
+        all(_draws(n) or n.target is WRITE_INPUT for n in effectful)
         and all(call.repeatable for call in opaque)
         and joint.flags.repeatable
     )

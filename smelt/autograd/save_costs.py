@@ -24,11 +24,10 @@ import torch
 from smelt.autograd.gradient_liveness import live_for
 from smelt.autograd.packed_saves import packed_dtype
 from smelt.autograd.recompute_classes import has_conj_neg_bit, view_source
+from smelt.graph.input_writes import input_writes
 from smelt.graph.ir import Node, NumberSpec, TensorSpec
 from smelt.shapes.expr import Size, Sym, evaluate, numel
 from smelt.tracing.backward.joint import Joint
-
-aten = torch.ops.aten
 
 Kind = Literal["primal", "output", "temporary"]
 Hints = Mapping[Sym, int]
@@ -76,7 +75,7 @@ class Memory:
             if output is not None:
                 self.outputs.setdefault(output, i)
         self.escaping = {self.bases[n] for n in self.outputs}
-        writes = [n for n in graph if n.target is aten.copy_.default and n.args[0] in self.primals]
+        writes = [n for n in input_writes(graph) if n.args[0] in self.primals]
         self.written: dict[Node, Node] = {n.args[0]: n for n in writes}  # primal -> the node that writes it
         self.in_primal: dict[Node, int] = {}  # value -> the primal that holds it after the forward
         for write in writes:

@@ -12,6 +12,7 @@ from smelt.backends.size_dispatch import dispatch_by_sizes
 from smelt.config import Config
 from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_callable import Compiled, GraphFunction
+from smelt.graph.input_writes import input_writes
 from smelt.graph.ir import Graph
 from smelt.shapes.expr import Sym, Values
 from smelt.shapes.substitute import substitute
@@ -81,7 +82,7 @@ def eager_beneath_node(graph: Graph, donated: frozenset[int]) -> Compiled:
     """Runs `graph` as the forward of an autograd node. Beneath the node, operators do not count writes in the versions of
     tensors, so the versions of mutated inputs are incremented here; without a node, operators have counted them."""
     function = GraphFunction(graph)
-    targets = {node.args[0] for node in graph if node.target is torch.ops.aten.copy_.default}
+    targets = {node.args[0] for node in input_writes(graph)}
     mutated = [i for i, p in enumerate(graph.placeholders) if p in targets]
 
     def call(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:

@@ -49,16 +49,13 @@ def eliminate_dead(graph: Graph, keep: Callable[[Node], bool] = has_effect) -> i
     return removed
 
 
-_NO_CHANGE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
-
-
 def eliminate_detach(graph: Graph, everywhere: bool = False) -> int:
     """Remove `detach` and `alias` of computed values without other users, since an aten graph has no gradients to
     stop; return their number. `everywhere`: remove all of them, for graphs whose results never share memory."""
     users = Counter(n for node in graph.nodes for n in argument_nodes(node))
     replaced: dict[Node, Node] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in _NO_CHANGE:
+        if isinstance(node.target, OpOverload) and effects(node.target).identity:
             source = replaced.get(node.args[0], node.args[0])
             if everywhere or (source.op == "call_function" and users[node.args[0]] == 1):
                 replaced[node] = source
@@ -115,25 +112,13 @@ def eliminate_common(graph: Graph, among: Collection[Node] = ()) -> int:
 
 
 def _joinable(node: Node) -> bool:
+    """Not uninitialized memory, which other operators write: a merged one would have to be copied. Not user kernels,
+    which may print."""
     if node.op == "get_attr" or node.target is operator.getitem:
         return True
-    if node.target in _APART or unbacked_sizes_of(node):
+    if type(node.target) is not OpOverload or node.target is RUN_KERNEL_FUNCTIONAL or unbacked_sizes_of(node):
         return False
-    return node.op == "call_function" and type(node.target) is OpOverload and effects(node.target).pure
-
-
-# Memory to be written by somebody: what is joined would have to be copied. (And a kernel that prints prints twice.)
-_APART: frozenset[object] = frozenset(
-    {
-        RUN_KERNEL_FUNCTIONAL,
-        *(
-            torch.ops.aten.empty.memory_format,
-            torch.ops.aten.empty_like.default,
-            torch.ops.aten.new_empty.default,
-        ),
-        *(torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default),
-    }
-)
+    return effects(node.target).pure and effects(node.target).unfilled != 0
 
 
 def _value_key(node: Node) -> Any:
@@ -156,14 +141,13 @@ def memory_of_outputs(graph: Graph) -> set[Node]:
     """Nodes whose memory an output may share."""
     reach: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node.op == "output" or (node in reach and (node.target in _HANDING_ON or _is_view(node))):
+        if node.op == "output" or (node in reach and _returns_alias(node)):
             reach.update(argument_nodes(node))
     return reach
 
 
-# Their results are in the memory of what they are given, though they are no views by their schemas.
-_HANDING_ON = (operator.getitem, torch.ops.aten._unsafe_view.default)
-
-
-def _is_view(node: Node) -> bool:
-    return type(node.target) is OpOverload and effects(node.target).view
+def _returns_alias(node: Node) -> bool:
+    """Whether a result may share the memory of an argument."""
+    if node.target is operator.getitem:
+        return True
+    return type(node.target) is OpOverload and effects(node.target).shares_memory

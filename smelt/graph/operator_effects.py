@@ -24,6 +24,11 @@ _SIZED_BY_VALUES = {
         *("masked_select", "bincount", "linalg_lstsq"),
     )
 }
+# Results whose memory holds no values, in whole or in part: the operator's name and the index of the result.
+_UNFILLED = {
+    **dict.fromkeys(("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"), 0),
+    **{"mkldnn_rnn_layer": 3, "_cudnn_rnn": 4, "cudnn_batch_norm": 3, "_batch_norm_with_update": 3},
+}
 # Attention on a CPU has no dropout, so it draws nothing although its tag says so.
 _NOT_RANDOM = {"aten::_scaled_dot_product_flash_attention_for_cpu"}
 
@@ -48,6 +53,9 @@ class Effects:
     changes_metadata: bool  # transpose_, squeeze_, resize_, set_ ...
     data_dependent: bool  # returns a number or a bool read from memory
     dynamic_shape: bool  # the result's size depends on values
+    unfilled: int | None  # the result whose memory holds no values
+    identity: bool  # the result is an alias of all of the argument
+    shares_memory: bool  # some result may be in the memory of an argument that is not written
 
     @property
     def view(self) -> bool:
@@ -92,14 +100,19 @@ def is_effectful(op: object) -> bool:
 def _classify(op: OpOverload) -> Effects:
     schema = op._schema
     tags = op.tags
+    results = tuple(_result(r, schema.arguments) for r in schema.returns)
+    aten_name = schema.name.removeprefix("aten::")
     return Effects(
         names=tuple(a.name for a in schema.arguments),
         writes=tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write),
-        results=tuple(_result(r, schema.arguments) for r in schema.returns),
+        results=results,
         random=torch.Tag.nondeterministic_seeded in tags and schema.name not in _NOT_RANDOM,
         changes_metadata=torch.Tag.inplace_view in tags or schema.name in ("aten::resize_", "aten::set_"),
         data_dependent=torch.Tag.data_dependent_output in tags,
         dynamic_shape=torch.Tag.dynamic_output_shape in tags or schema.name in _SIZED_BY_VALUES,
+        unfilled=_UNFILLED.get(aten_name),
+        identity=aten_name in ("detach", "alias"),
+        shares_memory=aten_name == "_unsafe_view" or any(r.kind == "view" for r in results),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from smelt.errors import VerificationError
 from smelt.graph.free_symbols import dimensions, symbols_in
+from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.unbacked_sizes import is_unbacked
@@ -79,8 +80,11 @@ def _verify_functional(graph: Graph) -> None:
         if not isinstance(node.target, OpOverload) or not effects(node.target).writes:
             continue
         destination = node.args[0] if node.args else None
-        copies = str(node.target) == "aten.copy_.default"
-        if not copies or not isinstance(destination, Node) or destination.op != "placeholder":
+        if (
+            node.target is not WRITE_INPUT
+            or not isinstance(destination, Node)
+            or destination.op != "placeholder"
+        ):
             raise VerificationError(f"{node.name}: {node.target} writes memory")
         if destination in written:
             raise VerificationError(f"{node.name}: {destination} is written twice")

@@ -19,22 +19,13 @@ from itertools import pairwise
 
 import torch
 
+from smelt.graph.input_writes import WRITE_INPUT, input_writes
 from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.graph.operator_effects import effects
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
-
-_EMPTY = frozenset(
-    {
-        aten.empty.memory_format,
-        aten.empty_like.default,
-        aten.empty_strided.default,
-        aten.new_empty.default,
-        aten.new_empty_strided.default,
-    }
-)
 
 Readers = Mapping[Node, Sequence[Node]]  # of each node, one for each time that it is read
 
@@ -46,15 +37,14 @@ def overwriting(graph: Graph, live: frozenset[Node]) -> frozenset[Node]:
     for node in graph:
         for argument in argument_nodes(node) if node in live else ():
             readers.setdefault(argument, []).append(node)
-    copies = (node for node in graph if node.target is aten.copy_.default)
-    of_inputs = (call for copy in copies for call in _chain(copy, readers))
+    of_inputs = (call for write in input_writes(graph) for call in _chain(write, readers))
     of_empty = (call for node in graph if is_empty(node) for call in _filling(node, readers))
     return frozenset((*of_inputs, *of_empty))
 
 
 def is_empty(node: Node) -> bool:
     """Whether a call returns uninitialized memory of its own."""
-    return node.target in _EMPTY
+    return isinstance(node.target, OpOverload) and effects(node.target).unfilled == 0
 
 
 def _filling(node: Node, readers: Readers) -> list[Node]:
@@ -122,6 +112,6 @@ def _is_kept(node: Node, readers: Readers) -> bool:
             return True
         results = effects(reader.target).results if isinstance(reader.target, OpOverload) else None
         is_fresh = results is not None and all(result.kind == "fresh" for result in results)
-        if not is_fresh and reader.target is not aten.copy_.default and _is_kept(reader, readers):
+        if not is_fresh and reader.target is not WRITE_INPUT and _is_kept(reader, readers):
             return True
     return False

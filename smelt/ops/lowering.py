@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from smelt.cost_model import Costs
+from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.graph.operator_effects import is_effectful
 from smelt.graph.pytree import leaves, map_leaves
@@ -104,7 +105,7 @@ class _Lowerer:
         args, kwargs = self.value(node.args), self.value(node.kwargs)
         if not self.uses[node] and self.is_idle(node, args, kwargs):
             return None
-        if node.target is aten.copy_.default:
+        if node.target is WRITE_INPUT:
             return args[0] if args[0] is args[1] else self.copy_back(node, *args[:2])
         if node in self.overwriting and self.overwrite(node, args, kwargs):
             return args[0]
@@ -316,7 +317,7 @@ class _Lowerer:
                 Extern(aten.clone.default, (source,), kwargs, (held,), "clone", node.line, self.next())
             )
             source = held
-        self.calls_last.append(Extern(aten.copy_.default, (target, source), {}, (None,), "copy_", node.line))
+        self.calls_last.append(Extern(WRITE_INPUT, (target, source), {}, (None,), "copy_", node.line))
         return target
 
     def finish(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import TensorSpec
 from smelt.graph.pytree import map_leaves
 from smelt.graph.user_kernel_calls import RUN_KERNEL
@@ -49,9 +50,7 @@ from smelt.shapes.expr import Size, static
 SAME_IN_REPLAYS = frozenset({torch.ops.smelt.philox_in_memory.default})
 
 # Calls that write their first argument and do nothing else; those in place of functional ones are made by `ops/lowering.py`.
-OVERWRITE = frozenset(
-    {torch.ops.aten.copy_.default, *(f["in_place"] for _, f in REGISTRY.declared() if "in_place" in f)}
-)
+OVERWRITE = frozenset({WRITE_INPUT, *(f["in_place"] for _, f in REGISTRY.declared() if "in_place" in f)})
 
 
 def build_plan(

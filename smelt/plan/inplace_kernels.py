@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.pytree import leaves, map_leaves
 from smelt.graph.user_kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
 from smelt.ops.registry import REGISTRY, row
@@ -122,7 +123,7 @@ class _Rewriter:
     def _copied(self, i: int) -> tuple[int | None, int | None]:
         """Target and source, if item number i only copies one buffer to another."""
         item = self.items[i]
-        if not isinstance(item, ExternItem) or item.op is not aten.copy_.default:
+        if not isinstance(item, ExternItem) or item.op is not WRITE_INPUT:
             return None, None
         target, source = (ref.id for ref in leaves(item.args, BufRef))
         return target, self.same.get(source, source)

@@ -15,10 +15,11 @@ from smelt.config import Config
 from smelt.graph import torch_settings
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_interpreter import step
+from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import Graph, Node
 from smelt.verify.isolated_state import twins
 from smelt.verify.result_comparison import Before, tried
-from smelt.verify.subgraph_extraction import COPY, Unit, live, part, units
+from smelt.verify.subgraph_extraction import Unit, live, part, units
 
 Recompile = Callable[[Graph, Config], Compiled]
 
@@ -104,7 +105,7 @@ def _values(graph: Graph, before: Before) -> dict[Node, Any]:
     values: dict[Node, Any] = dict(zip(graph.placeholders, inputs, strict=True))
     with torch_settings.beneath_autograd():
         for node in graph.nodes[len(inputs) : -1]:
-            if node.target is COPY:
+            if node.target is WRITE_INPUT:
                 (target,) = twins((values[node.args[0]],), (0,))
                 values[node] = target.copy_(values[node.args[1]])
             else:

@@ -26,7 +26,6 @@ _WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128} |
     (torch.float16, torch.bfloat16, torch.float32), torch.float64
 )
 _ROUNDED = frozenset({*_WIDE, torch.float64, torch.complex128})
-_OF_BITS = frozenset({torch.ops.aten.view.dtype})
 
 
 def run_wide(
@@ -53,7 +52,7 @@ def _copied(value: Any) -> Any:
 
 def _wide_step(graph: Graph, node: Node, values: dict[Node, Any]) -> Any:
     target = node.target
-    if not (isinstance(target, OpOverload) and (effects(target).random or target in _OF_BITS)):
+    if not (isinstance(target, OpOverload) and (effects(target).random or _reads_bits(target))):
         args, kwargs = map_leaves((node.args, node.kwargs), torch.dtype, lambda d: _WIDE.get(d, d))
         wide = replace(node, args=args, kwargs=kwargs)
         try:
@@ -63,6 +62,11 @@ def _wide_step(graph: Graph, node: Node, values: dict[Node, Any]) -> Any:
                 raise NotImplementedError(f"{target} in float64") from error
     narrow = {n: _narrowed(values[n], n.spec) for n in argument_nodes(node)}
     return map_leaves(step(graph, node, narrow), torch.Tensor, _widened)
+
+
+def _reads_bits(op: OpOverload) -> bool:
+    """Whether the operator is a view as another dtype."""
+    return effects(op).view and "dtype" in effects(op).names
 
 
 def _rounded(value: Any, node: Node, noise: torch.Generator | None) -> Any:

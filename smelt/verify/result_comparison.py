@@ -19,6 +19,8 @@ import torch
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_interpreter import run
 from smelt.graph.ir import Graph, Node
+from smelt.graph.operator_effects import effects
+from smelt.torch_private import OpOverload
 from smelt.verify.float64_reference import run_wide
 from smelt.verify.isolated_state import Generators, States, twins, written
 
@@ -32,21 +34,6 @@ ROUNDING = {
 }
 _SLACK = 8.0  # times eager's error against float64, or that of random rounding
 _SAMPLES = 3
-# Memory that nobody has filled, all of it or in parts: the results of these operators, and one of several of these. By name,
-# as to look an operator up takes longer than the import of all else here.
-_UNFILLED = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("empty.memory_format", "empty_strided.default", "empty_like.default"),
-        *("new_empty.default", "new_empty_strided.default"),
-    )
-)
-_WORKSPACES = {
-    "aten.mkldnn_rnn_layer.default": 3,
-    "aten._cudnn_rnn.default": 4,
-    "aten.cudnn_batch_norm.default": 3,
-    "aten._batch_norm_with_update.default": 3,
-}
 
 
 @dataclass(frozen=True)
@@ -121,10 +108,9 @@ def difference(graph: Graph, before: Before, expected: Outcome, actual: Outcome)
 
 
 def _is_unfilled(node: Node) -> bool:
-    if node.target is operator.getitem:
-        source, index = node.args
-        return _WORKSPACES.get(str(source.target)) == index
-    return str(node.target) in _UNFILLED
+    """Whether the memory of a result holds no values, in whole or in part."""
+    call, index = node.args if node.target is operator.getitem else (node, 0)
+    return isinstance(call.target, OpOverload) and effects(call.target).unfilled == index
 
 
 def _of_errors(expected: Exception | None, actual: Exception | None) -> str | None:

@@ -6,11 +6,9 @@ import operator
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-import torch
-
+from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 
-COPY = torch.ops.aten.copy_.default  # how a functional graph writes its inputs, at its end
 Unit = tuple[Node, ...]  # a call, with the nodes that read one of its several results
 
 
@@ -58,4 +56,4 @@ def needed_for(inside: Sequence[Node], results: Iterable[Node]) -> set[Node]:
 def live(graph: Graph, before: Collection[Node]) -> list[Node]:
     """The nodes among `before` that later nodes or the graph's results read, and writes, which have no readers."""
     read = dict.fromkeys(a for n in graph if n not in before for a in argument_nodes(n))
-    return [n for n in graph if n in before and (n in read or n.target is COPY)]
+    return [n for n in graph if n in before and (n in read or n.target is WRITE_INPUT)]

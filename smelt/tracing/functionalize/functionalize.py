@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt.errors import Unsupported
+from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import Effects, effects
 from smelt.graph.sample_sizes import syms_of
@@ -154,7 +155,7 @@ class _Functionalizer(Emitter):
         self.at = (None, None)
         originals = {id(f): f.aten_node for f in written}
         for fake in written:
-            self.emit(aten.copy_.default, (fake.aten_node, self.current(fake)))
+            self.emit(WRITE_INPUT, (fake.aten_node, self.current(fake)))
         for fake in written:  # from here on, read from the input itself
             storage = self._storage(fake)
             storage.version += 1

@@ -6,11 +6,10 @@ import weakref
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
-import torch
-
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph import graph_passes
 from smelt.graph.free_symbols import symbols_in
+from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.sample_sizes import syms_of
 from smelt.ops.may_raise import must_run
@@ -179,7 +178,7 @@ def _numbers_as_sizes(parts: TraceParts, used: Container[Sym]) -> dict[Sym, Numb
 
 def _write(tape: Tape, fake: FakeTensor, value: Node) -> Node:
     name = tape.aten.name("copy")
-    return Node("call_function", torch.ops.aten.copy_.default, (fake.aten_node, value), {}, name, fake.spec)
+    return Node("call_function", WRITE_INPUT, (fake.aten_node, value), {}, name, fake.spec)
 
 
 def _fold_specialized(parts: TraceParts) -> None:
