@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-import torch
-
 from smelt.autograd.recompute_formulas import NodeBuilder
 from smelt.autograd.save_costs import Memory
 from smelt.graph.ir import Node, NumberSpec, TensorSpec, map_nodes
+from smelt.ops.node_builders import CLONE
 from smelt.tracing.backward.joint import Joint
-
-aten = torch.ops.aten
 
 
 class DefensiveCopies:
@@ -34,7 +31,7 @@ class DefensiveCopies:
                 continue
             builder.begin(node)
             if memory.bases[node] is node:
-                copy = builder(aten.clone.default, node)
+                copy = builder(CLONE, node)
                 self.copies[copy] = node
             else:
                 args, kwargs = (map_nodes(a, self._copy_or_self) for a in (node.args, node.kwargs))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +29,7 @@ from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, copy_at, map
 from smelt.graph.operator_effects import effects
 from smelt.graph.pytree import leaves
 from smelt.graph.torch_settings import TorchSettings
+from smelt.ops.registry import row
 from smelt.shapes.expr import Size, Values, evaluate
 from smelt.torch_private import OpOverload
 from smelt.tracing.backward.joint import Joint
@@ -41,7 +42,6 @@ from smelt.tracing.record.traced import Traced
 Gradients = Sequence[torch.Tensor | None]
 Tensors = tuple[torch.Tensor, ...]
 Defined = tuple[torch.Tensor | None, ...]
-aten = torch.ops.aten
 
 _MOST_COPIED = 1 << 16  # bytes, at each call
 
@@ -106,18 +106,13 @@ def _primals_read(joint: Joint) -> set[int]:
     return {i for i, primal in enumerate(joint.graph.placeholders[: joint.n_primals]) if primal in seen}
 
 
-_BATCH_NORM = aten._native_batch_norm_legit_functional.default
-_STATISTICS = slice(3, 5)  # the running statistics, which it does not read in training
-
-
-def _arguments(node: Node) -> Iterator[Node]:
-    """The nodes that a node's values are computed from; for a batch norm in training, those of its first result."""
-    if node.target is not _BATCH_NORM or not node.args[5]:
-        yield from argument_nodes(node)
-        return
-    args = list(node.args)
-    del args[_STATISTICS]
-    yield from leaves(args, Node)
+def _arguments(node: Node) -> Iterable[Node]:
+    """The nodes that a node's values are computed from; of several results, the first one."""
+    unread = row(node.target).unread
+    if unread is None:
+        return argument_nodes(node)
+    positions = unread(*node.args)
+    return leaves([a for i, a in enumerate(node.args) if i not in positions], Node)
 
 
 @dataclass(frozen=True)

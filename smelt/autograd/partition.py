@@ -11,8 +11,6 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
-
 from smelt.autograd.gradient_liveness import live_for
 from smelt.autograd.min_cut import Cut, within_budget
 from smelt.autograd.min_cut_problem import CutProblem
@@ -23,9 +21,9 @@ from smelt.graph.graph_passes import has_effect
 from smelt.graph.graph_printer import spec_text
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
 from smelt.ops.may_raise import must_run
+from smelt.ops.node_builders import CLONE, converted
+from smelt.ops.symbolic_rules import STRIDED
 from smelt.tracing.backward.joint import Joint
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -153,10 +151,10 @@ class _Builder:
         """A copy that the forward makes as soon as the value exists."""
         make = NodeBuilder(self.problem.names).begin(node)
         if option.dtype is None:
-            copy = make(aten.clone.default, node)
+            copy = make(CLONE, node)
         else:
-            copy = make(aten._to_copy.default, node, dtype=option.dtype)
-            self._restore(node, make(aten._to_copy.default, copy, dtype=node.spec.dtype))
+            copy = converted(make, node, option.dtype)
+            self._restore(node, converted(make, copy, node.spec.dtype))
         copy.name = make.name(f"{node.name}_saved")
         self.copies.setdefault(node, []).append(copy)
         return copy
@@ -166,7 +164,7 @@ class _Builder:
         spec = node.spec
         make = NodeBuilder(self.problem.names).begin(node)
         layout = list(spec.shape), list(spec.stride), spec.offset
-        self._restore(node, make(aten.as_strided.default, view, *layout))
+        self._restore(node, make(STRIDED, view, *layout))
 
     def _restore(self, node: Node, restored: Node) -> None:
         """Use `restored`, computed from a saved value, for `node` in the backward."""

@@ -11,7 +11,7 @@ Nodes created here refer to nodes of the joint graph and are not part of it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from smelt.graph.ir import Node, TensorSpec, argument_nodes, free_name
 from smelt.ops.linearity import is_linear
+from smelt.ops.node_builders import CLONE, FULL, converted, uninitialized
 from smelt.ops.registry import row
 from smelt.ops.result_specs import result_spec
 
@@ -83,6 +84,18 @@ class NodeBuilder:
         self.nodes.append(node)
         return node
 
+    def formula(self, result: Node, value: Node) -> Formula | None:
+        """The nodes as a formula of `value`, which `result` becomes; None if the layout or precision would differ."""
+        return Formula(tuple(self.nodes)) if self.renamed(result, value) else None
+
+    def renamed(self, new: Node, old: Node) -> bool:
+        """Give `new` the name of `old` and return True; False if the layout or precision would differ."""
+        if _layout(new.spec) != _layout(old.spec):
+            return False
+        self.names.discard(new.name)
+        new.name = old.name
+        return True
+
     def name(self, stem: str) -> str:
         """A name that is not in use."""
         return free_name(stem, self.names)
@@ -100,25 +113,21 @@ def formula(value: Node, items: _Items, make: NodeBuilder) -> Formula | None:
     rule = row(call.target).from_statistics
     if rule is None or value.args[1] != 0:
         return None
-    arguments = _arguments(call)
-    if not _precise(arguments["input"].spec, items):
+    given = arguments(call)
+    if not _precise(given["input"].spec, items):
         return None
     make.begin(value)
-    result = rule(make, arguments, items)
+    result = rule(make, given, items)
     if result is None:
         return None
-    if result.spec.dtype is not value.spec.dtype:
-        result = make(aten._to_copy.default, result, dtype=value.spec.dtype)
+    result = converted(make, result, value.spec.dtype)
     if _layout(result.spec) != _layout(value.spec):  # pointwise operators keep a permuted layout
-        result = make(aten.clone.default, result, memory_format=torch.contiguous_format)
-    if _layout(result.spec) != _layout(value.spec):
-        return None
-    make.names.discard(result.name)
-    result.name = value.name
-    return Formula(tuple(make.nodes))
+        result = make(CLONE, result, memory_format=torch.contiguous_format)
+    return make.formula(result, value)
 
 
-def _arguments(call: Node) -> dict[str, Any]:
+def arguments(call: Node) -> dict[str, Any]:
+    """The arguments of a call by name, without defaults."""
     names = (a.name for a in call.target._schema.arguments)
     return {**dict(zip(names, call.args)), **call.kwargs}
 
@@ -136,9 +145,9 @@ def _precise(spec: TensorSpec, items: _Items) -> bool:
 def replacement(node: Node, make: NodeBuilder, backward_only: BackwardOnly) -> Replacement | None:
     """The replacement for an operator of the backward, or None. `backward_only`: nodes that depend on tangents."""
     make.begin(node)
-    if node.target is aten.native_batch_norm_backward.default and node.args[7]:
-        return _without_running_statistics(node)
     known = row(node.target)
+    if known.unread is not None:
+        return _without_unread(node, known.unread(*node.args))
     if known.filled is not None:
         return _filled(node, known.filled(*node.args), make, backward_only)
     if known.reads_shape_only:
@@ -146,13 +155,14 @@ def replacement(node: Node, make: NodeBuilder, backward_only: BackwardOnly) -> R
     return None if known.zero_where is None else _masked(node, known.zero_where, make)
 
 
-def _without_running_statistics(node: Node) -> Replacement:
-    """A batch norm backward in training without running statistics: it does not read them, and the next forward may
-    write them before this backward runs."""
-    spared = tuple(a for a in node.args[3:5] if isinstance(a, Node))
-    return Replacement(
-        _with_arguments(node, (*node.args[:3], None, None, *node.args[5:])), spared, always=True
-    )
+def _without_unread(node: Node, unread: Sequence[int]) -> Replacement | None:
+    """The operator without optional arguments that it does not read, such as a batch norm's running statistics, which
+    the next forward may write before this backward runs."""
+    declared = node.target._schema.arguments
+    positions = [i for i in unread if isinstance(declared[i].type, torch.OptionalType)]
+    spared = tuple(a for i in positions if isinstance(a := node.args[i], Node))
+    args = tuple(None if i in positions else a for i, a in enumerate(node.args))
+    return Replacement(_with_arguments(node, args), spared, always=True) if positions else None
 
 
 def _filled(node: Node, number: Any, make: NodeBuilder, backward_only: BackwardOnly) -> Replacement | None:
@@ -168,12 +178,8 @@ def _filled(node: Node, number: Any, make: NodeBuilder, backward_only: BackwardO
             return None
         new = make(aten.new_zeros.default, tangent, size, **options)
     else:
-        new = make(aten.full.default, size, number, **options)
-    if _layout(new.spec) != _layout(node.spec):
-        return None
-    make.names.discard(new.name)
-    new.name = node.name
-    return Replacement(new, spared, always=True)
+        new = make(FULL, size, number, **options)
+    return Replacement(new, spared, always=True) if make.renamed(new, node) else None
 
 
 def _only_tangent(values: Iterable[Node], backward_only: BackwardOnly) -> Node | None:
@@ -200,9 +206,7 @@ def _without_values(node: Node, index: int, make: NodeBuilder) -> Replacement | 
     argument = node.args[index]
     if node.args.count(argument) != 1 or not isinstance(argument, Node):
         return None
-    spec = argument.spec
-    options = {"dtype": spec.dtype, "device": spec.device}
-    empty = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
+    empty = uninitialized(make, argument.spec)
     args = (*node.args[:index], empty, *node.args[index + 1 :])
     return Replacement(_with_arguments(node, args), (argument,), extras=(empty,))
 
@@ -214,11 +218,7 @@ def _masked(node: Node, rule: Callable[..., Node], make: NodeBuilder) -> Replace
     mask = rule(make, value, *rest)
     masks = tuple(make.nodes)
     new = make(aten.where.ScalarSelf, mask, 0, gradient)
-    make.names.discard(new.name)
-    if _layout(new.spec) != _layout(node.spec):
-        return None
-    new.name = node.name
-    return Replacement(new, (value,), masks)
+    return Replacement(new, (value,), masks) if make.renamed(new, node) else None
 
 
 def _layout(spec: TensorSpec) -> Any:

@@ -22,12 +22,11 @@ from smelt.autograd.recompute_formulas import Formula, NodeBuilder, Provision
 from smelt.config import Config
 from smelt.graph.ir import Node
 from smelt.graph.tensor_specs import make_spec
+from smelt.ops.node_builders import uninitialized
 from smelt.ops.philox_order import blocks_that_draw
-from smelt.ops.random_numbers import scale_of_dropout
+from smelt.ops.random_numbers import dropped_out
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
-
-aten = torch.ops.aten
 
 _LIBRARY = torch.library.Library("smelt", "FRAGMENT")
 _LIBRARY.define("generator_state(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
@@ -39,7 +38,7 @@ STATE: OpOverload = torch.ops.smelt.generator_state.default
 def replay_draw(node: Node, items: dict[int, Node], make: NodeBuilder, config: Config) -> Provision | None:
     """The provision that replays what `node` draws with torch's generator. None for other operators, and where saving
     is cheaper. `items`: the nodes of its results, for an operator with several."""
-    if node.target is aten.native_dropout.default:
+    if row(node.target).redrawn == "mask":
         return _replay_dropout(node, items, make, config)
     return _replay_on_cpu(node, make) if config.activation_memory_budget < 1 else None
 
@@ -71,13 +70,8 @@ def _replay_dropout(
         node, torch.ops.smelt.dropout_mask.default, (seed, offset, *layout, blocks, p), mask.name, mask.spec
     )
     formulas = {mask: Formula((drawn,))}
-    if result is not None:
-        make(aten.native_dropout_backward.default, x, mask, scale_of_dropout(p, x.spec.dtype))
-        (dropped,) = make.nodes
-        if (dropped.spec.stride, dropped.spec.dtype) == (result.spec.stride, result.spec.dtype):
-            make.names.discard(dropped.name)
-            dropped.name = result.name
-            formulas[result] = Formula((dropped,))
+    if result is not None and (dropped := make.formula(dropped_out(make, x, mask, p), result)):
+        formulas[result] = dropped
     return Provision((state, seed, offset), (seed, offset), formulas, WHY)
 
 
@@ -99,9 +93,7 @@ def _replay_on_cpu(node: Node, make: NodeBuilder) -> Provision | None:
     )
     like = source
     if redrawn == "like":
-        spec = source.spec
-        options = {"dtype": spec.dtype, "device": spec.device}
-        like = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
+        like = uninitialized(make, source.spec)
     args = (state, like, *trailing)
     drawn = Node(
         "call_function", _replaying_operator(op), args, {}, node.name, node.spec, node.line, node.source

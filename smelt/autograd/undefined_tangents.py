@@ -12,21 +12,20 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
-
 from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_passes import eliminate_dead, has_effect
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import make_spec
 from smelt.ops.linearity import is_zero_constant, linear_in
+from smelt.ops.node_builders import FULL, MUL
+from smelt.ops.registry import row
 from smelt.ops.result_specs import result_spec
+from smelt.ops.symbolic_rules import STRIDED
 from smelt.shapes.expr import bounds, free_syms
 from smelt.torch_private import OpOverload
 
-aten = torch.ops.aten
-
-_SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}  # the sign of the second operand
+_SIGNS: dict[object, int] = {operator.add: 1, operator.sub: -1}  # of the second operand of a sum
 
 
 def without_tangents(backward: Graph, undefined: frozenset[int]) -> Graph:
@@ -83,7 +82,7 @@ class _Zeros:
             return None
         if has_effect(node) or not isinstance(node.target, OpOverload):
             return self._copied(node)
-        if node.target in _SUMS and not self.defined.isdisjoint(argument_nodes(node)):
+        if row(node.target).on_numbers in _SIGNS and not self.defined.isdisjoint(argument_nodes(node)):
             return self._other_operand(node) or self._copied(node)
         does = effects(node.target)
         for names in linear_in(node.target, does):
@@ -94,7 +93,7 @@ class _Zeros:
     def _other_operand(self, node: Node) -> Node | None:
         """The remaining operand of a sum with one zero operand, with the layout of the sum; None if it is not just the
         other operand."""
-        sign = _SUMS.get(node.target)
+        sign = _SIGNS.get(row(node.target).on_numbers)
         if sign is None or not all(isinstance(a, Node) for a in node.args):
             return None
         left, right = node.args
@@ -104,7 +103,7 @@ class _Zeros:
             return None
         if factor == 1:
             return value
-        return self._emit(aten.mul.Tensor, (value, factor), node.spec, node)
+        return self._emit(MUL, (value, factor), node.spec, node)
 
     def _depends_on_tangents(self, node: Node) -> bool:
         if node.op == "placeholder":
@@ -130,18 +129,18 @@ class _Zeros:
     def _zeros_tensor(self, spec: TensorSpec, user: Node) -> Node:
         """A tensor of zeros with these strides."""
         options = {"dtype": spec.dtype, "device": spec.device}
-        dense = result_spec(aten.full.default, (list(spec.shape), 0), options)
+        dense = result_spec(FULL, (list(spec.shape), 0), options)
         if dense.stride == spec.stride:
-            return self._emit(aten.full.default, (list(spec.shape), 0), dense, user, options)
+            return self._emit(FULL, (list(spec.shape), 0), dense, user, options)
         for size in spec.shape:
             if not isinstance(size, int) and bounds(size)[0] < 1:
                 raise NeedsFixedSize(f"zeros of {size} elements, which may be none", free_syms(size))
         extent = 0 if 0 in spec.shape else 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
         flat = make_spec((extent,), (1,), spec.dtype, spec.device)
-        base = self._emit(aten.full.default, ([extent], 0), flat, user, options)
+        base = self._emit(FULL, ([extent], 0), flat, user, options)
         shape, stride = list(spec.shape), list(spec.stride)
         laid_out = make_spec(spec.shape, spec.stride, spec.dtype, spec.device)
-        return self._emit(aten.as_strided.default, (base, shape, stride), laid_out, user)
+        return self._emit(STRIDED, (base, shape, stride), laid_out, user)
 
     def _emit(
         self,

@@ -11,15 +11,12 @@ from elsewhere can still be sent through their own segments, and adds up.
 
 from __future__ import annotations
 
-import torch
-
 from smelt.autograd.recompute_classes import has_conj_neg_bit
 from smelt.graph.graph_passes import eliminate_dead
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+from smelt.ops.node_builders import ADD, CLONE
 from smelt.ops.result_specs import result_spec
 from smelt.tracing.backward.joint import Joint
-
-aten = torch.ops.aten
 
 
 def unsegmented(backward: Graph, joint: Joint) -> Graph:
@@ -33,10 +30,10 @@ def unsegmented(backward: Graph, joint: Joint) -> Graph:
         if inflow is not None:
             inflow = _materialized(inflow)
             tangent = named[f"tangents_{joint.tangents.index(value) + 1}"]
-            spec = result_spec(aten.add.Tensor, (tangent, inflow), {})
+            spec = result_spec(ADD, (tangent, inflow), {})
             totals[tangent] = Node(
                 "call_function",
-                aten.add.Tensor,
+                ADD,
                 (tangent, inflow),
                 {},
                 f"{tangent.name}_and_inflow",
@@ -52,9 +49,9 @@ def _materialized(gradient: Node) -> Node:
     autograd passes it on, and it is materialized where it arrives."""
     if not has_conj_neg_bit(gradient):
         return gradient
-    spec = result_spec(aten.clone.default, (gradient,), {})
+    spec = result_spec(CLONE, (gradient,), {})
     name = f"{gradient.name}_materialized"
-    return Node("call_function", aten.clone.default, (gradient,), {}, name, spec, gradient.line)
+    return Node("call_function", CLONE, (gradient,), {}, name, spec, gradient.line)
 
 
 def _substituted(graph: Graph, substitutes: dict[Node, Node], returned: tuple[Node | None, ...]) -> Graph:

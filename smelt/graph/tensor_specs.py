@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.shapes.expr import Size, Sym, static
+from smelt.shapes.expr import Size, Sym, contiguous_stride, static
 from smelt.shapes.substitute import substitute_size, substitution
 
 _SPECS: dict[tuple[Any, ...], TensorSpec] = {}
@@ -29,6 +29,11 @@ def make_spec(
     if spec is None:
         spec = _SPECS[key] = TensorSpec(*key)
     return spec
+
+
+def row_major_spec(shape: tuple[Size, ...], dtype: torch.dtype, device: torch.device) -> TensorSpec:
+    """The spec of a contiguous tensor."""
+    return make_spec(shape, contiguous_stride(shape), dtype, device)
 
 
 def spec_of(tensor: torch.Tensor, device: torch.device) -> TensorSpec:

@@ -79,13 +79,9 @@ def _verify_functional(graph: Graph) -> None:
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or not effects(node.target).writes:
             continue
-        destination = node.args[0] if node.args else None
-        if (
-            node.target is not WRITE_INPUT
-            or not isinstance(destination, Node)
-            or destination.op != "placeholder"
-        ):
+        target = node.args[0] if node.args else None
+        if not isinstance(target, Node) or target.op != "placeholder" or node.target is not WRITE_INPUT:
             raise VerificationError(f"{node.name}: {node.target} writes memory")
-        if destination in written:
-            raise VerificationError(f"{node.name}: {destination} is written twice")
-        written.add(destination)
+        if target in written:
+            raise VerificationError(f"{node.name}: {target} is written twice")
+        written.add(target)

@@ -16,7 +16,12 @@ from smelt.loops.lazy_tensor import Tensor
 from smelt.loops.loop_values import DIVISION, call, cast
 from smelt.loops.lowering_builder import Builder, Operand
 from smelt.ops.layouts.meta_layouts import META, fresh, like, only, suggested_format
-from smelt.ops.norms import batch_norm_formula, batch_norm_training_layout, statistics_dtype
+from smelt.ops.norms import (
+    batch_norm_formula,
+    batch_norm_training_layout,
+    recorded_batch_norm,
+    statistics_dtype,
+)
 from smelt.ops.recompute_rules import Class
 from smelt.ops.reductions import as_number, count_of, dropped, moments, shared
 from smelt.ops.registry import declare, operator
@@ -217,7 +222,10 @@ declare(
 )
 declare(aten._native_batch_norm_legit_functional.default, layout=_batch_norm_functional_layout)
 declare(aten.native_batch_norm_backward.default, layout=_batch_norm_backward_layout)
-declare(aten._native_batch_norm_legit.default, trace_rule=TraceRule.STATISTICS)
+declare(aten._native_batch_norm_legit.default, trace_rule=TraceRule.AS_OTHER, recorded_as=recorded_batch_norm)
+# In training, normalization and gradients are computed from the statistics of the batch, not from the running ones.
+declare(aten._native_batch_norm_legit_functional.default, unread=lambda *args: (3, 4) if args[5] else ())
+declare(aten.native_batch_norm_backward.default, unread=lambda *args: (3, 4) if args[7] else ())
 declare(
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,

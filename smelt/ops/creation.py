@@ -35,6 +35,8 @@ declare("tril triu zeros_like new_zeros", linear=("self",))
 declare("full full_like new_full", fits="fill_value")
 declare("fill", fits="value")
 declare("scalar_tensor", fits="s", fits_in=unless_half)
+declare("fill", on_numbers=lambda old, new: new)
+declare("zero", on_numbers=lambda old: 0.0)
 
 
 @operator(
@@ -194,4 +196,5 @@ declare(aten.full.default, aten.full_like.default, filled=lambda first, value: v
 declare(aten.scalar_tensor.default, filled=lambda value: value)
 declare(aten.fill.Scalar, aten.fill_.Scalar, filled=lambda x, value: value)
 declare(aten.new_full.default, filled=lambda x, size, value: value)
+declare(aten.ones.default, filled=lambda size: 1)
 declare(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, filled=lambda *args: 0)

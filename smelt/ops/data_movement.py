@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from smelt.graph.tensor_specs import row_major_spec
 from smelt.loops.kernel_ir import Value
 from smelt.loops.lazy_tensor import Index, Load, Tensor
 from smelt.loops.loop_values import both, cast, compare, const, where
@@ -25,9 +26,18 @@ declare("cat stack constant_pad_nd flip roll repeat repeat_interleave", recomput
 declare("block_diag cat constant_pad_nd flip repeat roll stack", any_size=True)
 declare(aten.repeat_interleave.Tensor, trace_rule=TraceRule.VALUES)
 declare("repeat_interleave", raises=True)  # for a negative count
+
+
+def _repeats(new: Callable[[], Size], repeats: Any, output_size: Any) -> Any:
+    spec = repeats.spec
+    return NotImplemented if output_size is not None else row_major_spec((new(),), spec.dtype, spec.device)
+
+
+declare(aten.repeat_interleave.Tensor, unbacked=("a sum of repeats", _repeats))
 declare("cat stack", linear=("tensors",))
 declare("constant_pad_nd", linear=("self value",))
 declare("flip roll repeat", linear=("self",))
+declare("flip", elements="once")
 
 
 @operator(aten.cat.default, out=aten.cat.out)

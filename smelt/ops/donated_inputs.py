@@ -17,15 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-import torch
-
 from smelt.graph.input_writes import WRITE_INPUT, input_writes
 from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.graph.operator_effects import effects
+from smelt.ops.node_builders import COPY
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
-
-aten = torch.ops.aten
 
 Readers = Mapping[Node, Sequence[Node]]  # of each node, one for each time that it is read
 
@@ -87,7 +84,7 @@ def _is_a_name(reader: Node, node: Node, readers: Readers, is_input: bool) -> bo
     returned input or view of it, which then has the new value."""
     if reader.op == "output":
         return is_input
-    if reader.target is aten.copy.default:
+    if reader.target is COPY:
         return reader.args[0] is node and reader.args[1] is not node
     is_view = isinstance(reader.target, OpOverload) and effects(reader.target).view
     return is_view and all(

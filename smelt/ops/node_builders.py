@@ -1,12 +1,15 @@
-"""The interfaces through which rules of operators write nodes of an aten graph."""
+"""The interfaces through which nodes of an aten graph are written, and the operators that stages insert in graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
+
 from smelt.errors import Unsupported
-from smelt.graph.ir import Node
+from smelt.graph.ir import Node, TensorSpec
+from smelt.torch_private import OpOverload
 
 
 class Emitter(Protocol):
@@ -27,3 +30,27 @@ class Make(Protocol):
     """Builds the node of one call of an operator."""
 
     def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Node: ...
+
+
+aten = torch.ops.aten
+ADD: OpOverload = aten.add.Tensor
+ALIAS: OpOverload = aten.alias.default
+CAST: OpOverload = aten._to_copy.default  # dtype, device or memory format by keyword
+CLONE: OpOverload = aten.clone.default
+COPY: OpOverload = aten.copy.default  # the second argument with dtype, shape and strides of the first
+FULL: OpOverload = aten.full.default
+MUL: OpOverload = aten.mul.Tensor
+PERMUTE: OpOverload = aten.permute.default
+SCALAR: OpOverload = aten.scalar_tensor.default
+UNTRACKED_VIEW: OpOverload = aten._unsafe_view.default  # which autograd does not see as a view
+
+
+def converted(make: Make, x: Node, dtype: torch.dtype) -> Node:
+    """`x` with this dtype: `x` itself if it has it."""
+    return x if x.spec.dtype is dtype else make(CAST, x, dtype=dtype)
+
+
+def uninitialized(make: Make, spec: TensorSpec) -> Node:
+    """Memory of its own with the layout of `spec`."""
+    options = {"dtype": spec.dtype, "device": spec.device}
+    return make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)

@@ -20,6 +20,7 @@ from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
 from smelt.ops.view_operators import reshape_index
 from smelt.shapes.expr import Size, contiguous_stride
+from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -270,7 +271,20 @@ declare(
     layout=_batch_norm_layout,
     layout_on=_batch_norm_layout_on,
 )
-declare(aten.native_batch_norm.default, trace_rule=TraceRule.STATISTICS)
+
+
+def recorded_batch_norm(
+    x: Node, weight: Node, bias: Node, mean: Node, var: Node, training: bool, *numbers: float
+) -> tuple[OpOverload, tuple[Any, ...]]:
+    """The operator that computes a batch norm and whose schema says what it writes, and its arguments."""
+    if mean is None:
+        return aten._native_batch_norm_legit.no_stats, (x, weight, bias, training, *numbers)
+    if training:
+        return aten._native_batch_norm_legit.default, (x, weight, bias, mean, var, training, *numbers)
+    return aten._native_batch_norm_legit_no_training.default, (x, weight, bias, mean, var, *numbers)
+
+
+declare(aten.native_batch_norm.default, trace_rule=TraceRule.AS_OTHER, recorded_as=recorded_batch_norm)
 
 
 # ---- the result again, from saved statistics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator as python
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +61,26 @@ declare("masked_fill", linear=("self value",))
 declare("copy", linear=("src",))
 declare("neg div clone _to_copy _conj_physical", linear=("self",))
 
+# ---- numbers in place of tensors of one element
+
+declare("clone _to_copy", elements="same", on_numbers=lambda a: a)
+declare("copy", on_numbers=lambda old, new: new)
+declare("add", on_numbers=python.add, logic="or")
+declare("sub", on_numbers=python.sub)
+declare("rsub", on_numbers=lambda a, b: b - a)
+declare("mul", on_numbers=python.mul, logic="and")
+declare(aten.div.Tensor, aten.div.Scalar, on_numbers=python.truediv)
+declare("reciprocal", on_numbers=lambda a: 1.0 / a)
+declare("neg", on_numbers=python.neg)
+declare("abs", on_numbers=abs)
+declare("floor_divide", aten.div.Tensor_mode, aten.div.Scalar_mode, on_naturals=python.floordiv)
+declare("remainder", on_naturals=python.mod)
+declare("isnan", condition=lambda a: bool(a != a))
+declare("isinf", condition=lambda a: bool(abs(a) == math.inf))
+declare("logical_not bitwise_not", logic="not")
+declare("logical_and bitwise_and", logic="and")
+declare("logical_or bitwise_or", logic="or")
+
 # ---- one operation each
 
 # aten name -> (value operation, cost). Integers become the default float dtype first.
@@ -98,7 +119,9 @@ def _register_unary() -> None:
 
 def _register_binary() -> None:
     for name in COMPARISONS:
-        declare(*_overloads(name, "Tensor", "Scalar"), lowering=_comparison(name))
+        declare(
+            *_overloads(name, "Tensor", "Scalar"), lowering=_comparison(name), condition=getattr(python, name)
+        )
     for name in LOGICAL:
         declare(getattr(aten, name).default, lowering=_logical(name))
     for name, logical in BITWISE.items():

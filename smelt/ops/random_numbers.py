@@ -11,18 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 
-from smelt.graph.ir import TensorSpec
+from smelt.graph.ir import Node, TensorSpec
 from smelt.loops.kernel_ir import Value
 from smelt.loops.lazy_tensor import Extern, Index, Load, Stored, Tensor
 from smelt.loops.loop_values import call, cast, compare, const, where
 from smelt.loops.lowering_builder import Builder
 from smelt.loops.philox import philox
 from smelt.ops.layouts.meta_layouts import filled, like
+from smelt.ops.node_builders import Make
 from smelt.ops.philox_order import Draws, Step
 from smelt.ops.registry import declare, operator
 from smelt.shapes.expr import Expr, static
@@ -55,7 +57,20 @@ declare(
 declare(aten.bernoulli.default, aten.multinomial.default, redrawn="from")
 
 
-@operator(aten.native_dropout.default)
+@cache
+def draws_as_aten() -> bool:
+    """Whether `smelt::bernoulli` (native/operators/bernoulli.cpp), some six times faster, draws the same numbers as ATen on
+    this CPU: on some CPUs torch draws them with MKL."""
+    ours, theirs = torch.Generator(), torch.Generator()
+    drawn = torch.ops.smelt.bernoulli.out(torch.empty(0), 0.3, generator=ours, out=torch.empty(1500))
+    expected = torch.empty(1500).bernoulli_(0.3, generator=theirs)
+    return torch.equal(drawn, expected) and torch.equal(ours.get_state(), theirs.get_state())
+
+
+declare(aten.bernoulli.p, out_on_cpu=lambda: torch.ops.smelt.bernoulli.out if draws_as_aten() else None)
+
+
+@operator(aten.native_dropout.default, redrawn="mask")
 def native_dropout(b: Builder, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor] | None:
     """(x * mask * 1/(1 - p), mask), of the numbers that ATen draws on a GPU; None for an ATen call."""
     if not _draws(b, x.spec) or train is not True or not 0 < p < 1:
@@ -78,6 +93,11 @@ def scale_of_dropout(p: float, dtype: torch.dtype) -> float:
     """ATen's factor for retained elements of `dtype`."""
     compute = _computed(dtype)
     return _rounded(1 / _rounded(1 - p, compute), compute)
+
+
+def dropped_out(make: Make, x: Node, mask: Node, p: float) -> Node:
+    """The first result of a dropout with this mask."""
+    return make(aten.native_dropout_backward.default, x, mask, scale_of_dropout(p, x.spec.dtype))
 
 
 def _mask(b: Builder, draws: Draws, place: _Place, p: float, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.tensor_specs import row_major_spec
 from smelt.loops.compute_dtypes import accumulation, opmath
 from smelt.loops.kernel_ir import ReductionKind, Value
 from smelt.loops.lazy_tensor import Index, Map, Tensor
@@ -17,6 +19,7 @@ from smelt.loops.loop_values import index as index_value
 from smelt.loops.lowering_builder import Builder, broadcast_shape
 from smelt.ops.index_bounds import along, of_all
 from smelt.ops.layouts.meta_layouts import fresh, like, of_cpp
+from smelt.ops.node_builders import Make, converted
 from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
@@ -36,6 +39,18 @@ declare(aten.max.other, aten.min.other, recompute=Class.POINTWISE)
 declare("cumsum cumprod cummax cummin logcumsumexp", recompute=Class.SCAN)
 declare("_softmax _log_softmax _safe_softmax", recompute=Class.ROWS)
 declare("sum mean cumsum trace", linear=("self",))
+declare(aten.all.default, logic="all")
+declare(aten.any.default, logic="any")
+
+
+def _counts(new: Callable[[], Size], self: Any, weights: Any, minlength: int) -> TensorSpec:
+    dtype = torch.int64 if weights is None else torch.float64
+    if weights is not None and weights.dtype is torch.float32:
+        dtype = torch.float32
+    return row_major_spec((new(),), dtype, self.spec.device)
+
+
+declare("bincount", unbacked=("a largest value", _counts))
 
 Dims = int | Sequence[int] | None
 
@@ -510,6 +525,22 @@ def log_softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         less = dim % len(x.shape), b.cast(x, compute), (top, log)
         result.definition = replace(result.definition, less=less)
     return result
+
+
+def _row_statistics(make: Make, x: Node, dim: int, half_to_float: bool) -> tuple[Node, ...]:
+    """The maximum of each row, and the logarithm of its sum of exponentials less the maximum."""
+    wide = converted(make, x, opmath(x.spec.dtype))
+    top = make(aten.amax.default, wide, [dim], True)
+    exponentials = make(aten.exp.default, make(aten.sub.Tensor, wide, top))
+    return top, make(aten.log.default, make(aten.sum.dim_IntList, exponentials, [dim], True))
+
+
+def _less_statistics(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node:
+    wide = converted(make, given["self"], opmath(given["self"].spec.dtype))
+    return make(aten.sub.Tensor, make(aten.sub.Tensor, wide, items[1]), items[2])
+
+
+declare(aten._log_softmax.default, statistics=_row_statistics, from_statistics=_less_statistics)
 
 
 def _exponentials(b: Builder, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,7 @@ class Facts(TypedDict, total=False):
     takes_sizes: bool
     any_size: bool
     out: OpOverload | None
+    out_on_cpu: Callable[[], OpOverload | None] | None
     insert: Lowering | None
     in_place: OpOverload | None
     recompute: OperatorClass | Callable[[Node], OperatorClass] | None
@@ -51,15 +52,24 @@ class Facts(TypedDict, total=False):
     tried_on: int
     converts: bool
     trace_rule: TraceRule | None
+    recorded_as: Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None
     view: OpOverload | None
     written_through: Callable[..., Node] | None
     filled: Callable[..., Any] | None
+    elements: Literal["same", "once", "repeated"] | None
+    on_numbers: Callable[..., Any] | None
+    on_naturals: Callable[[Any, Any], Any] | None
+    condition: Callable[..., Any] | None
+    logic: Literal["not", "and", "or", "all", "any"] | None
+    unbacked: tuple[str, Callable[..., Any]] | None
+    statistics: Callable[..., tuple[Node, ...]] | None
     from_statistics: Callable[[Make, dict[str, Any], dict[int, Node]], Node | None] | None
     zero_where: Callable[..., Node] | None
     reads_shape_only: bool
+    unread: Callable[..., tuple[int, ...]] | None
     index_bound: Callable[[Node], int] | None
     zero_or_one: bool
-    redrawn: Literal["like", "from"] | None
+    redrawn: Literal["like", "from", "mask"] | None
     raises: bool | Callable[[Node], bool]
     safe: Callable[..., bool] | None
     fits: str
@@ -79,6 +89,7 @@ class Operator:
             operators that need not declare it).
         out: an overload that computes into passed memory, whatever its strides, with the same code: no allocation and
             no page faults per call. (Many other `out=` overloads are generated: they copy.)
+        out_on_cpu: such an overload for CPUs, or None where it computes other values on this one.
         insert: a lowering of an operator that returns its first argument with some elements replaced, as `Insert`, for
             an input that holds the result at the end (ops/donated_inputs.py); None: the in-place operator.
         in_place: the operator that writes its first argument so; calling it twice is the same as once.
@@ -98,22 +109,36 @@ class Operator:
         tried_on: the values on which it is tried for result layouts. Zeros are out of range for pivots, which count
             from 1 and which neither a GPU nor LAPACK checks: memory beside the tensor would be written.
         converts: a GPU library may convert the layouts of arguments and results for the time of the call.
-        trace_rule: how a trace treats a call that it does not simply record; `view`: the view operator that it is
-            beneath autograd, or whose result an in-place operator makes of its tensor.
+        trace_rule: how a trace treats a call that it does not simply record; `recorded_as`: from its arguments, the
+            operator and the arguments that are recorded instead; `view`: the view operator that it is beneath
+            autograd, or whose result an in-place operator makes of its tensor.
         written_through: of a view operator, its inverse: `(emitter, base, value, *arguments after the first)` returns
             a node with the shape of `base` that holds `value` where the view looks and `base` elsewhere. With several
             results, the number of the written one comes before the arguments.
         filled: the number that all elements of its result equal, from the arguments.
+        elements: its results consist of elements of its first argument, at positions that the other arguments
+            decide: all of them in the `same` row-major order, each at most `once`, or `repeated`.
+        on_numbers: its result for numbers in place of tensors of one element. Rounding that to the result's dtype is
+            exact; a GPU may multiply by a reciprocal instead of dividing. `on_naturals`: the same for ints, the first
+            one nonnegative, the second one positive. `condition`: the same for a result that is a bool.
+        logic: what it computes of bools.
+        unbacked: of results with a data-dependent size, what that size counts, for messages, and a function `(new size,
+            *arguments by name)` to the specs of the results on a CPU, or NotImplemented.
+        statistics: of an operator on rows `(x, dim, ...)`, `(make, *arguments)` to the numbers of each row from which
+            `from_statistics` computes its result: 1 is the first one.
         from_statistics: of a normalization, its first result from its input and saved statistics: `(make, arguments by
             name, results by number)`, None if they do not suffice.
         zero_where: of a backward, `(make, second argument, *further ones)` returns a mask of its zeros; elsewhere it
             passes the gradient. Comparisons are false for NaN, as in ATen's kernels.
         reads_shape_only: of a backward, that it reads only the shape of its second argument, which eager saves all the
             same.
+        unread: from its arguments, the positions of those that its first result does not depend on. No result depends
+            on those that may be None.
         index_bound: an exclusive upper bound of the indices that it returns (alone, or as the second result).
         zero_or_one: all its results are 0 or 1, whatever the dtype.
         redrawn: it fills with random numbers that the same generator state reproduces: a tensor `like` the first
-            argument, whose values it does not read, or one drawn `from` them.
+            argument, whose values it does not read, or one drawn `from` them; or it multiplies by a random `mask`, its
+            second result.
         raises: whether it may raise because of the values that it reads; by the node if the arguments decide. It runs
             although its result is unused, and before any write that the caller sees (ops/may_raise.py).
         safe: from its lowered arguments, whether it is known not to raise after all: it need not run for that.
@@ -126,6 +151,7 @@ class Operator:
     takes_sizes: bool = False
     any_size: bool = False
     out: OpOverload | None = None
+    out_on_cpu: Callable[[], OpOverload | None] | None = None
     insert: Lowering | None = None
     in_place: OpOverload | None = None
     recompute: OperatorClass | Callable[[Node], OperatorClass] | None = None
@@ -138,15 +164,24 @@ class Operator:
     tried_on: int = 0
     converts: bool = False
     trace_rule: TraceRule | None = None
+    recorded_as: Callable[..., tuple[OpOverload, tuple[Any, ...]]] | None = None
     view: OpOverload | None = None
     written_through: Callable[..., Node] | None = None
     filled: Callable[..., Any] | None = None
+    elements: Literal["same", "once", "repeated"] | None = None
+    on_numbers: Callable[..., Any] | None = None
+    on_naturals: Callable[[Any, Any], Any] | None = None
+    condition: Callable[..., Any] | None = None
+    logic: Literal["not", "and", "or", "all", "any"] | None = None
+    unbacked: tuple[str, Callable[..., Any]] | None = None
+    statistics: Callable[..., tuple[Node, ...]] | None = None
     from_statistics: Callable[[Make, dict[str, Any], dict[int, Node]], Node | None] | None = None
     zero_where: Callable[..., Node] | None = None
     reads_shape_only: bool = False
+    unread: Callable[..., tuple[int, ...]] | None = None
     index_bound: Callable[[Node], int] | None = None
     zero_or_one: bool = False
-    redrawn: Literal["like", "from"] | None = None
+    redrawn: Literal["like", "from", "mask"] | None = None
     raises: bool | Callable[[Node], bool] = False
     safe: Callable[..., bool] | None = None
     fits: str = ""

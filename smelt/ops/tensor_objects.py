@@ -11,7 +11,8 @@ from smelt.ops.registry import declare
 from smelt.ops.trace_rules import TraceRule
 
 declare(torch.ops.prim.device.default, trace_rule=TraceRule.DEVICE)
-declare(torch.ops.aten.size.default, torch.ops.aten.stride.default, trace_rule=TraceRule.SIZES)
+declare(torch.ops.aten.size.default, trace_rule=TraceRule.SIZES)
+declare(torch.ops.aten.stride.default, trace_rule=TraceRule.STRIDES)
 declare("_local_scalar_dense item", trace_rule=TraceRule.NUMBER)
 declare(AS_SIZES, trace_rule=TraceRule.VALUES)
 declare("is_nonzero", trace_rule=TraceRule.TRUTH)  # not taken apart in inference mode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from operator import add, mul
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node
+from smelt.graph.sample_sizes import syms_of
 from smelt.loops.lazy_tensor import Index, Tensor
 from smelt.loops.lowering_builder import Builder, broadcast
 from smelt.ops.layouts.meta_layouts import to_meta
@@ -19,6 +21,7 @@ from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
 from smelt.shapes.expr import Size, all_static, bounds, contiguous_stride, numel, proves_le, static
+from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -28,6 +31,9 @@ declare(
     "transpose unbind unfold unsqueeze view view_as_complex view_as_real",
     any_size=True,
 )
+declare("_unsafe_view alias detach squeeze unsqueeze", aten.view.default, elements="same")
+declare("permute select slice split_with_sizes t transpose unbind", aten.split.Tensor, elements="once")
+declare("expand", elements="repeated")
 declare("view_copy", recompute=Class.POINTWISE, linear=("self",))
 declare("_reshape_copy", recompute=Class.MOVEMENT, linear=("self",))
 declare("real imag", linear=("self",))
@@ -331,12 +337,20 @@ def _through_permute(e: Emitter, base: Node, value: Node, dims: Sequence[int]) -
     return e.emit(aten.permute.default, (value, [order.index(i) for i in range(rank)]))
 
 
+def _scattered(e: Emitter, op: OpOverload, base: Node, *args: Any, **kwargs: Any) -> Node:
+    """`base` with a slice replaced. It has the layout of a row-major base, which holds for all sizes."""
+    spec = base.spec
+    is_symbolic = bool(syms_of(spec)) and spec.stride == contiguous_stride(spec.shape)
+    known = replace(spec, offset=0, requires_grad=False) if is_symbolic else None
+    return e.emit(op, (base, *args), kwargs, known)
+
+
 def _through_slice(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
-    return e.emit(aten.slice_scatter.default, (base, value, *args), kwargs)
+    return _scattered(e, aten.slice_scatter.default, base, value, *args, **kwargs)
 
 
 def _through_select(e: Emitter, base: Node, value: Node, dim: int, index: int) -> Node:
-    return e.emit(aten.select_scatter.default, (base, value, dim, index))
+    return _scattered(e, aten.select_scatter.default, base, value, dim, index)
 
 
 def _through_diagonal(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
@@ -352,18 +366,18 @@ def _through_expand(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: A
 
 
 def _through_split(e: Emitter, base: Node, value: Node, item: int, size: int, dim: int = 0) -> Node:
-    return e.emit(aten.slice_scatter.default, (base, value, dim, item * size, (item + 1) * size))
+    return _scattered(e, aten.slice_scatter.default, base, value, dim, item * size, (item + 1) * size)
 
 
 def _through_split_sizes(
     e: Emitter, base: Node, value: Node, item: int, sizes: Sequence[int], dim: int = 0
 ) -> Node:
     start = sum(sizes[:item])
-    return e.emit(aten.slice_scatter.default, (base, value, dim, start, start + sizes[item]))
+    return _scattered(e, aten.slice_scatter.default, base, value, dim, start, start + sizes[item])
 
 
 def _through_unbind(e: Emitter, base: Node, value: Node, item: int, dim: int = 0) -> Node:
-    return e.emit(aten.select_scatter.default, (base, value, dim, item))
+    return _scattered(e, aten.select_scatter.default, base, value, dim, item)
 
 
 def _through_as_strided(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
@@ -416,8 +430,10 @@ declare(aten.view_as_complex.default, written_through=_through_from_complex)
 # ---- while they are recorded
 
 declare("lift_fresh lift", trace_rule=TraceRule.LIFT)
-declare(aten.unsafe_split.Tensor, trace_rule=TraceRule.VIEW, view=aten.split.Tensor)
-declare(aten.unsafe_split_with_sizes.default, trace_rule=TraceRule.VIEW, view=aten.split_with_sizes.default)
+declare(aten.unsafe_split.Tensor, trace_rule=TraceRule.AS_OTHER, view=aten.split.Tensor)
+declare(
+    aten.unsafe_split_with_sizes.default, trace_rule=TraceRule.AS_OTHER, view=aten.split_with_sizes.default
+)
 declare(aten.as_strided.default, aten.as_strided_copy.default, trace_rule=TraceRule.STRIDED)
 declare(aten.squeeze_.default, trace_rule=TraceRule.RESHAPED, view=aten.squeeze.default)
 declare(aten.squeeze_.dim, trace_rule=TraceRule.RESHAPED, view=aten.squeeze.dim)

@@ -17,6 +17,7 @@ from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import TensorSpec
 from smelt.graph.pytree import map_leaves
 from smelt.graph.user_kernel_calls import RUN_KERNEL
+from smelt.ops.node_builders import CLONE
 from smelt.ops.registry import REGISTRY
 from smelt.plan.arena_allocation import with_arena, with_intervals
 from smelt.plan.buffer_reuse import replaced
@@ -187,8 +188,7 @@ class _Writer:
         register = self.n_registers
         self.n_registers += 1
         self._fresh[constant] = register
-        op = torch.ops.aten.clone.default
-        self.steps.append(Aten(op, (Reg(constant),), {}, (register,), "constant that is returned"))
+        self.steps.append(Aten(CLONE, (Reg(constant),), {}, (register,), "constant that is returned"))
 
     def launch(self, item: LaunchItem) -> None:
         self._prepare((item,))

@@ -12,19 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.pytree import leaves, map_leaves
 from smelt.graph.user_kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
+from smelt.ops.node_builders import CLONE
 from smelt.ops.registry import REGISTRY, row
 from smelt.plan.plan_items import Item, LaunchItem, ParallelLaunchItem
 from smelt.plan.schema_aliases import aliased_values, returns_alias
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
 from smelt.shapes.expr import contiguous_stride
 
-aten = torch.ops.aten
-_QUIET = (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL, aten.copy_.default, aten.clone.default)
+_QUIET = (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL, WRITE_INPUT)
 
 
 def in_place(schedule: Schedule, items: Sequence[Item]) -> tuple[Schedule, list[Item]]:
@@ -93,7 +91,7 @@ class _Rewriter:
             if self._may_write(i, item, operand.id, out):
                 self._replace(out, operand.id)
             elif out is not None and self._is_copied_by_clone(operand.id, out):
-                copies.append(ExternItem(aten.clone.default, (operand,), {}, (out,), item.note))
+                copies.append(ExternItem(CLONE, (operand,), {}, (out,), item.note))
                 operands[k] = BufRef(out)
             else:
                 return [item]

@@ -13,16 +13,17 @@ from smelt.codegen.cpu_symbolic_launches import SymbolicCodegen
 from smelt.codegen.gemm_profitability import prefers_native
 from smelt.codegen.llvm import compile_kernels
 from smelt.codegen.llvm.host_cpu import host
-from smelt.codegen.out_variants import out_variant
 from smelt.codegen.plan_loading import load, load_symbolic
 from smelt.config import Config
 from smelt.cost_model import Costs, ProductCosts
+from smelt.ops.registry import row
 from smelt.plan.arena_allocation import ALIGNMENT
 from smelt.plan.plan_device import Memory, Sharing
 from smelt.plan.plan_items import Item
 from smelt.plan.plan_template import LaunchesAt, SymbolicLaunches
 from smelt.schedule.schedule import Schedule
 from smelt.targets.target import Target
+from smelt.torch_private import OpOverload
 
 # Measured on Zen 4 (64 KiB of first-level cache for two cores, 1 MiB of second-level cache a core), float32, smallest times,
 # one thread where nothing else is said. "Models": the 56 graphs of the ten models of `benchmarks/models.py`, forwards and
@@ -137,6 +138,12 @@ ZEN5 = replace(ZEN4, columns=4)
 # By the host's name, as LLVM knows it. Hosts that were not measured get ATen's products: the rule must never choose what is
 # slower.
 PRODUCT_COSTS = {"znver4": ZEN4, "znver5": ZEN5}
+
+
+def out_variant(op: OpOverload) -> OpOverload | None:
+    """The `out=` overload of `op`, or None."""
+    known = row(op)
+    return (known.out_on_cpu and known.out_on_cpu()) or known.out
 
 
 def target(config: Config, cpu: str | None = None) -> Target:

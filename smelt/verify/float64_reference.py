@@ -52,21 +52,17 @@ def _copied(value: Any) -> Any:
 
 def _wide_step(graph: Graph, node: Node, values: dict[Node, Any]) -> Any:
     target = node.target
-    if not (isinstance(target, OpOverload) and (effects(target).random or _reads_bits(target))):
+    does = effects(target) if isinstance(target, OpOverload) else None
+    if does is None or not (does.random or (does.view and "dtype" in does.names)):  # a view of bits
         args, kwargs = map_leaves((node.args, node.kwargs), torch.dtype, lambda d: _WIDE.get(d, d))
         wide = replace(node, args=args, kwargs=kwargs)
         try:
             return map_leaves(step(graph, wide, values), torch.Tensor, _widened)
         except Exception as error:
-            if isinstance(target, OpOverload) and effects(target).writes:
+            if does is not None and does.writes:
                 raise NotImplementedError(f"{target} in float64") from error
     narrow = {n: _narrowed(values[n], n.spec) for n in argument_nodes(node)}
     return map_leaves(step(graph, node, narrow), torch.Tensor, _widened)
-
-
-def _reads_bits(op: OpOverload) -> bool:
-    """Whether the operator is a view as another dtype."""
-    return effects(op).view and "dtype" in effects(op).names
 
 
 def _rounded(value: Any, node: Node, noise: torch.Generator | None) -> Any:

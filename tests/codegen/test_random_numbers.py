@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import smelt
-from smelt.codegen.out_variants import draws_as_aten
+from smelt.ops.random_numbers import draws_as_aten
 
 pytestmark = pytest.mark.skipif(
     not draws_as_aten(), reason="this torch draws with a generator of another kind"

@@ -14,7 +14,7 @@ PROGRAM = """
 import torch
 import smelt.ops.{module} as family
 from smelt.autograd.recompute_classes import class_of
-from smelt.codegen.out_variants import out_variant
+from smelt.targets.cpu import out_variant
 from smelt.graph.ir import Node
 from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import Operator, row

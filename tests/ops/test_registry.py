@@ -1,6 +1,5 @@
-"""The registry of operators: rows name operators of torch, each stands in one module, and nothing else names any."""
+"""The registry of operators: rows name operators of torch, and each stands in one module."""
 
-import ast
 import dataclasses
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from torch._ops import OpOverload
 
 from smelt.ops.registry import REGISTRY, Facts, Operator, Registry
 from smelt.report import operator_table
-from tests.harness import sources
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operators.md"
@@ -82,81 +80,3 @@ def test_each_operator_has_a_fate():
     found = operator_table.fates()
     assert set(found.values()) == set(operator_table.FATES)
     assert all(isinstance(op, OpOverload) for op in found)
-
-
-# Modules outside of smelt/ops that name operators. What a module makes nodes of, or calls, it has to name; what it knows of
-# operators that it meets belongs into their rows.
-MAKES = "makes nodes of it"
-CALLS = "calls it"
-WRITES = "the one write that a functional graph may end with"
-NAMED = {
-    "smelt.autograd.unsegmented_backward": MAKES,
-    "smelt.autograd.save_costs": WRITES,
-    "smelt.autograd.defensive_copies": MAKES,
-    "smelt.autograd.partition": MAKES,
-    "smelt.autograd.rng_replay": MAKES,
-    "smelt.autograd.recompute_formulas": MAKES,
-    "smelt.autograd.softmax_statistics": MAKES,
-    "smelt.autograd.undefined_tangents": f"{MAKES}, and takes sums apart",
-    "smelt.autograd.double_backward": "batch norm does not read the statistics that it writes; writes that are repeated",
-    "smelt.backends.eager": WRITES,
-    "smelt.capture.torch_calls.subgraph_capture": MAKES,
-    "smelt.capture.torch_calls.tensor_methods": CALLS,
-    "smelt.capture.torch_calls.tensor_item": "repeats them in Python's arithmetic, of numbers that guards read",
-    "smelt.capture.semantics.calls.torchscript": "operators of TorchScript on numbers and containers",
-    "smelt.codegen.out_variants": "smelt's own operator draws its numbers",
-    "smelt.codegen.call_selection.gemm_calls": "the products that this target generates",
-    "smelt.codegen.call_selection.window_calls": "the windows that this target generates",
-    "smelt.graph.operator_effects": "schemas and tags that are wrong; lies below the rows",
-    "smelt.graph.conj_neg_bits": "views of which only a bit differs; lies below the rows",
-    "smelt.graph.graph_passes": "what autograd leaves in graphs, memory without values; lies below the rows",
-    "smelt.graph.verify_graph": WRITES,
-    "smelt.report.operator_table": "the beginning of every name, which people leave out",
-    "smelt.plan.build_plan": CALLS,
-    "smelt.plan.inplace_kernels": "copies, which it adds and leaves out",
-    "smelt.report.edited_joints": WRITES,
-    "smelt.report.edited_graphs": "what printed graphs call, which is recorded again",
-    "smelt.verify.result_comparison": "results that nobody reads, of calls that are not compared",
-    "smelt.verify.subgraph_extraction": CALLS,
-    "smelt.verify.float64_reference": "views as another dtype, which in float64 are no such",
-    "smelt.torch_private": "any one, to see that operators have the attributes that are read",
-    "smelt.tracing.composites.symbolic_sdpa": CALLS,
-    "smelt.tracing.symbolic.unbacked_operators": f"{MAKES}, with sizes that only the graph knows",
-    "smelt.tracing.record.finish_trace": MAKES,
-    "smelt.tracing.symbolic.integer_tensors": "those that it computes in Python's integers",
-    "smelt.tracing.record.user_kernel_recorder": MAKES,
-    "smelt.tracing.functionalize.functionalize": MAKES,
-    "smelt.tracing.record.aten_call_recorder": MAKES,
-    "smelt.tracing.record.trace_outputs": "of a view that does not count writes with its base",
-    "smelt.tracing.composites.packed_sequences": CALLS,
-    "smelt.tracing.composites.symbolic_matmul": CALLS,
-    "smelt.tracing.composites.symbolic_rnn": CALLS,
-    "smelt.tracing.composites.symbolic_resize": CALLS,
-    "smelt.tracing.composites.row_indexing": CALLS,
-    "smelt.tracing.composites.symbolic_size_functions": CALLS,
-    "smelt.tracing.record.recording_rules": MAKES,
-}
-
-
-def named(m):
-    """The operators that a module names, by attribute or in a string, each with its line."""
-    for node in m.nodes:
-        name = sources.dotted(node, m.aliases) if isinstance(node, ast.Attribute) else None
-        if name is not None and name.startswith("torch.ops.aten."):
-            yield node.lineno, name
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and node.value.startswith(("aten::", "aten."))
-        ):
-            yield node.lineno, node.value
-
-
-IN = ("smelt.ops", "smelt.rewrites")
-
-
-def test_operators_are_named_in_ops_and_rewrites_only():
-    found = {name: list(named(m)) for name, m in sources.modules(ROOT / "smelt").items()}
-    outside = {name: where for name, where in found.items() if where and not name.startswith(IN)}
-    assert {name: where for name, where in outside.items() if name not in NAMED} == {}
-    assert NAMED.keys() - outside.keys() == set()

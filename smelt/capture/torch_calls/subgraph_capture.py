@@ -21,10 +21,10 @@ from smelt.graph import graph_passes, torch_settings
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.subgraphs import Program, has_gradients
-from smelt.graph.tensor_specs import empty_like_spec, make_spec
+from smelt.graph.tensor_specs import empty_like_spec, make_spec, row_major_spec
 from smelt.graph.user_kernel_calls import KernelLaunch
+from smelt.ops.node_builders import CLONE, FULL
 from smelt.reasons import DATA_DEPENDENT, Reason
-from smelt.shapes.expr import contiguous_stride
 from smelt.torch_private import (
     DisableTorchDispatch,
     EnableTorchFunction,
@@ -44,8 +44,6 @@ from smelt.tracing.record.tape import TapeEntry
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.record.trace_parts import TraceParts
 from smelt.tracing.record.traced import Traced
-
-aten = torch.ops.aten
 
 
 def refuse(what: str) -> Unsupported:
@@ -315,10 +313,10 @@ def _gradient(graph: Graph, i: int, fake: FakeTensor, found: Node | None) -> Nod
     name = f"gradient_of_{i}"
     if found is None:
         options = {"dtype": spec.dtype, "device": spec.device}
-        node = Node("call_function", aten.full.default, (list(spec.shape), 0), options, name, spec)
+        node = Node("call_function", FULL, (list(spec.shape), 0), options, name, spec)
     else:
         options = {"memory_format": torch.contiguous_format}
-        node = Node("call_function", aten.clone.default, (found,), options, name, spec)
+        node = Node("call_function", CLONE, (found,), options, name, spec)
     graph.nodes.append(node)
     return node
 
@@ -330,4 +328,4 @@ def with_own_storage(spec: TensorSpec) -> TensorSpec:
 
 def row_major(spec: TensorSpec) -> TensorSpec:
     """The same shape in row-major order, with its own storage."""
-    return make_spec(spec.shape, contiguous_stride(spec.shape), spec.dtype, spec.device)
+    return row_major_spec(spec.shape, spec.dtype, spec.device)

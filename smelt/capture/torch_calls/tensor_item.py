@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -25,6 +25,8 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.operator_effects import effects
 from smelt.graph.pytree import map_leaves
+from smelt.ops.functional_variants import pure_of
+from smelt.ops.registry import row
 from smelt.shapes.expr import Expr, Size, Sym, evaluate, free_syms
 from smelt.shapes.number_operations import Number, float32
 from smelt.torch_private import DisableTorchDispatch, OpOverload
@@ -34,61 +36,11 @@ from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly
 
-aten = torch.ops.aten
 _MAX_EXACT = 1 << 23  # up to here, adding integers to a float32 is exact
 
-# Correctly rounded operations: a float64 result that is rounded to float32 is the float32 result.
-_ARITHMETIC: dict[Any, Callable[..., Any]] = {
-    aten.add.Tensor: operator.add, aten.add.Scalar: operator.add,
-    aten.sub.Tensor: operator.sub, aten.sub.Scalar: operator.sub,
-    aten.rsub.Scalar: lambda a, b: b - a, aten.rsub.Tensor: lambda a, b: b - a,
-    aten.mul.Tensor: operator.mul, aten.mul.Scalar: operator.mul,
-    aten.div.Tensor: operator.truediv, aten.div.Scalar: operator.truediv,
-    aten.reciprocal.default: lambda a: 1.0 / a,
-    aten.neg.default: operator.neg, aten.abs.default: abs,
-}  # fmt: skip
-_DIVISIONS = frozenset((aten.div.Tensor, aten.div.Scalar, aten.div_.Tensor, aten.div_.Scalar))
-_COMPARISONS: dict[Any, Callable[[Any, Any], Any]] = {
-    getattr(getattr(aten, n), overload): getattr(operator, n)
-    for n in ("lt", "le", "gt", "ge", "eq", "ne")
-    for overload in ("Tensor", "Scalar")
-}
-_PREDICATES: dict[Any, Callable[[Any], bool]] = {
-    aten.isnan.default: lambda a: bool(a != a),
-    aten.isinf.default: lambda a: bool(abs(a) == math.inf),
-}
-_NOT = frozenset((aten.logical_not.default, aten.bitwise_not.default))
-_AND = frozenset((aten.logical_and.default, aten.bitwise_and.Tensor, aten.mul.Tensor))
-_OR = frozenset((aten.logical_or.default, aten.bitwise_or.Tensor, aten.add.Tensor))
-# Operators that only move the elements of one tensor.
-_MOVES = frozenset((
-    aten.select.int, aten.slice.Tensor, aten.unbind.int, aten.view.default, aten._unsafe_view.default,
-    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.expand.default,
-    aten.permute.default, aten.transpose.int, aten.t.default, aten.flip.default, aten.split.Tensor,
-))  # fmt: skip
 _MAX_CONDITION_ELEMENTS = 16  # of a condition on all elements of a tensor
 _MAX_ELEMENTS = 1024  # of a tensor whose elements are read
-_SAME = frozenset((aten.clone.default, aten._to_copy.default))
 _LAYOUT = ("dtype", "layout", "device", "pin_memory", "memory_format")
-_VIEWS = frozenset((aten.detach.default, aten.alias.default))
-_INPLACE: dict[Any, Callable[..., Any]] = {
-    **{getattr(aten, f"{n}_").Tensor: f for n, f in (
-        ("add", operator.add), ("sub", operator.sub), ("mul", operator.mul), ("div", operator.truediv),
-    )},
-    aten.add_.Scalar: operator.add, aten.sub_.Scalar: operator.sub, aten.mul_.Scalar: operator.mul,
-    aten.copy_.default: lambda old, new: new,
-    aten.fill_.Scalar: lambda old, new: new, aten.fill_.Tensor: lambda old, new: new,
-    aten.zero_.default: lambda old: 0.0,
-}  # fmt: skip
-
-
-# The fill value of a new tensor.
-_FILL_VALUES: dict[Any, Callable[..., Any]] = {
-    aten.full.default: lambda size, value: value,
-    aten.scalar_tensor.default: lambda value: value,
-    aten.zeros.default: lambda size: 0.0,
-    aten.ones.default: lambda size: 1.0,
-}
 
 
 class _Unknown(Exception):
@@ -112,10 +64,16 @@ def number(vm: VM, tensor: FakeTensor) -> Number | None:
     return value
 
 
-def _is_exact(node: Node) -> bool:
-    """Whether `node` computes exactly as Python does. A GPU divides by a number by multiplying with its reciprocal."""
-    spec = node.spec
-    return node.target not in _DIVISIONS or not isinstance(spec, TensorSpec) or spec.device.type == "cpu"
+def _on_numbers(node: Node) -> Callable[..., object]:
+    """What `node` computes, or writes in-place, for numbers. Raises _Unknown where it differs from what Python computes:
+    a GPU divides by a number by multiplying with its reciprocal."""
+    op, spec = node.target, node.spec
+    pure = pure_of(op) if isinstance(op, OpOverload) and effects(op).writes else None
+    compute = None if pure is not None and pure.dropped else row(op if pure is None else pure.op).on_numbers
+    on_gpu = isinstance(spec, TensorSpec) and spec.device.type != "cpu"
+    if compute is None or (compute is operator.truediv and on_gpu):
+        raise _Unknown
+    return compute
 
 
 class _ItemReader:
@@ -169,11 +127,8 @@ class _ItemReader:
                 return count
         held = self._initial(tensor)
         for node in writes:
-            compute = _INPLACE.get(node.target)
-            if compute is None or not _is_exact(node):
-                raise _Unknown
-            operands = self._operands(node, tensor.spec.dtype)
-            held = _rounded(compute(held, *operands[1:]), tensor.spec.dtype)
+            compute, operands = _on_numbers(node), self._operands(node, tensor.spec.dtype)
+            held = _rounded(cast(Number, compute(held, *operands[1:])), tensor.spec.dtype)
         return held
 
     def _count(self, tensor: FakeTensor, added: int) -> Number | None:
@@ -185,7 +140,10 @@ class _ItemReader:
 
     def _increment(self, node: Node) -> int | None:
         """The integer that the operator adds in-place; None for another operator."""
-        if node.target not in (aten.add_.Tensor, aten.add_.Scalar):
+        try:
+            if _on_numbers(node) is not operator.add:
+                return None
+        except _Unknown:
             return None
         other, *rest = node.args[1:]
         alpha = rest[0] if rest else node.kwargs.get("alpha", 1)
@@ -210,29 +168,27 @@ class _ItemReader:
 
     def _condition(self, node: Node, at: int) -> Callable[[], bool]:
         """A function that evaluates and guards the bool at an index of a tensor; the compared numbers are read now."""
-        spec, target = node.spec, node.target
+        spec, known = node.spec, row(node.target)
         if node.op != "call_function" or not isinstance(spec, TensorSpec) or spec.dtype is not torch.bool:
             raise _Unknown
-        if target in _COMPARISONS:
-            compare, (a, b) = _COMPARISONS[target], self._compared(node, at)
-            return lambda: bool(compare(a, b))
-        if target in _PREDICATES:
-            predicate, (number,) = _PREDICATES[target], self._compared(node, at)
-            return lambda: predicate(number)
-        if target in (aten.all.default, aten.any.default):
+        condition = known.condition
+        if condition is not None:
+            numbers = self._compared(node, at)
+            return lambda: bool(condition(*numbers))
+        if known.logic in ("all", "any"):
             (source,) = node.args
             count = self._elements(source.spec)
             if count > _MAX_CONDITION_ELEMENTS:
                 raise _Unknown
             elements = [self._operand_condition(source, i) for i in range(count)]
-            reduce = all if target is aten.all.default else any
+            reduce = all if known.logic == "all" else any
             return lambda: reduce(element() for element in elements)
-        if target in _NOT:
+        if known.logic == "not":
             operand = self._operand_condition(node.args[0], self._operand_index(node, node.args[0], at))
             return lambda: not operand()
-        if target in _AND or target in _OR:
+        if known.logic is not None:
             left, right = (self._operand_condition(a, self._operand_index(node, a, at)) for a in node.args)
-            return (lambda: left() and right()) if target in _AND else (lambda: left() or right())
+            return (lambda: left() and right()) if known.logic == "and" else (lambda: left() or right())
         source, at = self._source(node, at)
         return self._operand_condition(source, at)
 
@@ -270,12 +226,14 @@ class _ItemReader:
             kwargs = call.kwargs
         else:
             output, target, (source, *rest), kwargs = None, node.target, node.args, node.kwargs
-        is_move = (
-            target in _MOVES or target in _VIEWS or (target in _SAME and source.spec.dtype is node.spec.dtype)
-        )
-        if not is_move or self._elements(source.spec) > _MAX_ELEMENTS:
+        elements = row(target).elements
+        if (
+            not elements
+            or source.spec.dtype != node.spec.dtype
+            or self._elements(source.spec) > _MAX_ELEMENTS
+        ):
             raise _Unknown
-        if target not in _MOVES:
+        if elements == "same":
             return source, at
         indices = torch.arange(self._elements(source.spec)).view(self._shape(source.spec))
         moved = target(indices, *map_leaves(rest, Expr, self._now), **map_leaves(kwargs, Expr, self._now))
@@ -319,16 +277,13 @@ class _ItemReader:
             return float(self._trace.tape.aten.graph.constants[node.target].flatten()[at].item())
         if node.op != "call_function":
             raise _Unknown
-        if node.target in _FILL_VALUES:
-            return _rounded(self._number(_FILL_VALUES[node.target](*node.args)), node.spec.dtype)
-        if node.target in _MOVES or node.target in _VIEWS or node.target is operator.getitem:
+        known = row(node.target)
+        if known.filled is not None:
+            return _rounded(self._number(known.filled(*node.args)), node.spec.dtype)
+        if known.on_numbers is None and (known.elements or node.target is operator.getitem):
             return self._before(*self._source(node, at))
-        compute = _ARITHMETIC.get(node.target)
-        if (compute is None and node.target not in _SAME) or not _is_exact(node):
-            raise _Unknown
-        operands = self._operands(node, node.spec.dtype, at)
-        value = compute(*operands) if compute else operands[0]
-        return _rounded(cast(Number, value), node.spec.dtype)
+        compute, operands = _on_numbers(node), self._operands(node, node.spec.dtype, at)
+        return _rounded(cast(Number, compute(*operands)), node.spec.dtype)
 
     def _operands(self, node: Node, dtype: torch.dtype, at: int = 0) -> list[Number | None]:
         """The operands of an operator on tensors of `dtype`, for the element at index `at`; None for a tensor that it
@@ -339,7 +294,7 @@ class _ItemReader:
         first, *rest = node.args
         read = (
             None
-            if node.target in _INPLACE
+            if effects(node.target).writes
             else self._operand(first, dtype, self._operand_index(node, first, at))
         )
         return [read, *(self._operand(a, dtype, self._operand_index(node, a, at)) for a in rest)]

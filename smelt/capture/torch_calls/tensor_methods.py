@@ -26,6 +26,7 @@ from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.torch_function_overrides import check_replaced_under_modes
 from smelt.capture.torch_calls.autograd.tensor_state import make_parameter
 from smelt.capture.vm.vm import VM
+from smelt.ops.node_builders import ALIAS
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.torch_private import DisableTorchFunctionSubclass, one_hot
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_class, fake_numel, fake_stride
@@ -63,7 +64,7 @@ def as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
         raise unsupported(f"a tensor becomes a {cls!r}", TENSOR_SUBCLASS)
     vm.env.facts.use_class(cls)
     with DisableTorchFunctionSubclass():
-        alias = cast(FakeTensor, vm.call_native(torch.ops.aten.alias.default, (tensor,)))
+        alias = cast(FakeTensor, vm.call_native(ALIAS, (tensor,)))
     alias.subclass = None if cls is torch.Tensor else cls
     vm.trace.call.has_subclasses = True
     return alias

@@ -3,7 +3,7 @@
 // ATen draws one element at a time from its Mersenne Twister (mt19937). An element takes two 32-bit words of the
 // stream: r1 and r2 give the 53-bit number (r1 << 32 | r2) mod 2^53, and the element is 1 if that is below p * 2^53.
 // This code generates one state of words at a time and compares in loops that the compiler vectorizes. On processors
-// where ATen draws differently (MKL's generator on Intel) `smelt/codegen/out_variants.py` detects that and calls ATen.
+// where ATen draws differently (MKL's generator on Intel) `smelt/ops/random_numbers.py` detects that and calls ATen.
 //
 // Source of the generator: M. Matsumoto, T. Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998).
 #include <ATen/Dispatch.h>

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from smelt.ops.node_builders import UNTRACKED_VIEW
 from smelt.shapes.expr import Size
 from smelt.tracing.record.call_arguments import Args, Kwargs
 from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, size_of
@@ -119,7 +120,7 @@ def _as_rows(symbols: Symbols, x: Any) -> Any:
 
 
 def _unfolded(symbols: Symbols, x: Any, shape: Sequence[Size]) -> Any:
-    return aten._unsafe_view.default(x, _numbers(symbols, shape))
+    return UNTRACKED_VIEW(x, _numbers(symbols, shape))
 
 
 def _batched(symbols: Symbols, a: Any, b: Any, batch: Sequence[Size]) -> Any:

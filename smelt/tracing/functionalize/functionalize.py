@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import torch
 
 from smelt.errors import Unsupported
 from smelt.graph.input_writes import WRITE_INPUT
-from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Line, Node, argument_nodes, map_nodes
 from smelt.graph.operator_effects import Effects, effects
 from smelt.graph.sample_sizes import syms_of
 from smelt.ops.functional_variants import pure_of
-from smelt.ops.node_builders import Emitter
+from smelt.ops.node_builders import CLONE, COPY, PERMUTE, Emitter
+from smelt.ops.registry import row
 from smelt.ops.result_specs import result_spec
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
-from smelt.shapes.expr import contiguous_stride
 from smelt.torch_private import OpOverload
 from smelt.tracing.backward.not_differentiable import refuse
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -36,8 +34,6 @@ from smelt.tracing.record.call_arguments import Args, Kwargs
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
 from smelt.tracing.record.tape import Tape
 from smelt.tracing.record.trace_parts import TraceParts
-
-aten = torch.ops.aten
 
 
 @dataclass(slots=True)
@@ -106,9 +102,7 @@ def _copy_returned_constants(tape: Tape, outputs: Sequence[FakeTensor]) -> None:
         nodes.append(node)
         if node in shared:
             name = tape.aten.name("clone")
-            copies[node] = Node(
-                "call_function", aten.clone.default, (node,), {}, name, node.spec, node.line, node.source
-            )
+            copies[node] = Node("call_function", CLONE, (node,), {}, name, node.spec, node.line, node.source)
             nodes.append(copies[node])
     tape.aten.graph.nodes[:] = nodes
     for fake in outputs:
@@ -178,7 +172,7 @@ class _Functionalizer(Emitter):
     def _returned(self, fake: FakeTensor) -> Node:
         storage = self._storage(fake)
         if storage.value.op == "get_attr":  # the caller may write its results
-            storage.value = self.emit(aten.clone.default, (storage.value,))
+            storage.value = self.emit(CLONE, (storage.value,))
             storage.version += 1
         return self.current(fake)
 
@@ -311,9 +305,9 @@ class _Functionalizer(Emitter):
             order = draw_order(node.target, pure, fake.spec, trailing, keywords)
         if order is None:
             raise self.refuse("random numbers are drawn into a tensor that is not contiguous")
-        permuted = self.emit(aten.permute.default, (self.current(fake), list(order)))
+        permuted = self.emit(PERMUTE, (self.current(fake), list(order)))
         drawn = self.emit(pure, (permuted, *trailing), keywords)
-        self._store(fake, self.emit(aten.permute.default, (drawn, list(inverse(order)))))
+        self._store(fake, self.emit(PERMUTE, (drawn, list(inverse(order)))))
 
     def _check_operands(self, written: Sequence[FakeTensor], node: Node) -> None:
         """Raise Unsupported where a written tensor partly overlaps another operand: eager refuses it."""
@@ -341,7 +335,7 @@ class _Functionalizer(Emitter):
             raise self.refuse("a write to a tensor whose elements share memory")
         spec = fake.spec
         if value.spec.shape != spec.shape or value.spec.dtype != spec.dtype:
-            value = self.emit(aten.copy.default, (self.current(fake), value))
+            value = self.emit(COPY, (self.current(fake), value))
         while fake is not storage.base:
             view = self.views.get(id(fake))
             if view is None:
@@ -354,9 +348,9 @@ class _Functionalizer(Emitter):
     def _overlaps_itself(self, fake: FakeTensor) -> bool:
         """`overlaps_itself`, without guards for views that preserve the absence of overlap."""
         source = fake
-        while (
-            syms_of(source.spec) and (view := self.views.get(id(source))) and view.target in _NON_OVERLAPPING
-        ):
+        while syms_of(source.spec) and (view := self.views.get(id(source))):
+            if row(view.target).elements not in ("same", "once"):
+                break
             source = view.source
         return source is not self._storage(fake).base and overlaps_itself(fake.spec)
 
@@ -365,7 +359,7 @@ class _Functionalizer(Emitter):
         spec = storage.base.spec
         if value.spec.stride == spec.stride and value.spec.shape == spec.shape:
             return value
-        return self.emit(aten.copy.default, (storage.value, value))
+        return self.emit(COPY, (storage.value, value))
 
     # ---- nodes
 
@@ -374,8 +368,6 @@ class _Functionalizer(Emitter):
     ) -> Node:
         """Append a node with the line and source of the operator being rewritten."""
         kwargs = kwargs or {}
-        if spec is None and op in _SCATTERS and _is_symbolic_row_major(args[0].spec):
-            spec = replace(args[0].spec, offset=0, requires_grad=False)
         if spec is None:
             spec = result_spec(op, args, kwargs)
         stem = op.__name__ if op is operator.getitem else op._schema.name.split("::")[1].strip("_")
@@ -385,21 +377,6 @@ class _Functionalizer(Emitter):
 
     def item(self, node: Node, index: int) -> Node:
         return self.emit(operator.getitem, (node, index), spec=node.spec[index])
-
-
-# Views whose elements do not overlap if those of their source do not.
-_NON_OVERLAPPING = frozenset(
-    {
-        *(aten.slice.Tensor, aten.select.int, aten.view.default, aten.transpose.int, aten.permute.default),
-        *(aten.t.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.default, aten.alias.default),
-        *(aten.detach.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int),
-    }
-)
-_SCATTERS = frozenset({aten.slice_scatter.default, aten.select_scatter.default})
-
-
-def _is_symbolic_row_major(spec: TensorSpec) -> bool:
-    return bool(syms_of(spec)) and spec.stride == contiguous_stride(spec.shape)
 
 
 def _results(out: Any) -> Iterator[tuple[int | None, FakeTensor]]:

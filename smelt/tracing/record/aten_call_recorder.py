@@ -10,6 +10,7 @@ import torch
 from smelt.errors import Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.graph.operator_effects import Effects, effects
+from smelt.ops.node_builders import CLONE
 from smelt.ops.symbolic_rules import OFFSETS, PLACES, RANGES, SLICE
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.shapes.expr import Expr, Size, bounds
@@ -118,7 +119,7 @@ class AtenCallRecorder:
             if size != out.spec.shape[dim]:
                 view = self.run(SLICE, (view, dim, 0, size), {})
         node = out.aten_node
-        return view if node is not None and effects(node.target).view else self.run(_CLONE, (view,), {})
+        return view if node is not None and effects(node.target).view else self.run(CLONE, (view,), {})
 
     def _with_nonnegative_sizes(
         self, symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs
@@ -195,9 +196,6 @@ class AtenCallRecorder:
     def data_dependent_error(self, what: str) -> Unsupported:
         """The error to raise where `what` reads a value that is not a constant."""
         return self.call.unsupported(DATA_DEPENDENT, what)
-
-
-_CLONE = torch.ops.aten.clone.default
 
 
 def _no_symbol(size: Size) -> Size:

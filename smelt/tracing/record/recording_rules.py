@@ -16,6 +16,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.pytree import leaves, map_leaves
 from smelt.graph.sample_sizes import agreed
 from smelt.graph.tensor_specs import static_sizes
+from smelt.ops.node_builders import CAST, SCALAR
 from smelt.ops.registry import row
 from smelt.ops.symbolic_rules import STRIDED
 from smelt.ops.trace_rules import TraceRule
@@ -38,7 +39,6 @@ from smelt.tracing.symbolic import unbacked_operators
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols
 from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, specialize
 
-aten = torch.ops.aten
 Rule = Callable[[AtenCallRecorder, OpOverload, Args, Kwargs], Any]
 
 
@@ -46,10 +46,10 @@ def _device(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kw
     return args[0].device
 
 
-def _plain_sizes(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Sizes that C++ code reads from a tensor as plain ints: they are specialized, and nothing is recorded."""
-    read = fake_shape if func._schema.name == "aten::size" else fake_stride
-    return [specialize(n) for n in read(args[0])]
+def _plain_sizes(read: Callable[[FakeTensor], Sequence[Size]]) -> Rule:
+    """The rule for sizes that C++ code reads from a tensor as plain ints: they are specialized, and nothing is
+    recorded."""
+    return lambda recorder, func, args, kwargs: [specialize(n) for n in read(args[0])]
 
 
 def _read_value(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -91,12 +91,12 @@ def _dynamic(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: K
 
 def _index(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Indexing by a mask: by constant indices if the mask is a constant."""
-    fake, indices, *_ = args
+    fake, indices, *values_written = args
     masks = [i for i in indices if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
     values = {id(mask): recorder.constants.value(mask) for mask in masks}
     if not masks:
         return NotImplemented
-    if func is not aten.index.Tensor or any(value is None for value in values.values()):
+    if values_written or any(value is None for value in values.values()):
         return unbacked_operators.indexed(recorder, func, args, kwargs)
     constant_indices: list[Any] = []
     for index in indices:
@@ -109,27 +109,12 @@ def _index(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwa
     return recorder.run(func, (fake, constant_indices), {})
 
 
-def _as_view(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`unsafe_split` returns views that autograd does not track: beneath autograd they are ordinary views."""
-    view = row(func).view
-    assert view is not None
-    return recorder.run(view, args, kwargs)
-
-
-def _batch_norm(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`native_batch_norm` writes its running statistics, which its schema does not declare. It is recorded as the
-    newer operator whose schema does."""
-    *tensors, mean, var, training, momentum, eps = args
-    if mean is None:
-        return recorder.run(aten._native_batch_norm_legit.no_stats, (*tensors, training, momentum, eps), {})
-    if training:
-        return NotImplemented if func in _BATCH_NORMS[1:] else recorder.run(_BATCH_NORMS[1], args, {})
-    return recorder.run(
-        aten._native_batch_norm_legit_no_training.default, (*tensors, mean, var, momentum, eps), {}
-    )
-
-
-_BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
+def _as_other(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """The call that the operator's row names, which declares its aliases and writes."""
+    known = row(func)
+    other, other_args = known.recorded_as(*args) if known.recorded_as else (known.view, args)
+    assert other is not None
+    return NotImplemented if other is func else recorder.run(other, other_args, kwargs)
 
 
 def _attention_choice(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -266,7 +251,7 @@ def _converted(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs:
     if (dtype, device) == (fake.dtype, fake.device) and not options.get("copy"):
         return fake
     passed = {k: options[k] for k in ("non_blocking", "memory_format") if options.get(k)}
-    return recorder.run(aten._to_copy.default, (fake,), {"dtype": dtype, "device": device, **passed})
+    return recorder.run(CAST, (fake,), {"dtype": dtype, "device": device, **passed})
 
 
 def _number_copied(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -274,22 +259,22 @@ def _number_copied(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwa
     if isinstance(args[0], torch.Tensor):
         return NotImplemented
     options = {k: kwargs[k] for k in ("dtype", "device") if kwargs.get(k) is not None}
-    return recorder.run(aten.scalar_tensor.default, args, options)
+    return recorder.run(SCALAR, args, options)
 
 
 RULES: dict[TraceRule | None, Rule] = {
     TraceRule.DEVICE: _device,
-    TraceRule.SIZES: _plain_sizes,
+    TraceRule.SIZES: _plain_sizes(fake_shape),
+    TraceRule.STRIDES: _plain_sizes(fake_stride),
     TraceRule.NUMBER: _read_value,
     TraceRule.TRUTH: lambda *call: bool(_read_value(*call)),
     TraceRule.VALUES: _dynamic,
     TraceRule.LIFT: _lift,
     TraceRule.MASKS: _index,
-    TraceRule.VIEW: _as_view,
+    TraceRule.AS_OTHER: _as_other,
     TraceRule.RESHAPED: _change_metadata,
     TraceRule.STRIDED: _as_strided,
     TraceRule.STRIDED_SCATTER: _as_strided,
-    TraceRule.STATISTICS: _batch_norm,
     TraceRule.ATTENTION: _attention_choice,
     TraceRule.ZERO: _zero_tensor,
     TraceRule.CONVERSION: _converted,

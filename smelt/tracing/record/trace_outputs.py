@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
-
 from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
+from smelt.ops.node_builders import UNTRACKED_VIEW
 from smelt.torch_private import OpOverload
 from smelt.tracing.backward.autograd_graph import computation_order, reachable_edges
 from smelt.tracing.backward.not_differentiable import refuse
@@ -39,7 +38,6 @@ class ViewStep:
 
 
 _VIEWED = Node("placeholder", "viewed", (), {}, "viewed")
-_unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class _Sources:
         # A result of `unsafe_chunk`: the same memory with a version counter of its own.
         if fake is not start and fake.requires_grad and not fake._is_view():
             check_fixed(fake, "a result that autograd sees as no view")
-            steps = (*steps, ViewStep(_unsafe_view, (_VIEWED, list(fake.spec.shape)), {}, None))
+            steps = (*steps, ViewStep(UNTRACKED_VIEW, (_VIEWED, list(fake.spec.shape)), {}, None))
         return OutputSource(kind, at, steps, is_detached, is_no_grad_view(fake), retained)
 
     def _owner_of(self, fake: FakeTensor) -> FakeTensor:

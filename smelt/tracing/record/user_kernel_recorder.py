@@ -12,13 +12,13 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.object_handles import Handle
 from smelt.graph.pytree import map_leaves
 from smelt.graph.user_kernel_calls import RUN_KERNEL, Grids, KernelCall, KernelLaunch, Part, Slot
+from smelt.ops.node_builders import SCALAR
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
 from smelt.tracing.fake.memory_overlap import overlaps_itself
 from smelt.tracing.record.trace_parts import TraceParts
 
-aten = torch.ops.aten
 _VARYING = (FakeTensor, torch.SymInt, torch.SymFloat)
 
 
@@ -97,7 +97,7 @@ def _number(parts: TraceParts, value: Any) -> FakeTensor:
     """A symbolic number as a tensor that holds it."""
     kind = torch.int64 if isinstance(value, torch.SymInt) else torch.float64
     options = {"dtype": kind, "device": torch.device("cpu")}
-    scalar: FakeTensor = parts.aten_recorder.run(aten.scalar_tensor.default, (value,), options)
+    scalar: FakeTensor = parts.aten_recorder.run(SCALAR, (value,), options)
     return scalar
 
 

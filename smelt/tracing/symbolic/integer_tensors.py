@@ -6,32 +6,19 @@ that is computed in a tensor is known before the graph runs.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from smelt._native import isinstance
 from smelt.graph.ir import Node, TensorSpec
+from smelt.ops.registry import row
+from smelt.ops.symbolic_rules import SELECT
 from smelt.tracing.record.number_inputs import NumberInputs
 
-aten = torch.ops.aten
 _MOST_STEPS = 32
 _LEAST, _MOST = -(1 << 62), 1 << 62  # beyond these, tensors may wrap around
-
-_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
-    aten.add.Tensor: operator.add, aten.add.Scalar: operator.add,
-    aten.sub.Tensor: operator.sub, aten.sub.Scalar: operator.sub,
-    aten.mul.Tensor: operator.mul, aten.mul.Scalar: operator.mul,
-}  # fmt: skip
-# Equal to Python's operators for nonnegative operands.
-_DIVISIONS: dict[Any, Callable[[Any, Any], Any]] = {
-    aten.floor_divide.default: operator.floordiv, aten.floor_divide.Scalar: operator.floordiv,
-    aten.div.Tensor_mode: operator.floordiv, aten.div.Scalar_mode: operator.floordiv,
-    aten.remainder.Tensor: operator.mod, aten.remainder.Scalar: operator.mod,
-}  # fmt: skip
-_SAME = frozenset((aten.detach.default, aten.alias.default, aten.view.default, aten._unsafe_view.default))
 
 
 class Integers:
@@ -62,19 +49,14 @@ class Integers:
         return self._row_element(value, index) if spec.shape else self._computed(value)
 
     def _computed(self, node: Node) -> Any:
-        target, args = node.target, node.args
-        if target is aten.full.default:
-            return self.element(args[1], 0)
-        if target is aten.scalar_tensor.default or target in _SAME:
+        target, args, known = node.target, node.args, row(node.target)
+        if known.filled is not None:
+            return self.element(known.filled(*args), 0)
+        if known.elements == "same":
             return self.element(args[0], 0)
-        if (
-            target is aten.select.int
-            and len(args[0].spec.shape) == 1
-            and type(args[2]) is int
-            and args[2] >= 0
-        ):
+        if target is SELECT and len(args[0].spec.shape) == 1 and type(args[2]) is int and args[2] >= 0:
             return self.element(args[0], args[2])
-        compute, divides = _ARITHMETIC.get(target), _DIVISIONS.get(target)
+        compute, divides = known.on_numbers, known.on_naturals
         if (compute is None and divides is None) or node.kwargs.get("alpha", 1) != 1 or len(args) != 2:
             return None
         if node.kwargs.get("rounding_mode", "floor") is None:
@@ -87,9 +69,9 @@ class Integers:
 
     def _row_element(self, node: Node, index: int) -> Any:
         """The element of a one-dimensional tensor."""
-        if node.target in _SAME and len(node.args[0].spec.shape) == 1:
+        if row(node.target).elements == "same" and len(node.args[0].spec.shape) == 1:
             return self.element(node.args[0], index)
-        if node.target is not aten.stack.default or len(node.spec.shape) != 1:
+        if node.target is not torch.ops.aten.stack.default or len(node.spec.shape) != 1:
             return None
         parts = node.args[0]
         return self.element(parts[index], 0) if index < len(parts) else None

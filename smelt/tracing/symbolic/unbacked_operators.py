@@ -8,7 +8,7 @@ tensor that such an index reads, as it may write it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,11 @@ from smelt.graph.operator_effects import effects
 from smelt.graph.sample_sizes import at
 from smelt.graph.tensor_specs import make_spec
 from smelt.graph.unbacked_sizes import AS_SIZES, unbacked_sizes_of, unbacked_symbol
+from smelt.ops.node_builders import CLONE, SCALAR
+from smelt.ops.registry import row
 from smelt.ops.symbolic_results import symbols_in
-from smelt.shapes.expr import Size, Sym, contiguous_stride, numel
+from smelt.ops.symbolic_rules import SELECT, STRIDED
+from smelt.shapes.expr import Size, Sym
 from smelt.torch_private import OpOverload, maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor, fake_shape, fakes_in
 from smelt.tracing.record.aten_call_recorder import AtenCallRecorder
@@ -125,7 +128,7 @@ def size_of(recorder: AtenCallRecorder, size: Size) -> Size:
     assert symbols is not None
     symbol = symbols.unbacked.size_symbols.get(size)
     if symbol is None:
-        scalar = recorder.run(aten.scalar_tensor.default, (symbols.number(size),), {"dtype": torch.int64})
+        scalar = recorder.run(SCALAR, (symbols.number(size),), {"dtype": torch.int64})
         carrier = _as_sizes(recorder, [scalar])
         if carrier is NotImplemented:
             return size
@@ -155,9 +158,9 @@ def mask_indices(recorder: AtenCallRecorder, mask: FakeTensor, exposed: bool = F
 
 def _copied(recorder: AtenCallRecorder, indices: FakeTensor) -> FakeTensor:
     """A copy with the same strides, which `clone` changes where there are no rows."""
-    copied = recorder.run(aten.clone.default, (indices,), {})
+    copied = recorder.run(CLONE, (indices,), {})
     layout = (list(indices.spec.shape), list(indices.spec.stride))
-    laid_out: FakeTensor = recorder.run(aten.as_strided.default, (copied, *layout), {})
+    laid_out: FakeTensor = recorder.run(STRIDED, (copied, *layout), {})
     return laid_out
 
 
@@ -207,7 +210,7 @@ def _nodes_written(recorder: AtenCallRecorder) -> set[Node | None]:
 def _computation_key(node: Node, depth: int, visited: list[Node]) -> Any:
     """A key that is equal for nodes with equal computations up to `depth` operators. Appends the nodes it depends on
     to `visited`."""
-    while node.target in _SAME:  # how autograd returns saved tensors
+    while isinstance(node.target, OpOverload) and effects(node.target).identity:  # saved tensors of autograd
         node = node.args[0]
     visited.append(node)
     is_pure = (
@@ -226,14 +229,13 @@ def _computation_key(node: Node, depth: int, visited: list[Node]) -> Any:
     return node.target, key(node.args), tuple((k, key(v)) for k, v in node.kwargs.items())
 
 
-_SAME = (aten.detach.default, aten.alias.default)
 _DEPTH = 6  # operators between two masks and their common sources
 
 
 def indexed(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """An index by masks, as an index by their `nonzero()`."""
     fake, indices, *trailing = args
-    if func is not aten.index.Tensor and not symbols_in(trailing, _spec):
+    if trailing and not symbols_in(trailing, _spec):
         return NotImplemented  # the written values need no size
     selected: list[Any] = []
     for index in indices:
@@ -244,7 +246,7 @@ def indexed(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kw
         if nonzero is None:
             return NotImplemented
         dims = index.dim()
-        selected += [recorder.run(aten.select.int, (nonzero, 1, d), {}) for d in range(dims)]
+        selected += [recorder.run(SELECT, (nonzero, 1, d), {}) for d in range(dims)]
     return recorder.run(func, (fake, selected, *trailing), kwargs)
 
 
@@ -267,13 +269,14 @@ def record_unbacked(recorder: AtenCallRecorder, func: OpOverload, args: Args, kw
         return _as_sizes(recorder, args[0])
     if func is aten.masked_select.default:
         return _selected(recorder, *args)
-    layout = _LAYOUTS.get(func)
+    unbacked = row(func).unbacked
     tensors = [v for v in arguments.values() if isinstance(v, torch.Tensor)]
-    symbols = None if layout is None else _symbols(recorder, *tensors)
-    if symbols is None or layout is None:
+    symbols = None if unbacked is None else _symbols(recorder, *tensors)
+    if symbols is None or unbacked is None:
         return NotImplemented
-    new = _NewNumbers(symbols, _WHAT[func])
-    spec = layout(new, **arguments)
+    what, specs = unbacked
+    new = _NewNumbers(symbols, what)
+    spec = specs(new.size, **arguments)
     if spec is NotImplemented:
         return NotImplemented
     out = recorder.record_with_specs(func, args, kwargs, spec)
@@ -285,57 +288,3 @@ def _selected(recorder: AtenCallRecorder, x: Any, mask: Any) -> Any:
     if type(x) is not FakeTensor or type(mask) is not FakeTensor or x.spec.shape != mask.spec.shape:
         return NotImplemented
     return indexed(recorder, aten.index.Tensor, (x, [mask]), {})
-
-
-def _unique(new: _NewNumbers, self: FakeTensor, return_inverse: bool, return_counts: bool, **_: Any) -> Any:
-    size = new.size()
-    return (
-        _fresh((size,), self),
-        _fresh(self.spec.shape if return_inverse else (0,), self, torch.int64),
-        _fresh((size,) if return_counts else (0,), self, torch.int64),
-    )
-
-
-def _unique_rows(new: _NewNumbers, self: FakeTensor, dim: int | None, **flags: Any) -> Any:
-    shape = self.spec.shape
-    if dim is None:
-        return _unique(new, self, **flags)
-    if not -len(shape) <= dim < len(shape) or 0 in shape:
-        return NotImplemented
-    dim, size = dim % len(shape), new.size()
-    others = (*shape[:dim], *shape[dim + 1 :])
-    _, *strides = contiguous_stride((size, *others))  # it sorts contiguous rows
-    strides.insert(dim, numel(others))
-    rows = make_spec((*shape[:dim], size, *shape[dim + 1 :]), tuple(strides), self.dtype, _CPU)
-    return rows, _fresh((shape[dim],), self, torch.int64), _fresh((size,), self, torch.int64)
-
-
-def _fresh(shape: tuple[Size, ...], like: FakeTensor, dtype: torch.dtype | None = None) -> TensorSpec:
-    return make_spec(shape, contiguous_stride(shape), dtype or like.dtype, _CPU)
-
-
-def _repeats(new: _NewNumbers, repeats: FakeTensor, output_size: Any) -> Any:
-    return NotImplemented if output_size is not None else _fresh((new.size(),), repeats)
-
-
-def _counts(new: _NewNumbers, self: FakeTensor, weights: FakeTensor | None, minlength: Any) -> Any:
-    dtype = (
-        torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
-    )
-    return _fresh((new.size(),), self, dtype)
-
-
-_LAYOUTS: dict[OpOverload, Callable[..., Any]] = {
-    aten._unique2.default: _unique,
-    aten.unique_dim.default: _unique_rows,
-    aten.unique_consecutive.default: _unique_rows,
-    aten.repeat_interleave.Tensor: _repeats,
-    aten.bincount.default: _counts,
-}
-_WHAT = {
-    aten._unique2.default: "how many values are different",
-    aten.unique_dim.default: "how many rows are different",
-    aten.unique_consecutive.default: "how many values are different from those before",
-    aten.repeat_interleave.Tensor: "a sum of repeats",
-    aten.bincount.default: "a largest value",
-}
