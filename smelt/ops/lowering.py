@@ -29,6 +29,7 @@ from smelt.loops.lowering_builder import Builder
 from smelt.ops.conj_neg_outputs import is_part, only_returned, with_signs_apart
 from smelt.ops.donated_inputs import is_empty, overwriting
 from smelt.ops.may_raise import may_raise, must_run, numbers_to_fit
+from smelt.ops.node_builders import CLONE, FULL
 from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import row
 from smelt.shapes.expr import Expr, Size, bounds, contiguous_stride, numel, proves_le
@@ -279,7 +280,7 @@ class _Lowerer:
         loops cannot."""
         for number, dtype in numbers_to_fit(node, args, kwargs):
             call = Extern(
-                aten.full.default,
+                FULL,
                 ([2], number),
                 {"dtype": dtype},
                 (None,),
@@ -313,9 +314,7 @@ class _Lowerer:
             spec = replace(source.spec, stride=contiguous_stride(source.shape), offset=0, requires_grad=False)
             held = Tensor("clone", spec, Stored(), node.line, self.next())
             kwargs: dict[str, object] = {"memory_format": torch.contiguous_format}
-            self.steps.append(
-                Extern(aten.clone.default, (source,), kwargs, (held,), "clone", node.line, self.next())
-            )
+            self.steps.append(Extern(CLONE, (source,), kwargs, (held,), "clone", node.line, self.next()))
             source = held
         self.calls_last.append(Extern(WRITE_INPUT, (target, source), {}, (None,), "copy_", node.line))
         return target

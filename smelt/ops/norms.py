@@ -13,7 +13,7 @@ from smelt.loops.lazy_tensor import Tensor
 from smelt.loops.loop_values import DIVISION, call
 from smelt.loops.lowering_builder import Builder, Operand
 from smelt.ops.layouts.meta_layouts import META, fresh, suggested_format
-from smelt.ops.node_builders import Make
+from smelt.ops.node_builders import CLONE, Make
 from smelt.ops.recompute_rules import Class
 from smelt.ops.reductions import count_of, moments, shared
 from smelt.ops.registry import declare, operator
@@ -345,7 +345,7 @@ def _group_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node
             make(aten.unsqueeze.default, statistic, 2),
             [given["N"], groups, channels // groups],
         )
-        dense = make(aten.clone.default, wide, memory_format=torch.contiguous_format)
+        dense = make(CLONE, wide, memory_format=torch.contiguous_format)
         return make(aten.view.default, dense, [given["N"], channels] + [1] * (rank - 2))
 
     value = make(aten.mul.Tensor, make(aten.sub.Tensor, x, of_channels(items[1])), of_channels(items[2]))

@@ -16,7 +16,7 @@ from smelt.graph.sample_sizes import syms_of
 from smelt.loops.lazy_tensor import Index, Tensor
 from smelt.loops.lowering_builder import Builder, broadcast
 from smelt.ops.layouts.meta_layouts import to_meta
-from smelt.ops.node_builders import Emitter
+from smelt.ops.node_builders import CLONE, Emitter
 from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
@@ -315,7 +315,7 @@ def _through_reshape(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: 
     try:
         return e.emit(aten.view.default, (value, list(base.spec.shape)))
     except RuntimeError:
-        dense = e.emit(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+        dense = e.emit(CLONE, (value,), {"memory_format": torch.contiguous_format})
         return e.emit(aten.view.default, (dense, list(base.spec.shape)))
 
 
@@ -393,7 +393,7 @@ def _through_dtype_view(e: Emitter, base: Node, value: Node, *args: Any) -> Node
 
 
 def _through_from_real(e: Emitter, base: Node, value: Node) -> Node:
-    dense = e.emit(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+    dense = e.emit(CLONE, (value,), {"memory_format": torch.contiguous_format})
     return e.emit(aten.view_as_complex.default, (dense,))
 
 
