@@ -28,8 +28,7 @@ from smelt.capture.driver import cache_entries
 from smelt.capture.driver.frame_compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
 from smelt.report.dump import Dump, dumping, from_environment
-from smelt.report.explain import explained
-from smelt.report.explanation import Explanation
+from smelt.report.explanation import Explanation, explained
 from smelt.report.traces import Trace, trace_call
 from smelt.runtime import release_all
 

@@ -68,11 +68,9 @@ def explain(
         return
     if times:
         raise typer.BadParameter("--times is for the calls of one function: SCRIPT:FUNCTION")
-    watched = _of_compiler("smelt.cli.script_explanation").Watched(script)
-    with watched.watching():
-        status = _run(script, context.args)
+    explanation, status = _observed(script, context.args)
     sys.stdout.flush()
-    print(watched, end="", file=sys.stderr)
+    print(explanation, end="", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -88,11 +86,9 @@ def report(
     if output.suffix not in (".html", ".json"):
         raise typer.BadParameter(f"a report is written as .html or .json, not as {output.name!r}")
     output = output.absolute()  # the script may go elsewhere
-    watched = _of_compiler("smelt.cli.script_explanation").Watched(script)
-    with watched.watching():
-        status = _run(script, context.args)
+    explanation, status = _observed(script, context.args)
     try:
-        watched.save(output)
+        explanation.save(output)
     except OSError as error:
         raise typer.BadParameter(f"{output}: {error.strerror}") from None
     print(f"smelt: the report is {output}", file=sys.stderr)
@@ -176,6 +172,13 @@ def _run(script: str, arguments: list[str]) -> int:
     serve()
     with _one_line():
         return run_script.run_script(script, arguments)
+
+
+def _observed(script: str, arguments: list[str]) -> tuple[Any, int]:
+    """The explanation of what a script compiles, and the script's status."""
+    explanation = _of_compiler("smelt.cli.script_explanation").ScriptExplanation(script)
+    with explanation.watching():
+        return explanation, _run(script, arguments)
 
 
 @contextmanager

@@ -1,2 +1,2 @@
-"""Reports: the contents of a compiled callable (`inspect.py`), the graphs of a call (`traces.py`), explanations
-(`explanation.py`; as a page, `html_report.py`), the progress line, logs, and the page of reasons."""
+"""What users see of compilations: entries and reasons (`inspect.py`), the graphs of a call (`traces.py`), reports
+(`explanation.py`; data: `report_data.py`), artifacts (`dump.py`) and logs (`logs.py`)."""

@@ -33,7 +33,7 @@ def eager_saved_bytes(entry: Entry) -> int | None:
         return None
     try:
         if traced.sizes:
-            traced = traced_at(traced, {sym: source.hint for sym, source in traced.sizes.items()})
+            traced = traced_at(traced, traced.hints)
         if _calls_others(traced.torch_graph) or sum(map(_nbytes, _specs(traced))) > MOST:
             return None
         devices = {fake.device for fake in traced.inputs if fake.device.type != "cpu"}

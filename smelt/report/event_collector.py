@@ -1,56 +1,21 @@
-"""Events of a series of calls, collected for `explain`: phases, partitions, schedules, refusals."""
+"""Events of a series of calls, collected for reports: phases, recompiles, partitions, schedules."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from smelt import events
 from smelt.autograd.partition import Partition
 from smelt.capture.driver.cache_entries import Entry
 from smelt.graph.ir import Graph
-from smelt.guards.guard_failures import Failure
+from smelt.guards.guard_printer import format_guard
 from smelt.guards.source import Source
 from smelt.plan.steps import Plan
-from smelt.reasons import Reason
+from smelt.report import report_data as data
+from smelt.report.graph_rows import source_line
 from smelt.schedule.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One step of compiling. `start`: seconds since collection began; phases may nest, such as "lower" within
-    "backend". `graph`: for a backward, the graph that was compiled, which has a frame of its own."""
-
-    name: str
-    frame: str
-    start: float
-    seconds: float
-    graph: Graph | None = None
-
-    def holds(self, other: Phase) -> bool:
-        """Whether `other` lies within this phase."""
-        return self.start <= other.start and other.start + other.seconds <= self.start + self.seconds
-
-
-@dataclass(frozen=True)
-class Recompile:
-    """An entry that rejected a call. `failure`: None if all its guards hold when they are evaluated again."""
-
-    frame: str
-    entry: int
-    failure: Failure | None
-    at: float
-
-
-@dataclass(frozen=True)
-class Restriction:
-    """Specialized sizes, named as the program found them, and the reason."""
-
-    frame: str
-    sizes: tuple[str, ...]
-    reason: Reason
 
 
 @dataclass
@@ -65,7 +30,7 @@ class Scheduled:
     entry: Entry | None = None
 
 
-# Kinds of events that carry seconds, and what the phase is called; "stage" has names of its own.
+# Kinds of events that carry seconds, and the names of their phases; "stage" events are named after the stage.
 _PHASES = {
     "capture-end": "capture",
     "backend-end": "backend",
@@ -75,13 +40,14 @@ _PHASES = {
 
 
 @dataclass
-class Watch:
-    """A subscriber to `smelt.events`."""
+class EventCollector:
+    """A subscriber to `smelt.events`. `backwards`: each phase that compiled a backward, with the graph."""
 
     began: float = field(default_factory=time.perf_counter)
-    phases: list[Phase] = field(default_factory=list)
-    recompiles: list[Recompile] = field(default_factory=list)
-    restrictions: dict[Restriction, None] = field(default_factory=dict)
+    phases: list[data.Phase] = field(default_factory=list)
+    backwards: list[tuple[data.Phase, Graph]] = field(default_factory=list)
+    recompiles: list[data.Recompile] = field(default_factory=list)
+    restrictions: dict[data.Restriction, None] = field(default_factory=dict)
     scheduled: list[Scheduled] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
     frame: str = ""
@@ -94,26 +60,36 @@ class Watch:
 
     def __call__(self, event: events.Event) -> None:
         now = time.perf_counter() - self.began
-        if event.kind == "capture-start":
-            self.frame = event.name
         if "seconds" in event.data:
             self._phase(event, now)
-        note = _NOTES.get(event.kind)
-        if note is not None:
-            note(self, event, now)
+        collect = _COLLECTED.get(event.kind)
+        if collect is not None:
+            collect(self, event, now)
 
     def _phase(self, event: events.Event, now: float) -> None:
         name = event.name if event.kind == "stage" else _PHASES.get(event.kind)
         if name is not None:
             seconds = event.data["seconds"]
-            graph = self.scheduled[-1].graph if name == "backward" and self.scheduled else None
-            self.phases.append(Phase(name, self.frame, now - seconds, seconds, graph))
+            phase = data.Phase(name, self.frame, 1e3 * (now - seconds), 1e3 * seconds)
+            self.phases.append(phase)
+            if name == "backward" and self.scheduled:
+                self.backwards.append((phase, self.scheduled[-1].graph))
+
+    def _capture(self, event: events.Event, now: float) -> None:
+        self.frame = event.name
 
     def _recompile(self, event: events.Event, now: float) -> None:
-        self.recompiles.append(Recompile(event.name, event.data["entry"], event.data["failure"], now))
+        failure = event.data["failure"]
+        texts, line = ("", "", "", ""), None
+        if failure is not None:
+            texts = format_guard(failure.guard), failure.source, failure.expected, failure.found
+            line = source_line(failure.guard.line)
+        self.recompiles.append(data.Recompile(event.name, event.data["entry"], *texts, line, 1e3 * now))
 
     def _restricted(self, event: events.Event, now: float) -> None:
-        self.restrictions[Restriction(event.name, event.data["sizes"], event.data["reason"])] = None
+        reason = event.data["reason"]
+        sizes = tuple(event.data["sizes"])
+        self.restrictions[data.Restriction(event.name, sizes, reason.detail, source_line(reason.line))] = None
 
     def _partition(self, event: events.Event, now: float) -> None:
         self.partitions.append(event.data["parts"])
@@ -136,12 +112,13 @@ class Watch:
             self.scheduled[-1].called, self.scheduled[-1].plan = event.data["externs"], event.data["plan"]
 
 
-_NOTES: dict[str, Any] = {
-    "backend-start": Watch._backend,
-    "entry-installed": Watch._installed,
-    "recompile": Watch._recompile,
-    "size-restricted": Watch._restricted,
-    "partition": Watch._partition,
-    "schedule": Watch._schedule,
-    "plan": Watch._plan,
+_COLLECTED: dict[str, Callable[[EventCollector, events.Event, float], None]] = {
+    "capture-start": EventCollector._capture,
+    "backend-start": EventCollector._backend,
+    "entry-installed": EventCollector._installed,
+    "recompile": EventCollector._recompile,
+    "size-restricted": EventCollector._restricted,
+    "partition": EventCollector._partition,
+    "schedule": EventCollector._schedule,
+    "plan": EventCollector._plan,
 }

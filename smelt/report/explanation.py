@@ -1,27 +1,99 @@
-"""`Explanation`, the result of `smelt.explain`: text, notebook display, plain data."""
+"""`Explanation`, the result of `smelt.explain`, and the observation of compilations that it is made from."""
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from smelt import events
 from smelt.capture.driver.cache_entries import Entry
-from smelt.report import inspect
+from smelt.report import html_report, inspect
 from smelt.report.break_costs import BreakCosts
+from smelt.report.build_report import FrameRecord, ReportBuilder
 from smelt.report.eager_saved_bytes import eager_saved_bytes
-from smelt.report.event_collector import Watch
-from smelt.report.explanation_html import fragment
-from smelt.report.explanation_text import plain
+from smelt.report.event_collector import EventCollector
 from smelt.report.kernel_times import KernelTimes
-from smelt.report.report_data import rows
+from smelt.report.report_data import Report, as_json
+from smelt.report.report_text import notebook_html, plain_text
+
+_INSTALLING = ("entry-installed", "graph-break", "fallback")  # kinds of events that change records
 
 
-class Explanation:
+class Observation:
+    """Observes compilations and reports on them: as text, as data, as HTML. `name`: the report's title."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._collected = EventCollector()
+        self._costs = BreakCosts()
+        self._times = KernelTimes()
+        self._eager: dict[int, tuple[Entry, int | None]] = {}  # by id of the entry, which is kept alive
+
+    def _frames(self) -> Sequence[FrameRecord]:
+        """The functions to report on."""
+        raise NotImplementedError
+
+    @contextmanager
+    def watching(self) -> Iterator[Self]:
+        """Include compilations within the context, such as that of a backward, which happens when its first gradient
+        arrives."""
+        with events.subscribed(self._collected), events.subscribed(self._measure_breaks):
+            self._costs.attach(self._entries())
+            try:
+                yield self
+            finally:
+                self._costs.detach()
+
+    def _measure_breaks(self, event: events.Event) -> None:
+        if event.kind in _INSTALLING:  # before the call continues in the installed frame
+            self._costs.attach(self._entries())
+
+    def _entries(self) -> Iterator[Entry]:
+        return (entry for frame in self._frames() for entry in frame.record.entries)
+
+    def report(self) -> Report:
+        """Everything that was observed, typed. Measures what eager would save for the backward of new entries."""
+        measured = self._times, self._eager_bytes, self._costs.ms
+        return ReportBuilder(self._frames(), self._collected, *measured).build(self._name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON data; docs/explain.md lists the keys."""
+        data: dict[str, Any] = as_json(self.report())
+        return data
+
+    def save(self, path: str | Path) -> Path:
+        """Write a report and return its path: JSON if the name ends in `.json`, one HTML file if it ends in `.html`.
+
+        Raises ValueError for other endings, and OSError if `path` cannot be written.
+        """
+        path = Path(path)
+        if path.suffix == ".json":
+            path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        elif path.suffix == ".html":
+            html_report.write(path, self.to_dict())
+        else:
+            ending = path.suffix or "a file without ending"
+            raise ValueError(f"a report is written as .json or .html, not as {ending!r}")
+        return path
+
+    def __str__(self) -> str:
+        return plain_text(self.report())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self.report())
+
+    def _eager_bytes(self, entry: Entry) -> int | None:
+        if id(entry) not in self._eager:
+            self._eager[id(entry)] = entry, eager_saved_bytes(entry)
+        return self._eager[id(entry)][1]
+
+
+class Explanation(Observation):
     """What compiling `compiled` did in the calls made through this object. Prints as text, displays in notebooks.
 
     Attributes:
@@ -34,29 +106,21 @@ class Explanation:
 
     def __init__(self, compiled: Callable[..., Any]) -> None:
         inspect.records(compiled)  # raises TypeError for what smelt.compile did not return
+        state = getattr(compiled, "_smelt", None)
+        original = compiled if state is None else state.original
+        super().__init__(getattr(compiled, "__qualname__", None) or type(original).__name__)
         self.compiled = compiled
         self.result: Any = None
-        self._watch = Watch()
-        self._costs = BreakCosts()
-        self._times = KernelTimes()
-        self._eager: dict[int, tuple[Entry, int | None]] = {}  # by id of the entry, which is kept alive
+
+    def _frames(self) -> list[FrameRecord]:
+        records = inspect.records(self.compiled)
+        return [FrameRecord(name, records[0][0] if i else None, r) for i, (name, r) in enumerate(records)]
 
     def call(self, *args: Any, **kwargs: Any) -> Explanation:
         """Call `compiled` once with these arguments and return this object. Exceptions propagate."""
         with self.watching():
             self.result = self.compiled(*args, **kwargs)
         return self
-
-    @contextmanager
-    def watching(self) -> Iterator[Explanation]:
-        """Include compilations within the context, such as that of a backward, which happens when its first gradient
-        arrives."""
-        with events.subscribed(self._watch), events.subscribed(self._measure):
-            self._costs.attach(self._entries())
-            try:
-                yield self
-            finally:
-                self._costs.detach()
 
     @contextmanager
     def timing(self) -> Iterator[Explanation]:
@@ -66,58 +130,18 @@ class Explanation:
         with self.watching(), self._times.recording():
             yield self
 
-    def _measure(self, event: events.Event) -> None:
-        if event.kind == "entry-installed":  # before the call goes on in what was installed
-            self._costs.attach(self._entries())
 
-    def _entries(self) -> list[Entry]:
-        return [entry for _, record in inspect.records(self.compiled) for entry in record.entries]
+def explained(compiled: Callable[..., Any], times: int = 0) -> Callable[..., Explanation]:
+    """The callable that `smelt.explain(fn)` returns, for `fn` compiled: `(*args, **kwargs)` calls it once, then
+    `times` more to time its kernels, and returns the explanation."""
+    explanation = Explanation(compiled)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data that can be written as JSON; docs/explain.md lists the keys. For the first entry with a
-        backward it measures what eager would save for it."""
-        name = getattr(self.compiled, "__qualname__", None) or type(_original(self.compiled)).__name__
-        return rows(
-            name,
-            inspect.records(self.compiled),
-            self._watch,
-            self._eager_bytes,
-            self._costs.ms,
-            self._times,
-        )
+    def explain(*args: Any, **kwargs: Any) -> Explanation:
+        explanation.call(*args, **kwargs)
+        if times:
+            with explanation.timing():
+                for _ in range(times):
+                    explanation.result = compiled(*args, **kwargs)
+        return explanation
 
-    def save(self, path: str | Path) -> Path:
-        """Write a report and return its path: JSON if the name ends in `.json`, one HTML file if it ends in `.html`.
-
-        Raises ValueError for other endings.
-        """
-        path = Path(path)
-        if path.suffix == ".json":
-            path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
-        elif path.suffix == ".html":
-            importlib.import_module("smelt.report.html_report").write(
-                path, self.to_dict()
-            )  # it is large, and rarely asked for
-        else:
-            raise ValueError(
-                f"a report is written as .json or .html, not as {path.suffix or 'a file without ending'!r}"
-            )
-        return path
-
-    def __str__(self) -> str:
-        return plain(self.to_dict())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return fragment(self.to_dict())
-
-    def _eager_bytes(self, entry: Entry) -> int | None:
-        if id(entry) not in self._eager:
-            self._eager[id(entry)] = entry, eager_saved_bytes(entry)
-        return self._eager[id(entry)][1]
-
-
-def _original(compiled: Any) -> Any:
-    state = getattr(compiled, "_smelt", None)
-    return compiled if state is None else state.original
+    return explain

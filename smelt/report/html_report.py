@@ -4,10 +4,11 @@ references."""
 from __future__ import annotations
 
 import json
-import math
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+from smelt.report.report_data import as_json
 
 _PLACE = "@REPORT@"
 
@@ -24,15 +25,5 @@ def write(path: str | PathLike[str], data: dict[str, Any]) -> None:
 
 def _embedded(data: dict[str, Any]) -> str:
     """JSON in ASCII that cannot end or open an HTML element; lone surrogates are preserved."""
-    text = json.dumps(_finite(data), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(as_json(data), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value

@@ -92,9 +92,15 @@ class Traced:
     def example_inputs(self) -> tuple[Any, ...]:
         """The traced tensors that still exist, else empty ones like them; then the numbers."""
         pairs = itertools.zip_longest((ref() for ref in self._examples), self.inputs)
-        hints = {sym: source.hint for sym, source in self.sizes.items()}
+        hints = self.hints
         tensors = [_empty_like(fake, hints) if real is None else real for real, fake in pairs]
         return (*tensors, *(n.symbol.value for n in self.numbers))
+
+    @property
+    def hints(self) -> Mapping[Sym, int]:
+        """The values of the size symbols in the captured call, and sample values of unbacked ones."""
+        unbacked = self.unbacked.hints if self.unbacked is not None else {}
+        return {sym: size.hint for sym, size in self.sizes.items()} | dict(unbacked)
 
     @property
     def forward_graph(self) -> Graph:
