@@ -20,7 +20,6 @@ import torch
 from smelt import _native, events
 from smelt.autograd.double_backward import DoubleBackward, double_backward
 from smelt.autograd.freed_graph_outputs import mark_freed
-from smelt.autograd.joint_overrides import edited_joint
 from smelt.autograd.mutation_view_epilogue import EpilogueStep, apply_epilogue, epilogue_steps
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.save_costs import NO_HINTS, Hints
@@ -133,7 +132,7 @@ def _node(
     devices: Iterable[torch.device],
 ) -> _Node:
     """Cuts the joint graph, or the user's edit of it."""
-    joint = edited_joint(captured)
+    joint = edited("joint", captured)
     start = time.perf_counter()
     parts = lay_out(partition(joint, config, hints))
     seconds = time.perf_counter() - start

@@ -151,14 +151,6 @@ def _example(spec: Any, sizes: Mapping[str, int]) -> str:
     return f"torch.empty_strided({layout}).{fill}"
 
 
-def hints_of(entry: Entry) -> dict[str, int]:
-    """The values of the size symbols, by name, in the captured call."""
-    traced = entry.traced
-    hints = {sym.name: place.hint for sym, place in traced.sizes.items()}
-    data = traced.unbacked.hints if traced.unbacked is not None else {}
-    return hints | {sym.name: hint for sym, hint in data.items()}
-
-
 # ----------------------------------------------------------------------------------------------------- kernels, plans
 
 

@@ -16,15 +16,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import torch
 
 from smelt import events
-from smelt.autograd.joint_overrides import editing_joints
 from smelt.autograd.partition import Partition
 from smelt.capture.driver.cache_entries import Entry
 from smelt.capture.emit.compiled_frame import CompiledFrame
-from smelt.capture.emit.frame_overrides import editing_frames
 from smelt.capture.emit.torch_graph_overrides import editing_programs
 from smelt.errors import ArtifactError
 from smelt.graph.graph_callable import GraphFunction, moved
@@ -163,11 +162,10 @@ class Dump:
         if "torch" in now.edited:
             self._warn_of_others(prefix)
             return
+        hints = {sym.name: hint for sym, hint in entry.traced.hints.items()}
         for role, graph, more in _graphs(entry, now):
             if role not in now.edited:
-                written, constants = _graph_file(
-                    prefix, role, graph, entry.name, artifact_text.hints_of(entry), more
-                )
+                written, constants = _graph_file(prefix, role, graph, entry.name, hints, more)
                 if self._write(f"{prefix}.{role}.py", written) and constants:
                     torch.save(constants, self.directory / f"{prefix}.{role}.pt")
         self._write_code(prefix, now)
@@ -230,18 +228,20 @@ class Dump:
 
     # ---- edited graphs and frames
 
-    def edited(self, role: Role, graph: Graph) -> Graph:
-        """The graph to compile for `graph`, in this thread's current compilation.
+    def edited(self, role: Role, captured: Any) -> Any:
+        """What to compile or install for `captured` in this thread's current compilation: `captured` unless its file is
+        edited.
 
-        Raises ArtifactError for an edited file that cannot replace it.
+        Raises ArtifactError for an edited graph that cannot replace it. Such a frame is logged and preserved.
         """
-        path = self._edited_file(role, graph)
-        return graph if path is None else graph_of(path, graph, gradients=0 if role == "backward" else None)
-
-    def edited_joint(self, joint: Joint) -> Joint:
-        """The joint graph to compile for `joint`."""
-        path = self._edited_file("joint", joint.graph)
-        return joint if path is None else joint_of(path, joint)
+        if role == "frame":
+            return self._edited_frame(captured)
+        path = self._edited_file(role, captured.graph if role == "joint" else captured)
+        if path is None:
+            return captured
+        if role == "joint":
+            return joint_of(path, captured)
+        return graph_of(path, captured, gradients=0 if role == "backward" else None)
 
     def edited_program(self, traced: Traced) -> FunctionType | None:
         """The edited torch-level graph; None if there is none."""
@@ -271,11 +271,7 @@ class Dump:
         log.info("smelt: %s is compiled in place of the captured graph", path)
         return path
 
-    def edited_frame(self, frame: CompiledFrame) -> CompiledFrame:
-        """The frame to install for `frame`, in this thread's current compilation.
-
-        A file that cannot replace it is logged and preserved.
-        """
+    def _edited_frame(self, frame: CompiledFrame) -> CompiledFrame:
         with self._lock:
             now = self._now()
             path = (self.directory / f"{self._prefix(now.name)}.frame.py").resolve()
@@ -366,9 +362,7 @@ def dumping(directory: str | os.PathLike[str], override: bool = False, writes: b
         on.enter_context(events.subscribed(dump))
         if override:
             on.enter_context(editing(dump.edited))
-            on.enter_context(editing_joints(dump.edited_joint))
             on.enter_context(editing_programs(dump.edited_program))
-            on.enter_context(editing_frames(dump.edited_frame))
         yield dump
 
 

@@ -18,8 +18,7 @@ from typing import Any
 from smelt.capture.base.bytecode import FUTURE
 from smelt.capture.emit.compiled_frame import CompiledFrame
 from smelt.errors import ArtifactError
-from smelt.report.edited_graphs import where_raised
-from smelt.report.edited_sources import is_made_from, parsed
+from smelt.report.edited_sources import compiled, is_made_from, run
 
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _DEFINES = ("STORE_GLOBAL", "STORE_NAME")
@@ -35,20 +34,14 @@ def frame_of(path: Path, frame: CompiledFrame) -> CompiledFrame:
             f"{path} is edited, and was made from another frame than the one that smelt writes now: have it written again, "
             "and edit that"
         )
-    text = path.read_text(encoding="utf-8")
     own = frame.function
-    flags = own.__code__.co_flags & FUTURE
-    code = compile(parsed(path, text), str(path), "exec", flags, dont_inherit=True)
+    code = compiled(path, own.__code__.co_flags & FUTURE)
     scope = dict(own.__globals__)
     _check_names(path, code, scope)
-    try:
-        exec(code, scope)
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ArtifactError(f"{path}{where_raised(error, path)}: running it failed: {what}") from error
+    run(path, code, scope)
     made = scope.pop(own.__name__, None)
     _check_parameters(path, made, own)
-    return replace(frame, function=made, source=text, direct_graph=None)
+    return replace(frame, function=made, source=path.read_text(encoding="utf-8"), direct_graph=None)
 
 
 def _check_parameters(path: Path, made: Any, own: FunctionType) -> None:

@@ -25,7 +25,7 @@ from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, free_n
 from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.graph.verify_graph import verify
-from smelt.report.edited_sources import parsed
+from smelt.report.edited_sources import compiled, run, where_raised
 from smelt.torch_private import OpOverload
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.trace import Trace
@@ -72,14 +72,7 @@ def forward_of(
     Raises ArtifactError if there is no such function.
     """
     scope: dict[str, Any] = {"__name__": f"edited.{path.stem}", "__file__": str(path)}
-    text = path.read_text(encoding="utf-8")
-    try:
-        exec(compile(parsed(path, text), str(path), "exec"), scope)
-    except ArtifactError:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ArtifactError(f"{path}{where_raised(error, path)}: running it failed: {what}") from error
+    run(path, compiled(path), scope)
     scope |= {k: handed(v) for k, v in python_source(captured).names.items() if scope.get(k) is None}
     forward = scope.get("forward")
     wanted = [p.name for p in captured.placeholders]
@@ -133,16 +126,6 @@ def _recorded(
         except Exception as error:
             line = where_raised(error, path)
             raise ArtifactError(f"{path}{line}: {type(error).__name__}: {error}") from error
-
-
-def where_raised(error: BaseException, path: Path) -> str:
-    """`:12`, the line of the file that raised `error`; empty if none did."""
-    found, traceback = "", error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == str(path):
-            found = f":{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return found
 
 
 def _apart(

@@ -10,6 +10,8 @@ import ast
 import hashlib
 import re
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 from smelt.errors import ArtifactError
 
@@ -41,6 +43,32 @@ def parsed(path: Path, text: str) -> ast.Module:
         return ast.parse(text, str(path))
     except SyntaxError as error:
         raise ArtifactError(f"{path}:{error.lineno}: {error.msg}") from error
+
+
+def compiled(path: Path, flags: int = 0) -> CodeType:
+    """The code of a file. Raises ArtifactError, with the line, for invalid Python."""
+    return compile(
+        parsed(path, path.read_text(encoding="utf-8")), str(path), "exec", flags, dont_inherit=True
+    )
+
+
+def run(path: Path, code: CodeType, scope: dict[str, Any]) -> None:
+    """Run the code of a file in `scope`. Raises ArtifactError, with the line, for an exception."""
+    try:
+        exec(code, scope)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ArtifactError(f"{path}{where_raised(error, path)}: running it failed: {what}") from error
+
+
+def where_raised(error: BaseException, path: Path) -> str:
+    """`:12`, the line of the file that raised `error`; empty if none did."""
+    found, traceback = "", error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == str(path):
+            found = f":{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found
 
 
 def is_edited(path: Path, written: str) -> bool:

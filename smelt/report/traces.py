@@ -25,7 +25,6 @@ from smelt.errors import SmeltError, Unsupported
 from smelt.graph.free_symbols import dimensions, symbols_of_arguments
 from smelt.graph.graph_callable import GraphFunction
 from smelt.graph.graph_passes import copied
-from smelt.graph.graph_printer import table
 from smelt.graph.ir import Graph, Node
 from smelt.guards.guard import Guard
 from smelt.reasons import Reason
@@ -58,10 +57,6 @@ class GraphView(GraphFunction):
         """
         _check_sizes(self.graph)
         return to_fx(self.graph)
-
-    def tabular(self) -> str:
-        """The text that `print_tabular` prints."""
-        return table(self.graph)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run `code`. Raises TypeError for a wrong number of inputs, SmeltError if the inputs do not determine all

@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import smelt
 from smelt import events
-from smelt.autograd import joint_overrides
-from smelt.capture.emit import frame_overrides, torch_graph_overrides
+from smelt.capture.emit import torch_graph_overrides
 from smelt.errors import ArtifactError, Unsupported
 from smelt.graph import graph_overrides
 from tests.harness.processes import start
@@ -210,12 +209,8 @@ def test_nothing_is_left_on_behind_it(tmp_path):
         f = smelt.compile(two_cosines)
     f(x)
     assert list(tmp_path.iterdir()) == []
-    assert events._subscribers == [] and graph_overrides._editors == []
-    assert (
-        joint_overrides._editors == []
-        and frame_overrides._editors == []
-        and torch_graph_overrides._editors == []
-    )
+    assert events._subscribers == []
+    assert graph_overrides._editors == torch_graph_overrides._editors == []
 
 
 def test_threads_have_files_of_their_own(tmp_path):

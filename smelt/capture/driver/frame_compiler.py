@@ -47,7 +47,6 @@ from smelt.capture.driver.entry_eviction import superseded_entries
 from smelt.capture.driver.guard_tree_checks import is_only_thread, verified, verify_accepts, verify_refuses
 from smelt.capture.driver.zero_one_specialization import Trial, accept_size_one, small_unbacked_sizes
 from smelt.capture.emit.eager_fallback import eager_rerun_of
-from smelt.capture.emit.frame_overrides import edited_frame
 from smelt.capture.emit.torch_graph_overrides import EditedProgram, edited_program
 from smelt.capture.environment.symbolic_size_policy import SymbolicSizes
 from smelt.capture.graph_breaks.generator_entry import generator_factory
@@ -64,6 +63,7 @@ from smelt.errors import (
     Unsupported,
     VerificationError,
 )
+from smelt.graph.graph_overrides import edited
 from smelt.guards import tree_layout
 from smelt.guards.changed_numbers import changed_numbers, changed_sizes
 from smelt.guards.guard_failures import Failure
@@ -355,7 +355,7 @@ class FrameCompiler:
         if self.config.verify:
             captured.traced = replace(captured.traced, on_mismatch=self._mismatch_callback(fn))
         graph = compiled_graph(self.backend, self.config, captured, program)
-        frame = edited_frame(compiled_frame(fn, captured, graph, self.resume_functions, functional))
+        frame = edited("frame", compiled_frame(fn, captured, graph, self.resume_functions, functional))
         with stage("guards", name):
             spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.objects)
             tree = _native.GuardTree(spec.native)
