@@ -42,7 +42,7 @@ def test_what_the_program_decides_by_data_breaks_the_graph_and_is_named() -> Non
 
     x = torch.randn(6, 4)
     assert "3 < u0 decides, where u0 is how many elements a mask selects" in broken(branch, x)
-    assert "a number that a tensor holds is needed as a number" in broken(loop, x)
+    assert "the program needs the value of a number that a tensor holds" in broken(loop, x)
 
 
 @pytest.mark.skipif(torch.__version__ >= (2, 15), reason="combinations takes no mask any more")

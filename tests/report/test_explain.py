@@ -228,7 +228,10 @@ def test_sizes_that_may_not_be_any_are_told():
     explanation = smelt.explain(f, dynamic=True)(torch.randn(5, 4))
     first = f.__code__.co_firstlineno + 1
     of_features, of_rows = explanation.to_dict()["restricted_sizes"]
-    assert (of_rows["sizes"], of_rows["detail"]) == (["L['x'].shape[0]"], "it is needed as a number")
+    assert (of_rows["sizes"], of_rows["detail"]) == (
+        ["L['x'].shape[0]"],
+        "the program needs its value: the size is specialized",
+    )
     assert of_features["sizes"] == ["L['x'].shape[1]"] and "addmm" in of_features["detail"]
     assert of_rows["line"]["line"] == of_features["line"]["line"] == first
     assert f"needed at test_explain.py:{first}" in str(explanation)

@@ -69,7 +69,7 @@ def test_sizes_that_may_not_be_any_are_told(caplog):
     smelt.set_logs(sizes=True)
     smelt.compile(lambda x: x * hash(x.shape[0]), dynamic=True)(torch.randn(3, 3))
     [record] = [r for r in caplog.records if r.name == "smelt.sizes"]
-    assert "L['x'].shape[0]: it is needed as a number at" in record.getMessage()
+    assert "L['x'].shape[0]: the program needs its value: the size is specialized at" in record.getMessage()
 
 
 def test_without_logs_nothing_is_told(capsys):

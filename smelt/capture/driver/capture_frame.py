@@ -329,7 +329,11 @@ def _check_needed(env: Environment) -> None:
 
 def _recapture_error(env: Environment) -> NeedsFixedSize:
     sizes = env.sizes
-    what = "it is needed as a number" if sizes.needed else "the range is needed in which it lies"
+    what = (
+        "the program needs its value: the size is specialized"
+        if sizes.needed
+        else "the program needs its range"
+    )
     error = NeedsFixedSize(what, sizes.needed or frozenset(sizes.symbol_sources.narrowed))
     error.reason = replace(error.reason, line=sizes.needed_at)
     return error

@@ -116,7 +116,7 @@ def _guard_contents(env: Environment, container: Container) -> bool:
 def _check_key(env: Environment, key: object) -> None:
     if not is_plain_key(key):
         raise Unsupported(
-            Reason(UNSUPPORTED_OBJECT, f"an outside dictionary has a {type(key).__qualname__} as a key")
+            Reason(UNSUPPORTED_OBJECT, f"an environment dictionary has a {type(key).__qualname__} as a key")
         )
 
 
@@ -190,7 +190,7 @@ def native_view(env: Environment, value: Any, deep: bool = True) -> Any:
     if isinstance(value, torch.Tensor):
         return wrap_values.to_fake(env, value)
     if isinstance(value, types.SimpleNamespace) and id(value) in env.sources:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "native code reads an outside SimpleNamespace"))
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "native code reads an environment SimpleNamespace"))
     if isinstance(value, BaseException):
         guard_exception(env, value)
     return env.wrapped.arrays.get(id(value), value) if kind is np.ndarray else value

@@ -56,7 +56,9 @@ def next_item(env: Environment, iterator: object) -> object:
 
 
 def _refused(iterator: object) -> Unsupported:
-    return Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {type(iterator).__qualname__} is advanced"))
+    return Unsupported(
+        Reason(UNSUPPORTED_OBJECT, f"an environment {type(iterator).__qualname__} is advanced")
+    )
 
 
 def _next(env: Environment, iterator: object) -> object:

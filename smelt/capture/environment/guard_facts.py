@@ -196,7 +196,9 @@ class GuardFacts:
             return
         kind: object = type(value)
         if kind in UNGUARDABLE or (special is not None and not _is_known_reader(kind, special)):
-            raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {type(value).__qualname__} is read"))
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, f"an environment {type(value).__qualname__} is read")
+            )
 
 
 _LEAST_LIMIT = sys.int_info.str_digits_check_threshold  # the least that `sys.set_int_max_str_digits` accepts

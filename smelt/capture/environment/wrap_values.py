@@ -162,7 +162,7 @@ def guard_elements(env: Environment, source: Source, elements: Sequence[object])
     for value in elements:
         if not is_plain_key(value):
             raise Unsupported(
-                Reason(UNSUPPORTED_OBJECT, f"an outside set holds a {type(value).__qualname__}")
+                Reason(UNSUPPORTED_OBJECT, f"an environment set holds a {type(value).__qualname__}")
             )
         if not is_constant(value):
             env.facts.use_identity(value)
@@ -312,7 +312,7 @@ def tuple_like(value: tuple[object, ...], items: Sequence[object]) -> tuple[obje
 
 def _wrap_object(env: Environment, value: object, source: Source, decided: bool) -> object:
     if type(value) in weakref.ProxyTypes:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an outside weak proxy"))
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an environment weak proxy"))
     first = env.sources.get(id(value))
     if first is None:
         env.facts.guard("type", source, type(value))

@@ -94,7 +94,9 @@ class FormattedTensor:
             for record in self._trace.tape.entries[self._after :]
         )
         if written and not self.bare and self._trace.is_input(self.fake) and not self.fake.is_leaf:
-            raise unreadable("the text of a tensor from outside, with a history, which is written later")
+            raise unreadable(
+                "the text of a tensor of the environment, with a history, which is written later"
+            )
         return self._copy if written else self.fake
 
     @property

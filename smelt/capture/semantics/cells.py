@@ -22,7 +22,7 @@ def read_closure_cell(vm: VM, function: FunctionType, cell: CellType, index: int
 def has_contents(vm: VM, cell: CellType) -> bool:
     """True for an environment cell with contents. Raises Unsupported for an empty cell, which no guard can check."""
     if cell_value(cell) is MISSING:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an empty cell from outside"))
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an empty cell of the environment"))
     return True
 
 

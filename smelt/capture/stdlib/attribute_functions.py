@@ -129,7 +129,7 @@ def _dir(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if own is not None:
         return sorted(cast("Sequence[str]", vm.elements(vm.call_function(own, (args[0],)))))
     if id(args[0]) in vm.env.sources and not isinstance(args[0], (type, types.ModuleType)):
-        raise unsupported("dir() of an outside object")
+        raise unsupported("dir() of an environment object")
     if isinstance(args[0], types.ModuleType):
         raise unsupported("dir() of a module")
     if type(args[0]) is not FakeTensor:

@@ -163,7 +163,7 @@ def _copy_native(
     if (
         hasattr(kind, "__next__") and id(obj) in vm.env.sources
     ):  # the copy may share iterators with the original
-        raise unsupported(f"copying an outside {kind.__qualname__}")
+        raise unsupported(f"copying an environment {kind.__qualname__}")
     if kind in PURE_TYPES or kind is bytearray:
         vm.env.facts.check_readable(obj)
         return (copy.copy if memo is None else copy.deepcopy)(obj)

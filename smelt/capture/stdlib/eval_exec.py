@@ -110,10 +110,10 @@ def _namespaces(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[s
         scopes.use_as_globals(vm, scope)
         scope.setdefault("__builtins__", vars(builtins))
     elif scope is not vm.current_frame.globals:
-        raise unsupported(f"{mode}() in a scope from outside")
+        raise unsupported(f"{mode}() in a scope of the environment")
     names = scope if names is None else names
     if type(names) is not dict or id(names) in vm.env.sources:
-        raise unsupported(f"{mode}() with names from outside")
+        raise unsupported(f"{mode}() with names of the environment")
     return scope, names
 
 
@@ -136,6 +136,6 @@ def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if source is None:
         scopes.use_as_globals(vm, function_object.__globals__)
     elif source.kind != "const":
-        raise unsupported("a function with globals from outside")
+        raise unsupported("a function with globals of the environment")
     cells.register_function(vm, function_object)
     return function_object

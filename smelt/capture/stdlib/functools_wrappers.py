@@ -95,7 +95,7 @@ def _wrapper(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
 def _register(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     contents = map(cell_value, fn.__closure__ or ())
     if any(id(v) in vm.env.sources for v in contents if v is not None and v is not MISSING):
-        raise unsupported(f"{fn.__qualname__} of a function from outside")
+        raise unsupported(f"{fn.__qualname__} of a function of the environment")
     return fn(*args, **kwargs)
 
 

@@ -50,7 +50,7 @@ def _constructor_handler(reference: Callable[..., object]) -> Handler:
         if vm.env.sources.is_created_function(cast(FunctionType, target)):
             raise _eager_fallback("a weak reference to a function created in the call")
         if callback and callback[0] is not None and id(target) in vm.env.sources:
-            raise _eager_fallback("a callback for the end of an object from outside")
+            raise _eager_fallback("a callback for the end of an object of the environment")
         return vm.call_native(reference, [target, *map(vm.native_argument, callback)], kwargs)
 
     return handler
@@ -70,7 +70,7 @@ def _insertion_handler(fn: FunctionType) -> Handler:
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if any(_may_die(vm, x) for value in args[1:] for x in (value, *_contents(value))):
-            raise _eager_fallback(f"{fn.__qualname__} of an object from outside")
+            raise _eager_fallback(f"{fn.__qualname__} of an object of the environment")
         return interpret(vm, fn, args, kwargs)
 
     return handler
@@ -110,7 +110,7 @@ def _dereference(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwa
     if id(reference) in sources:
         return wrap_values.wrap(vm.env, found, sources[id(reference)].child("call", None))
     if found is not None and id(found) in sources and not _is_held(vm, found):
-        raise _eager_fallback("a weak reference to an object from outside that may be dead")
+        raise _eager_fallback("a weak reference to an object of the environment that may be dead")
     return found
 
 

@@ -169,7 +169,7 @@ def _numbers_as_sizes(parts: TraceParts, used: Container[Sym]) -> dict[Sym, Numb
     for sym, symbol in symbols.numbers.items() if symbols is not None else ():
         if sym in used:
             if symbol.symbols.is_specialized(symbol.expression):
-                raise NeedsFixedSize(f"{sym} was needed as a number", frozenset((sym,)))
+                raise NeedsFixedSize(f"the program needs the value of {sym}", frozenset((sym,)))
             found[sym] = parts.numbers.input(symbol)
             for builder in (parts.tape.torch, parts.tape.aten):
                 found[sym].node(builder)

@@ -474,7 +474,7 @@ class Symbols:
         """Make the trace depend on the current value of the expression: its leaves must be the same in later calls."""
         for key in leaves(expression):
             if isinstance(key, UnbackedNumber):
-                raise Unsupported(Reason(DATA_DEPENDENT, f"{key.what} is needed as a number"))
+                raise Unsupported(Reason(DATA_DEPENDENT, f"the program needs the value of {key.what}"))
             if key not in self._specialized:
                 if key not in self._size_keys:
                     self.check()

@@ -60,7 +60,7 @@ class SymbolicList:
         """Raise NeedsFixedSize: the elements are needed."""
         size = self.count.node.size
         ranges = constant_range(size, self.count.node.symbols.hints)
-        raise NeedsFixedSize("a list is needed that has a number of elements", free_syms(size), ranges=ranges)
+        raise NeedsFixedSize("a list needs a fixed number of elements", free_syms(size), ranges=ranges)
 
     def at(self, index: Any) -> Any:
         """The element at an index within the list."""
@@ -196,4 +196,4 @@ def needs_fixed_length(error: BaseException) -> NeedsFixedSize | None:
     if not isinstance(error, (TypeError, AttributeError)):
         return None
     named = any(proxy.__name__ in str(error) for proxy in SEQUENCE_PROXIES)
-    return NeedsFixedSize("a list is needed that has a number of elements", frozenset()) if named else None
+    return NeedsFixedSize("a list needs a fixed number of elements", frozenset()) if named else None

@@ -197,7 +197,7 @@ def _store_in_overlay(vm: VM, obj: object, name: str, value: object) -> None:
         object.__setattr__(obj, name, value)
     elif how is NATIVE_DATA:
         raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"{name} of a {type(obj).__qualname__} from outside is set")
+            Reason(UNSUPPORTED_EFFECT, f"{name} of a {type(obj).__qualname__} of the environment is set")
         )
     elif own is None:
         object.__setattr__(obj, name, value)  # raises
@@ -276,7 +276,7 @@ READ_EFFECTS: dict[object, Callable[[VM, object], None]] = {}
 def _check_pure_getter(found: object, obj: object, name: str) -> None:
     """Raise Unsupported for an attribute computed by C code that may have side effects."""
     if type(found) is types.GetSetDescriptorType and not is_pure_attribute(found):
-        what = f"attribute {name!r} of an outside {type(obj).__qualname__}, whose effects are not known"
+        what = f"attribute {name!r} of an environment {type(obj).__qualname__}, whose effects are not known"
         raise Unsupported(Reason(UNSUPPORTED_CALL, what))
 
 

@@ -173,7 +173,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
     """`del obj.name`."""
     if type(obj) is FakeTensor and vm.trace.is_input(obj):
         raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is deleted")
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor of the environment is deleted")
         )
     info = vm.type_info(type(obj))
     how, found, _ = info.find("__delattr__")

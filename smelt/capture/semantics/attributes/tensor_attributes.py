@@ -130,7 +130,7 @@ def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -
 
 
 def _refuse(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
-    raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor from outside"))
+    raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor of the environment"))
 
 
 # Attributes that depend on whether a tensor was computed with gradients.
@@ -203,7 +203,7 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
     if vm.trace.is_input(tensor):
         if hasattr(torch.Tensor, name) or name in FakeTensor.__slots__:
             raise Unsupported(
-                Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is set")
+                Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor of the environment is set")
             )
         vm.env.log.set_tensor_attribute(tensor, name, value)
     else:

@@ -117,7 +117,7 @@ def use_instance_state(vm: VM, args: Sequence[object]) -> None:
         for name in (*(own or ()), *slot_names(type(value))):
             read = specialize(attributes.load_default(vm, value, name, MISSING))
             if isinstance(read, (ArrayProxy, np.ndarray)):
-                detail = f"native code reads an outside {type(value).__qualname__}"
+                detail = f"native code reads an environment {type(value).__qualname__}"
                 raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
             container_contents.native_view(vm.env, read)
             pending.append(read)

@@ -51,7 +51,7 @@ def native_argument(vm: VM, value: object) -> object:
         return VMCallable(vm, value)
     vm.env.facts.use_content(value)
     if id(value) in vm.env.sources and is_opaque(value):
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an outside {kind.__qualname__}"))
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an environment {kind.__qualname__}"))
     return value
 
 

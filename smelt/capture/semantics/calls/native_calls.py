@@ -176,7 +176,7 @@ def _check_unchanged(fn: object, view: Container, before: list[object]) -> None:
     if not same:
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
         raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"{name} changes a {type(view).__qualname__} from outside")
+            Reason(UNSUPPORTED_EFFECT, f"{name} changes a {type(view).__qualname__} of the environment")
         )
 
 
@@ -396,4 +396,4 @@ def _check_native_object(vm: VM, name: str, owner: object) -> None:
         return  # a queue's `get` removes an item
     if isinstance(owner, random.Random):
         raise Unsupported(Reason(RANDOM_STATE, f"random.{name}"))
-    raise unsupported(f"method {name} of an outside {kind.__qualname__}, whose effects are not known")
+    raise unsupported(f"method {name} of an environment {kind.__qualname__}, whose effects are not known")

@@ -165,7 +165,7 @@ def _needs_entry_guard(vm: VM, obj: dict[object, object], key: object) -> bool:
     env.facts.use_identity(key)
     if not is_lookup_key(key):
         raise unsupported(
-            f"a {type(key).__qualname__} is looked up in an outside dictionary", UNSUPPORTED_OBJECT
+            f"a {type(key).__qualname__} is looked up in an environment dictionary", UNSUPPORTED_OBJECT
         )
     if obj not in env.log:
         return True

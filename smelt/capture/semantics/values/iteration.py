@@ -120,7 +120,7 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
     if environment_iterators.can_advance(vm.env, obj):
         return VMIterator(vm, obj)
     if id(obj) in vm.env.sources and hasattr(kind, "__next__"):
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an environment {kind.__qualname__} is advanced"))
     vm.env.facts.check_readable(obj, "__iter__")
     return cast("Iterable[object]", obj)
 

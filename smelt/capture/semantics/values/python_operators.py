@@ -404,7 +404,9 @@ def contains(vm: VM, value: object, container: object) -> bool:
     ):
         return _among(vm, value, elements(vm, container))
     if id(container) in vm.env.sources and hasattr(kind, "__next__"):
-        raise unsupported(f"`in` of an outside {kind.__qualname__}, which advances it", UNSUPPORTED_OBJECT)
+        raise unsupported(
+            f"`in` of an environment {kind.__qualname__}, which advances it", UNSUPPORTED_OBJECT
+        )
     vm.env.facts.check_readable(container, "__contains__")
     if isinstance(container, (set, frozenset)):
         vm.env.facts.use_differences(value)

@@ -90,7 +90,7 @@ def create_exception(vm: VM, what: object) -> BaseException:
     if not isinstance(what, BaseException):
         raise TypeError("exceptions must derive from BaseException")
     if id(what) in vm.env.sources:
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "an exception from outside is raised"))
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "an exception of the environment is raised"))
     return what
 
 

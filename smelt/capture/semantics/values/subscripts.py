@@ -229,7 +229,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
         vm.native_lookup(operator.setitem, obj, key, value)
         return
     if id(obj) in vm.env.sources:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an environment {kind.__qualname__} is set"))
     vm.call_native(operator.setitem, (obj, key, value))
 
 
@@ -256,7 +256,7 @@ def delete_item(vm: VM, obj: object, key: object) -> None:
     if id(obj) in vm.env.sources:
         if not isinstance(obj, CONTAINER_BASES):
             raise Unsupported(
-                Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted")
+                Reason(UNSUPPORTED_OBJECT, f"an item of an environment {type(obj).__qualname__} is deleted")
             )
         key = lookup_key(vm, obj, key)
         contains_key(vm, obj, key) if isinstance(obj, dict) else container_contents.open_for_native(
