@@ -20,8 +20,8 @@ from rich.table import Table
 from torch import nn
 
 import smelt
+from smelt import events
 from smelt.report.inspect import entries
-from smelt.report.progress import progress
 
 NAMES = ["BERT, 4 layers", "ResNet-18", "Llama, 2 layers of 256"]
 
@@ -101,8 +101,14 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     console = Console(width=140)
-    with progress(), torch.no_grad():
-        first_example(console)
+    with console.status("compiling") as status, torch.no_grad():
+
+        def show(event: events.Event) -> None:
+            if event.kind == "stage":
+                status.update(event.name)
+
+        with events.subscribed(show):
+            first_example(console)
     rows = []
     for name in NAMES:
         with console.status(f"{name}: eager, torch.compile (this takes a while), smelt ..."):

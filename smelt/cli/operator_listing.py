@@ -1,4 +1,4 @@
-"""The text of `smelt ops`: the primitives of loops, and the treatment of each ATen operator."""
+"""The text of `smelt ops`: the primitives of loops, and how smelt treats each ATen operator of the installed torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,71 @@ import difflib
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, get_args
 
+import torch
+
+from smelt.graph.operator_effects import effects, is_composite
 from smelt.loops.kernel_ir import POINTWISE, ReductionKind
-from smelt.ops.registry import REGISTRY
-from smelt.report.operator_table import FATES, fates, short
+from smelt.ops.functional_variants import pure_of
+from smelt.ops.registry import REGISTRY, row
+from smelt.torch_private import OpOverload, all_operator_names
+
+# In order: the first that applies to an overload is its fate.
+FATES = {
+    "composite": "autograd decomposes it before anything is recorded",
+    "lowered": "loops",
+    "ruled": "a rule of its own records it (`smelt/ops/trace_rules.py`)",
+    "rewritten": "it writes an argument: recorded as its functional variant",
+    "writes": "it writes an argument and has no functional variant: the graph breaks",
+    "values": "its result's size, or a number, depends on data: a constant if that is known, else a graph break",
+    "random": "an extern call in program order, never run twice",
+    "view": "an extern call whose result aliases its argument; nothing fuses through it",
+    "out": "an extern call that writes into planned memory",
+    "called": "an extern call that allocates its result",
+}
+
+
+def operators() -> Iterator[OpOverload]:
+    """The overloads of ATen operators that compute with tensors, by name, without `out=` overloads."""
+    for name in sorted({n for n in all_operator_names() if n.startswith("aten::")}):
+        base, _, overload = name.removeprefix("aten::").partition(".")
+        packet = getattr(torch.ops.aten, base, None)
+        op = getattr(packet, overload or "default", None)
+        if isinstance(op, OpOverload) and _computes(op):
+            yield op
+
+
+def _computes(op: Any) -> bool:
+    types = [str(a.type) for a in (*op._schema.arguments, *op._schema.returns)]
+    return any("Tensor" in t for t in types) and not any(a.is_out for a in op._schema.arguments)
+
+
+def fates() -> dict[OpOverload, str]:
+    """The treatment of each operator; a key of `FATES`."""
+    return {op: fate(op) for op in operators()}
+
+
+def fate(op: OpOverload) -> str:
+    """The treatment of a call of `op`; a key of `FATES`."""
+    does = effects(op)
+    answers: dict[str, bool] = {
+        "lowered": row(op).lowering is not None,
+        "composite": is_composite(op),
+        "ruled": row(op).trace_rule is not None,
+        "rewritten": bool(does.writes) and pure_of(op) is not None,
+        "writes": bool(does.writes),
+        "values": does.data_dependent or does.dynamic_shape,
+        "random": does.random,
+        "view": does.view,
+        "out": row(op).out is not None,
+    }
+    return next((name for name in FATES if answers.get(name)), "called")
+
+
+def short(op: OpOverload) -> str:
+    """The name without its redundant parts: `sin`, `add.Tensor`."""
+    return str(op).removeprefix("aten.").removesuffix(".default")
 
 
 def overview() -> str:

@@ -61,5 +61,6 @@ pages, torch and the source
     reports        data of HTML reports, small and large
     browser        Chromium, and a page in it that must ask for nothing and complain of nothing
     pages          the pages, README.md and docs/, as programs
+    generated_pages pages that are printed from tables of smelt
     sources        imports, cycles, private names, uses of `Any`
 """

@@ -170,7 +170,7 @@ def sample() -> dict[str, Any]:
         ],
         "frames": frames(),
         "breaks": [gate],
-        "eager": [reason("unknown-native", native, "zlib.crc32", "call it outside of the compiled function", 19)],
+        "eager": [reason("unknown-native", native, "zlib.crc32", "call it outside the compiled function", 19)],
         "recompiles": [
             {"frame": "forward", "entry": 0, "guard": "L['scale'] == 3", "was": "3", "now": "4", "at_ms": 122.0},
         ],

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
+from smelt.cli import operator_listing
 from smelt.ops.registry import REGISTRY, Facts, Operator, Registry
-from smelt.report import operator_table
+from tests.harness import generated_pages
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operators.md"
@@ -71,12 +72,11 @@ def test_an_operator_has_one_module():
     f"torch {torch.__version__.split('+')[0]};" not in PAGE.read_text(), reason="written for another torch"
 )
 def test_what_becomes_of_each_operator():
-    assert operator_table.page() == PAGE.read_text(encoding="utf-8"), (
-        "python -m smelt.report.operator_table writes it"
-    )
+    text = PAGE.read_text(encoding="utf-8")
+    assert generated_pages.operators() == text, "python -m tests.harness.generated_pages writes it"
 
 
 def test_each_operator_has_a_fate():
-    found = operator_table.fates()
-    assert set(found.values()) == set(operator_table.FATES)
+    found = operator_listing.fates()
+    assert set(found.values()) == set(operator_listing.FATES)
     assert all(isinstance(op, OpOverload) for op in found)
