@@ -91,7 +91,7 @@ def machine() -> Rows:
             if host.cpu in costs
             else f"ATen's: generated ones were measured on {', '.join(costs)} only",
         )
-        yield "kernels of GPUs kept on disk", _kept()
+        yield "disk cache", disk_cache()
     yield "threads", f"{torch.get_num_threads()} of {os.cpu_count()} CPUs"
     for number in range(torch.cuda.device_count()):
         yield (
@@ -105,14 +105,13 @@ def _on_gpu(device: torch.device) -> str:
     return "graphs are compiled for it" if why_not is None else f"calls on it run eagerly ({why_not})"
 
 
-def _kept() -> str:
-    """Where, and how much; or why not."""
+def disk_cache() -> str:
+    """The folder of the disk cache, its size and limit; or why there is none."""
     store = importlib.import_module("smelt.runtime.disk_cache").store()
-    if store is None:
-        return "none: kernel_cache is off, or there is no home"
-    if why := store.why_not():
-        return f"none: {why}"
-    return f"{store.folder}, {store.size() / 1e6:.1f} of {store.limit / 1e6:.0f} MB"
+    why = "kernel_cache is off, or there is no home" if store is None else store.why_not()
+    if why:
+        return f"nothing is kept: {why}"
+    return f"{store.folder}: {store.size() / 1e6:.1f} of {store.limit / 1e6:.0f} MB (kernels of GPUs)"
 
 
 def settings() -> Rows:

@@ -27,7 +27,7 @@ def test_it_tells_what_is_here_and_what_works():
     assert lines["smelt"] == "yes"  # the last of two: under "works"
     assert f"{smelt.__version__}, " in text and "SMELT_VERIFY: 1" in text
     kept = os.environ["SMELT_CACHE_DIR"]
-    assert re.fullmatch(rf"{kept}, \d+\.\d of 1074 MB", lines["kernels of GPUs kept on disk"])
+    assert re.fullmatch(rf"{kept}: \d+\.\d of 1074 MB \(kernels of GPUs\)", lines["disk cache"])
     assert {lines[name] for name in ("inference", "training", "bfloat16")} == {"yes"}
 
 
@@ -41,9 +41,9 @@ def test_it_says_why_nothing_is_compiled():
 def test_it_says_why_nothing_is_kept(tmp_path):
     tmp_path.chmod(0o777)
     _, text = report(f"import os; os.environ['SMELT_CACHE_DIR'] = {str(tmp_path)!r}")
-    assert f"kept on disk: none: {tmp_path} can be written by others (mode 777)" in text
+    assert f"disk cache: nothing is kept: {tmp_path} can be written by others (mode 777)" in text
     _, text = report("import os; os.environ['SMELT_KERNEL_CACHE'] = '0'")
-    assert "kept on disk: none: kernel_cache is off" in text
+    assert "disk cache: nothing is kept: kernel_cache is off" in text
 
 
 def test_it_says_what_gives_another_result_than_eager():

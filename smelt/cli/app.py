@@ -131,16 +131,10 @@ def cache(
 ) -> None:
     """Say where kernels are kept on disk, and how much; or remove them."""
     store = _of_compiler("smelt.runtime.disk_cache").store()
-    if store is None:
-        print("nothing is kept: kernel_cache is off, or there is no home")
-        raise SystemExit(0)
-    if clear:
+    if clear and store is not None:
         print(f"{store.folder}: removed {store.clear() / 1e6:.1f} MB")
-        return
-    if why := store.why_not():
-        print(f"nothing is kept: {why}")
-        return
-    print(f"{store.folder}: {store.size() / 1e6:.1f} of {store.limit / 1e6:.0f} MB (kernels of GPUs)")
+    else:
+        print(checkup.disk_cache())
 
 
 @app.command()

@@ -131,7 +131,7 @@ class ReportBuilder:
         return next((found for found in self.of_entry[id(entry)] if found.level == level), None)
 
     def _graph_of(self, scheduled: Scheduled) -> EntryGraph | None:
-        owner = self.owners.of(scheduled.graph) or self.owners.pair(scheduled.entry)
+        owner = self.owners.of(scheduled.graph, scheduled.entry)
         if owner is None:
             return None
         return self._graph(owner[1], "aten" if owner[1].traced.joint is None else level_of(scheduled.graph))

@@ -33,9 +33,8 @@ from smelt.plan.steps import Plan
 from smelt.report import artifact_text
 from smelt.report.artifact_text import Written
 from smelt.report.edited_frames import frame_of
-from smelt.report.edited_graphs import graph_of
+from smelt.report.edited_graphs import graph_of, program_of
 from smelt.report.edited_joints import joint_of
-from smelt.report.edited_programs import program_of
 from smelt.report.edited_sources import is_edited
 from smelt.schedule.schedule import Schedule
 from smelt.schedule.schedule_printer import print_schedule

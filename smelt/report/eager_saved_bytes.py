@@ -3,7 +3,6 @@ synthetic inputs."""
 
 from __future__ import annotations
 
-import math
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -13,7 +12,8 @@ from smelt.capture.driver.cache_entries import Entry
 from smelt.graph.graph_callable import GraphFunction
 from smelt.graph.graph_printer import target_text
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
-from smelt.graph.tensor_specs import empty_like_spec, static_sizes
+from smelt.graph.tensor_specs import empty_like_spec
+from smelt.report.kernel_costs import nbytes
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.trace_at_sizes import traced_at
 from smelt.tracing.record.traced import Traced
@@ -34,21 +34,16 @@ def eager_saved_bytes(entry: Entry) -> int | None:
     try:
         if traced.sizes:
             traced = traced_at(traced, traced.hints)
-        if _calls_others(traced.torch_graph) or sum(map(_nbytes, _specs(traced))) > MOST:
+        if (
+            _calls_others(traced.torch_graph)
+            or sum(nbytes(p.spec) for p in traced.torch_graph.placeholders) > MOST
+        ):
             return None
         devices = {fake.device for fake in traced.inputs if fake.device.type != "cpu"}
         with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
             return _measured(traced)
     except Exception:  # numbers that stand for nothing may be refused, as by a Cholesky factorization
         return None
-
-
-def _specs(traced: Traced) -> list[TensorSpec]:
-    return [p.spec for p in traced.torch_graph.placeholders if isinstance(p.spec, TensorSpec)]
-
-
-def _nbytes(spec: TensorSpec) -> int:
-    return math.prod(static_sizes(spec.shape)) * spec.dtype.itemsize
 
 
 def _calls_others(graph: Graph) -> bool:

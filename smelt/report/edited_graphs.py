@@ -1,8 +1,11 @@
-"""Graphs from files: an edited program replaces a captured aten graph.
+"""Graphs from files: an edited program replaces a captured graph.
 
-The program's `forward` runs on fakes, so it may call any torch function; the resulting operators are recorded as in a
-captured program. The resulting graph takes the captured one's inputs, returns tensors of the same types and layouts,
-and writes the same inputs.
+The `forward` of a torch-level program is compiled like any other function. Its calls run in its own file, where debuggers
+stop if they run uncompiled: with the backend `eager`, or after a graph break.
+
+For other graphs the `forward` runs on fakes, so it may call any torch function; the resulting operators are recorded as in
+a captured program. The resulting graph takes the captured one's inputs, returns tensors of the same types and layouts, and
+writes the same inputs.
 """
 
 from __future__ import annotations
@@ -19,9 +22,8 @@ from typing import Any
 import torch
 
 from smelt.errors import ArtifactError, SmeltError
-from smelt.graph.free_symbols import symbols_in
 from smelt.graph.graph_printer import python_source, spec_text
-from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, free_name, map_nodes
+from smelt.graph.ir import Graph, Line, Node, argument_nodes, free_name, map_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.graph.verify_graph import verify
@@ -42,14 +44,6 @@ def graph_of(path: Path, captured: Graph, gradients: int | None = None, cse: boo
 
     Raises ArtifactError if it cannot replace `captured`, with the file and the expectation.
     """
-    if any(True for _ in symbols_in(captured.nodes)):
-        raise ArtifactError(
-            f"{path} is edited, and the graph is for any sizes: edited graphs take numbers; compile with dynamic=False"
-        )
-    if not all(isinstance(p.spec, TensorSpec) for p in captured.placeholders):
-        raise ArtifactError(
-            f"{path} is edited, and the graph takes numbers that change from call to call: compile with dynamic=False"
-        )
     forward = forward_of(path, captured)
     recorder, fakes, traced, places = _recorded(path, forward, captured, gradients, cse)
     made = _with_inputs(captured, recorder, fakes, traced, places)
@@ -253,3 +247,34 @@ def _check_writes(path: Path, made: Graph, captured: Graph) -> None:
             f"{path}: forward writes {', '.join(sorted(got)) or 'no input'}, the captured graph "
             f"{', '.join(sorted(want)) or 'none'}: the call was guarded for that"
         )
+
+
+# ------------------------------------------------------------------------------------------------- torch-level graphs
+
+
+def program_of(path: Path, traced: Traced) -> FunctionType:
+    """The file's `forward`, to call in place of the torch-level graph.
+
+    Raises ArtifactError if it cannot be called, with the file, the line if known, and the expectation.
+    """
+    if traced.unbacked is not None:
+        raise ArtifactError(
+            f"{path} is edited, and data decide sizes of the graph that it stands in for: edit the frame, or the program"
+        )
+    forward = forward_of(path, traced.torch_graph, _not_captured)
+    forward.__code__ = forward.__code__.replace(co_qualname=path.stem)
+    forward.__qualname__ = path.stem
+    return forward
+
+
+def _not_captured(value: Any) -> Any:
+    """An object that the graph calls atomically (a checkpoint, a custom `autograd.Function`). A capture of the file
+    breaks the graph there instead of tracing into it."""
+    if not callable(value):
+        return value
+
+    def call(*args: Any) -> Any:
+        return value(*args)
+
+    call.__smelt_disable__ = True  # type: ignore[attr-defined]
+    return call

@@ -62,32 +62,14 @@ def graph_data(found: EntryGraph, modules: Mapping[Node, str]) -> data.Graph:
 
 
 class Owners:
-    """Finds the entry of an aten graph: its nodes name the torch-level nodes that caused them; graphs for concrete
-    sizes are copies whose nodes have the names and lines of the original."""
+    """Finds the entry of a graph, whose nodes name the torch-level nodes that caused them."""
 
     def __init__(self, entries: Sequence[tuple[str, Entry]]) -> None:
-        self.entries = entries
-        self._by_source = {node: pair for pair in entries for node in pair[1].traced.torch_graph}
+        self._by_node = {node: pair for pair in entries for node in pair[1].traced.torch_graph}
+        self._by_entry = {id(pair[1]): pair for pair in entries}
 
-    def of(self, graph: Graph) -> tuple[str, Entry] | None:
-        """The name of the frame, and the entry; None if the graph belongs to no known entry."""
-        for node in graph:
-            cause = _torch_level(node)
-            if cause in self._by_source:
-                return self._by_source[cause]
-        named = _keys(graph)
-        best = max(self.entries, key=lambda pair: len(named & _own_keys(pair[1])), default=None)
-        return best if best is not None and 2 * len(named & _own_keys(best[1])) > len(named) else None
-
-    def pair(self, entry: Entry | None) -> tuple[str, Entry] | None:
-        """An entry with the name of its frame; None if it is unknown."""
-        return next((pair for pair in self.entries if pair[1] is entry), None)
-
-
-def _keys(graph: Graph) -> set[tuple[str, str, str]]:
-    return {(n.name, str(n.target), str(n.line)) for n in graph if n.op.startswith("call")}
-
-
-def _own_keys(entry: Entry) -> set[tuple[str, str, str]]:
-    traced = entry.traced
-    return _keys(traced.aten_graph if traced.joint is None else traced.joint.graph)
+    def of(self, graph: Graph, entry: Entry | None = None) -> tuple[str, Entry] | None:
+        """The name of the frame, and the entry: `entry` if no node tells; None if the entry is unknown."""
+        causes = map(_torch_level, graph)
+        found = next((self._by_node[node] for node in causes if node in self._by_node), None)
+        return found or self._by_entry.get(id(entry))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from smelt.graph.ir import TensorSpec
@@ -25,8 +26,9 @@ from smelt.ops.call_costs import PICKING, operations
 from smelt.schedule.schedule import BufRef, ExternItem, KernelItem, Schedule, accesses
 from smelt.shapes.expr import Size, Sym, evaluate, free_syms
 
-# What symbols were in the call, by name: the compiler narrows what one may be, which makes another one.
+# The values of symbols in the call, by name: a symbol with narrower bounds is another object of the same name.
 Hints = Mapping[str, int]
+NO_HINTS: Hints = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -38,23 +40,18 @@ class Work:
     flops: int | None
 
 
-def number(size: Size, hints: Hints) -> int:
+def _number(size: Size, hints: Hints) -> int:
     """A size in the observed call; symbols without a hint count as 1."""
     if isinstance(size, int):
         return size
     return int(evaluate(size, {sym: hints.get(str(sym), 1) for sym in free_syms(size)}))
 
 
-def elements(shape: Sequence[Size], hints: Hints) -> int:
-    """The number of elements of a tensor of this shape."""
-    return math.prod(number(n, hints) for n in shape)
-
-
-def nbytes(spec: Any, hints: Hints) -> int:
+def nbytes(spec: Any, hints: Hints = NO_HINTS) -> int:
     """Bytes of a tensor's elements; 0 for other values."""
     if not isinstance(spec, TensorSpec):
         return 0
-    return elements(spec.shape, hints) * spec.dtype.itemsize
+    return math.prod(_number(n, hints) for n in spec.shape) * spec.dtype.itemsize
 
 
 def of_kernel(item: KernelItem, schedule: Schedule, hints: Hints) -> Work:
@@ -67,7 +64,7 @@ def of_kernel(item: KernelItem, schedule: Schedule, hints: Hints) -> Work:
     if item.kernel.sums is not None:
         nests += [(item.kernel.sums.outer, s) for s in item.kernel.sums.stages]
     for outer, stage in nests:
-        loops = {loop.sym: number(loop.size, hints) for loop in (*outer, *stage_loops(stage))}
+        loops = {loop.sym: _number(loop.size, hints) for loop in (*outer, *stage_loops(stage))}
         points = math.prod(loops.values())
 
         def named(index: Size, loops: Mapping[Sym, int] = loops) -> int:
@@ -113,7 +110,7 @@ def of_call(item: ExternItem, schedule: Schedule, hints: Hints) -> Work:
 
 def _flops(item: ExternItem, schedule: Schedule, hints: Hints) -> int | None:
     def sizes(buffer: int) -> tuple[int, ...]:
-        return tuple(number(n, hints) for n in schedule.buffers[buffer].spec.shape)
+        return tuple(_number(n, hints) for n in schedule.buffers[buffer].spec.shape)
 
     out = item.outs[0] if item.outs else None
     if out is None:

@@ -28,6 +28,7 @@ from smelt.graph.graph_passes import copied
 from smelt.graph.ir import Graph, Node
 from smelt.guards.guard import Guard
 from smelt.reasons import Reason
+from smelt.report.artifact_text import comment
 from smelt.report.inspect import reasons, records
 from smelt.shapes.expr import Sym
 from smelt.tracing.backward.joint import Joint
@@ -130,7 +131,7 @@ class TracedGraph:
 
 
 def _commented(title: str, text: str) -> str:
-    return "\n".join(f"# {line}" for line in (f"{title}:", *text.splitlines())) + "\n"
+    return comment(f"{title}:\n{text}")
 
 
 def _why_no_joint(graph: TracedGraph) -> str:
