@@ -1,4 +1,4 @@
-"""Events: each step of a compilation is emitted here; the progress line, reports and tests subscribe.
+"""Events: each step of a compilation is emitted here; logs, reports, dumps and tests subscribe.
 
 Subscribers run on the emitting thread, in order of subscription, and must not raise.
 """
@@ -10,36 +10,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+# The comment of a kind lists its data.
 EventKind = Literal[
-    "capture-start",      # attempt: capture.driver.attempts.Attempt
-    "capture-end",        # seconds
-    "backend-start",      # traced: tracing.traced.Traced
+    "capture-start",      # an attempt begins. attempt: capture.driver.capture_attempts.Attempt
+    "capture-end",        # an attempt has ended. seconds
+    "backend-start",      # traced: tracing.record.traced.Traced
     "backend-end",        # seconds
-    "stage",              # seconds; the event's name is that of the stage
-    "partition",          # a joint graph was cut. seconds; saved: number of values kept for the backward; joint, parts: the
-                          # tracing.backward.joint.Joint and the autograd.partition.Partition
-    "graph-code",         # a graph is to run as Python. function: graph.graph_callable.GraphFunction
-    "schedule",           # a graph is about to become code. graph: graph.ir.Graph; schedule: schedule.schedule.Schedule
-    "plan",               # kernels: number of distinct ones; externs: names of the ATen operators that it calls; plan: the
-                          # plan.steps.Plan, whose sizes may have symbols
+    "stage",              # a stage has ended; the event's name is the stage's. seconds
+    "partition",          # a joint graph was cut. seconds; saved: number of saved values; joint:
+                          # tracing.backward.joint.Joint; parts: autograd.partition.Partition
+    "graph-code",         # a graph will run as Python. function: graph.graph_callable.GraphFunction
+    "schedule",           # graph: graph.ir.Graph; schedule: schedule.schedule.Schedule
+    "plan",               # kernels: number of distinct ones; externs: names of called ATen operators; plan: plan.steps.Plan,
+                          # whose sizes may have symbols
     "backward-start",     # the first gradient has arrived. joint
     "backward-compiled",  # seconds; undefined: number of tangents that autograd did not define; joint
-    "entry-installed",    # seconds, guards, inputs: numbers of them; entry: capture.driver.cache_entries.Entry; sources:
-                          # guards.source.Source of each input; function: what it is an entry of
-    "recompile",          # an entry refused the call. entry: its number; failure: guards.guard_failures.Failure
-    "graph-break",        # reason: smelt.reasons.Reason
-    "no-joint-graph",     # reason: why autograd runs the graph operator by operator
-    "other-sizes",        # data decided sizes that a graph is not for: the original function runs
-    "size-restricted",    # a size may not be any, so the capture begins again. sizes: where the program found it, and others
-                          # that are concerned; reason
-    "fallback",           # reason: why the call runs eagerly
+    "entry-installed",    # seconds; guards, inputs: their numbers; entry: capture.driver.cache_entries.Entry; sources:
+                          # guards.source.Source of each input; function: the function of the entry
+    "recompile",          # an entry rejected the call. entry: its number; failure: guards.guard_failures.Failure
+    "graph-break",        # reason: reasons.Reason
+    "no-joint-graph",     # autograd runs the graph eagerly. reason
+    "unbacked-mismatch",  # the graph is not valid for the unbacked sizes of the call, which runs eagerly. failure
+    "size-restricted",    # capture restarts with a size specialized or bounded. sizes: the sources of the size and of those
+                          # that depend on it; reason
+    "eager-fallback",     # the call runs eagerly. reason
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Event:
-    """`name` is the function that is compiled, where the kind does not say otherwise; `data` has what stands beside the kind
-    in `EventKind`."""
+    """`name`: the compiled function, unless the kind says otherwise. `data`: the values that `EventKind` lists."""
 
     kind: EventKind
     name: str
@@ -50,7 +50,7 @@ _subscribers: list[Callable[[Event], None]] = []
 
 
 def emit(kind: EventKind, name: str = "", **data: Any) -> None:
-    """Calls every subscriber with the event; without subscribers none is made."""
+    """Call every subscriber with the event; without subscribers, no event is created."""
     if _subscribers:
         event = Event(kind, name, data)
         for subscriber in tuple(_subscribers):
@@ -58,18 +58,18 @@ def emit(kind: EventKind, name: str = "", **data: Any) -> None:
 
 
 def subscribe(subscriber: Callable[[Event], None]) -> None:
-    """Calls `subscriber` with every event from now on."""
+    """Call `subscriber` with every later event."""
     _subscribers.append(subscriber)
 
 
 def unsubscribe(subscriber: Callable[[Event], None]) -> None:
-    """Calls it no longer. Raises ValueError where it is not called."""
+    """Stop calling `subscriber`. Raises ValueError if it is not subscribed."""
     _subscribers.remove(subscriber)
 
 
 @contextmanager
 def subscribed(subscriber: Callable[[Event], None]) -> Iterator[None]:
-    """Calls `subscriber` with every event for the duration of the context."""
+    """Call `subscriber` with every event for the duration of the context."""
     subscribe(subscriber)
     try:
         yield

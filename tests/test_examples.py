@@ -47,7 +47,7 @@ def numbers(curve: list[dict[str, Any]]) -> list[dict[str, float]]:
 def compilations() -> Iterator[list[str]]:
     """What was compiled in the context, and what stood in the way."""
     seen: list[str] = []
-    kinds = ("entry-installed", "backward-compiled", "fallback", "graph-break", "no-joint-graph")
+    kinds = ("entry-installed", "backward-compiled", "eager-fallback", "graph-break", "no-joint-graph")
     with events.subscribed(lambda e: seen.append(e.kind) if e.kind in kinds else None):
         yield seen
 

@@ -301,7 +301,7 @@ _TAKEN: dict[str, Callable[[Dump, events.Event], None]] = {
     "stage": Dump._stage,
     "entry-installed": Dump._installed,
     "graph-break": Dump._broke,
-    "fallback": Dump._end,
+    "eager-fallback": Dump._end,
     "backward-start": Dump._begin_backward,
     "backward-compiled": Dump._backward,
 }

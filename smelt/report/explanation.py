@@ -19,7 +19,7 @@ from smelt.report.kernel_times import KernelTimes
 from smelt.report.report_data import Report, as_json
 from smelt.report.report_text import notebook_html, plain_text
 
-_INSTALLING = ("entry-installed", "graph-break", "fallback")  # kinds of events that change records
+_INSTALLING = ("entry-installed", "graph-break", "eager-fallback")  # kinds of events that change records
 
 
 class Observation:

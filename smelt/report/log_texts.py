@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,103 +17,72 @@ from smelt.schedule.schedule import Schedule
 from smelt.schedule.schedule_printer import print_schedule
 from smelt.user_lines import Line
 
-Text = Callable[[Event], Iterator[str]]
+Text = Callable[[Event], str]
 
 
-def _break(event: Event) -> Iterator[str]:
-    yield f"graph break in {event.name}: {event.data['reason']}"
+def _graph(event: Event) -> str:
+    entry: Entry = event.data["entry"]
+    return f"{event.name}:\n{code(entry.traced.torch_graph).rstrip()}" if entry.computes else ""
 
 
-def _fallback(event: Event) -> Iterator[str]:
-    yield f"{event.name} runs eagerly: {event.data['reason']}"
-
-
-def _no_joint_graph(event: Event) -> Iterator[str]:
-    yield f"{event.name} runs operator by operator under autograd: {event.data['reason']}"
-
-
-def _recompile(event: Event) -> Iterator[str]:
-    failure = event.data["failure"]
-    why = "a guard, which holds by now" if failure is None else failure
-    yield f"{event.name} is compiled again, entry {event.data['entry']} refused the call: {why}"
-
-
-def _other_sizes(event: Event) -> Iterator[str]:
-    yield f"{event.name} runs eagerly, data decided other sizes: {event.data['failure']}"
-
-
-def _restricted(event: Event) -> Iterator[str]:
+def _restriction(event: Event) -> str:
     sizes, reason = ", ".join(event.data["sizes"]) or "a size", event.data["reason"]
-    at = f" at {reason.line}" if reason.line else ""
-    yield f"{event.name}: {sizes}: {reason.detail}{at}"
+    return f"{event.name}: {sizes}: {reason.detail}{f' at {reason.line}' if reason.line else ''}"
 
 
-def _guards(event: Event) -> Iterator[str]:
-    yield f"{event.name}, {event.data['guards']} guards:\n{event.data['entry'].guards}"
+def _recompile(event: Event) -> str:
+    why = event.data["failure"] or "a guard that holds again now"
+    return f"{event.name} is recompiled, entry {event.data['entry']} rejected the call: {why}"
 
 
-def _graph(event: Event) -> Iterator[str]:
-    if event.data["entry"].computes:
-        yield f"{event.name}:\n{code(event.data['entry'].traced.torch_graph).rstrip()}"
-
-
-def _fusion(event: Event) -> Iterator[str]:
-    yield "\n" + print_schedule(event.data["schedule"])
-
-
-def _kernels(event: Event) -> Iterator[str]:
+def _kernels(event: Event) -> str:
     kernels = sorted(kernel_names(event.data["plan"]))
-    yield f"kernels: {', '.join(kernels) or 'none'}; called: {', '.join(event.data['externs']) or 'none'}"
-
-
-def _plan(event: Event) -> Iterator[str]:
-    yield "\n" + print_plan(event.data["plan"])
-
-
-def _stage(event: Event) -> Iterator[str]:
-    yield f"  {event.name} {_ms(event)}"
+    return f"kernels: {', '.join(kernels) or 'none'}; called: {', '.join(event.data['externs']) or 'none'}"
 
 
 def _end(what: str) -> Text:
-    def text(event: Event) -> Iterator[str]:
-        yield f"{event.name + ': ' if event.name else ''}{what} {_ms(event)}"
-
-    return text
+    return lambda e: f"{e.name + ': ' if e.name else ''}{what} {_ms(e)}"
 
 
 def _ms(event: Event) -> str:
     return f"{1e3 * event.data['seconds']:.1f} ms"
 
 
-# What each log says of which events.
+# By log and kind of event, the text of a record; an empty text is not logged.
 TEXTS: dict[str, dict[EventKind, Text]] = {
-    "breaks": {"graph-break": _break, "fallback": _fallback, "no-joint-graph": _no_joint_graph},
-    "recompiles": {"recompile": _recompile, "other-sizes": _other_sizes},
-    "sizes": {"size-restricted": _restricted},
-    "guards": {"entry-installed": _guards},
+    "breaks": {
+        "graph-break": lambda e: f"graph break in {e.name}: {e.data['reason']}",
+        "eager-fallback": lambda e: f"{e.name} runs eagerly: {e.data['reason']}",
+        "no-joint-graph": lambda e: f"{e.name} runs eagerly under autograd: {e.data['reason']}",
+    },
+    "recompiles": {
+        "recompile": _recompile,
+        "unbacked-mismatch": lambda e: f"{e.name} runs eagerly, unbacked sizes differ: {e.data['failure']}",
+    },
+    "sizes": {"size-restricted": _restriction},
+    "guards": {
+        "entry-installed": lambda e: f"{e.name}, {e.data['guards']} guards:\n{e.data['entry'].guards}",
+    },
     "graphs": {"entry-installed": _graph},
-    "fusion": {"schedule": _fusion},
+    "fusion": {"schedule": lambda e: "\n" + print_schedule(e.data["schedule"])},
     "kernels": {"plan": _kernels},
-    "plan": {"plan": _plan},
+    "plan": {"plan": lambda e: "\n" + print_plan(e.data["plan"])},
     "perf": {
         "capture-end": _end("captured in"),
-        "stage": _stage,
+        "stage": lambda e: f"  {e.name} {_ms(e)}",
         "partition": _end("partitioned in"),
         "backend-end": _end("backend took"),
         "backward-compiled": _end("backward compiled in"),
         "entry-installed": _end("ready after"),
     },
 }
-LOGS_OF: dict[str, frozenset[str]] = {
-    kind: frozenset(name for name, texts in TEXTS.items() if kind in texts)
-    for texts in TEXTS.values()
-    for kind in texts
-}
 
 
-def texts(name: str, event: Event) -> Iterator[str]:
-    """The lines that the log `name` writes for an event."""
-    return TEXTS[name][event.kind](event)
+def texts(logs: Iterable[str], event: Event) -> Iterator[tuple[str, str]]:
+    """Name and text of the records that these logs write for an event."""
+    for name in logs:
+        if event.kind in TEXTS[name] and (text := TEXTS[name][event.kind](event)):
+            yield name, text
 
 
 def _reason(reason: Reason) -> dict[str, Any]:

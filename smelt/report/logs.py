@@ -27,15 +27,15 @@ from smelt import events
 from smelt.errors import OptionError
 
 NAMES = {
-    "breaks": "where graphs break and which calls run eagerly: the reason, the line, what to do",
-    "recompiles": "the guard that refused a call: what it expects, and what the call brought",
-    "sizes": "which sizes may not be any: what needs numbers, equal sizes or a range, and where",
-    "guards": "the guards of each new entry, with the lines that they are for",
+    "breaks": "graph breaks and eager calls: reason, line, fix",
+    "recompiles": "the guard that rejected a call: the expected and the observed value",
+    "sizes": "restricted sizes: specialized, equal or bounded, and where",
+    "guards": "the guards of each new entry, with lines",
     "graphs": "the graph of each new entry, as Python",
-    "fusion": "kernels as loops, the calls between them, and what was not fused and why",
-    "kernels": "names of the generated kernels, and of the ATen operators that are called",
-    "plan": "the steps that run at a call",
-    "perf": "how long each stage of a compilation took",
+    "fusion": "kernels as loops, calls between them, refused fusions with reasons",
+    "kernels": "names of generated kernels and called ATen operators",
+    "plan": "the steps of a call",
+    "perf": "the time of each stage of a compilation",
 }
 HELP = "help"
 
@@ -55,10 +55,9 @@ class _Logs:
         self._stderr = _Stderr()
 
     def __call__(self, event: events.Event) -> None:
-        with suppress(Exception):  # what handlers raise is no reason to end a compilation
-            for name in self.on & _texts().LOGS_OF.get(event.kind, frozenset()):
-                for text in _texts().texts(name, event):
-                    self._log(logging.getLogger(f"smelt.{name}"), text)
+        with suppress(Exception):  # an exception of a handler must not end a compilation
+            for name, text in _texts().texts(self.on, event):
+                self._log(logging.getLogger(f"smelt.{name}"), text)
 
     def _log(self, logger: logging.Logger, text: str) -> None:
         if logger.hasHandlers():
@@ -82,20 +81,20 @@ class _JsonLines:
 
     def __init__(self, path: str) -> None:
         try:
-            self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 (it lives as long as the process)
+            self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the process)
         except OSError as error:
             raise OptionError(f"logs as JSON: {path!r} cannot be written: {error.strerror}") from None
         self._lock = threading.Lock()
 
     def __call__(self, event: events.Event) -> None:
         with suppress(Exception):
-            told = {
+            fields = {
                 "time": time.time(),
                 "kind": event.kind,
                 "name": event.name,
                 "data": _texts().plain(event.data),
             }
-            line = json.dumps(told) + "\n"
+            line = json.dumps(fields) + "\n"
             with self._lock:
                 self._file.write(line)
                 self._file.flush()
@@ -116,7 +115,7 @@ def _texts() -> ModuleType:
 
 
 def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> None:
-    """Turn logs on and off by name; other logs stay as they are.
+    """Turn logs on and off by name; other logs do not change.
 
     Args:
         json: a file to which every event is appended as a line of JSON; "" stops that.
@@ -155,10 +154,10 @@ def _check(names: Iterable[str], where: str) -> None:
 
 def from_environment(environment: Mapping[str, str]) -> None:
     """Turn on the logs of `SMELT_LOGS` and `SMELT_LOGS_JSON`; `SMELT_LOGS=help` prints the names. Raises OptionError."""
-    asked = [name.strip() for name in environment.get("SMELT_LOGS", "").split(",") if name.strip()]
-    if HELP in asked:
+    names = [name.strip() for name in environment.get("SMELT_LOGS", "").split(",") if name.strip()]
+    if HELP in names:
         print(help_text(), file=sys.stderr)
-    wanted = [name for name in asked if name != HELP]
+    wanted = [name for name in names if name != HELP]
     _check(wanted, "SMELT_LOGS")
     set_logs(json=environment.get("SMELT_LOGS_JSON") or None, **dict.fromkeys(wanted, True))
 

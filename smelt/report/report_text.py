@@ -85,7 +85,7 @@ def _sections(report: data.Report) -> Iterator[tuple[str, list[str]]]:
         ("breaks", list(map(_reason, report.breaks))),
         ("ran eagerly", list(map(_reason, report.eager))),
         ("recompiles", list(map(_recompile, report.recompiles))),
-        ("sizes that may not be any", list(map(_restriction, report.restricted_sizes))),
+        ("restricted sizes", list(map(_restriction, report.restricted_sizes))),
         ("guards", list(_guards(report))),
         ("graphs", list(map(_graph, report.graphs))),
         _kernels(report.kernels),

@@ -54,7 +54,7 @@ def run(
     kind = ""
 
     def note(event: events.Event) -> None:
-        if event.kind == "other-sizes":
+        if event.kind == "unbacked-mismatch":
             again.append(kind)
 
     compiled = smelt.compile(function, **options)

@@ -291,7 +291,7 @@ def _compare(
             if (
                 problem is None
                 and "capture-start" in seen
-                and seen.isdisjoint({"entry-installed", "fallback"})
+                and seen.isdisjoint({"entry-installed", "eager-fallback"})
             ):
                 problem = "it ran eagerly without a reason"
             if problem is not None:

@@ -49,7 +49,7 @@ def told(capsys, **names: bool) -> str:
     ("name", "said"),
     [
         ("breaks", "[smelt.breaks] graph break in f: graph-break-requested"),
-        ("recompiles", "entry 0 refused the call: L['x'].shape: expected (4, 4), found (5, 5)"),
+        ("recompiles", "entry 0 rejected the call: L['x'].shape: expected (4, 4), found (5, 5)"),
         ("guards", "is_tensor(L['x'], torch.float32, shape=[4, 4]"),
         ("graphs", "sin = x.sin()"),
         ("fusion", "kernel sin_add(in p0: float32, out p1: float32)"),

@@ -410,7 +410,7 @@ class FrameCompiler:
     # ---- records and reports
 
     def _explain_cache_misses(self, slots: tuple[object, ...]) -> Failure | None:
-        """Emit a "recompile" event for each entry that refused the call; return the latest entry's failure. Numbers and
+        """Emit a "recompile" event for each entry that rejected the call; return the latest entry's failure. Numbers and
         sizes that differ from those of an entry are symbolic from now on."""
         record, failure = self.record, None
         for number, entry in enumerate(record.entries):
@@ -557,7 +557,7 @@ class FrameCompiler:
     ) -> bool:
         """Record, emit and log a reason, once for each kind and line; False if it was known. `is_subgraph`: only a subgraph
         runs eagerly."""
-        events.emit("fallback", name, reason=reason)
+        events.emit("eager-fallback", name, reason=reason)
         known = any(r.kind is reason.kind and r.line == reason.line for r in self.record.reasons)
         if not known:
             self.record.reasons.append(reason)

@@ -117,7 +117,7 @@ def rerun_eagerly(
 def _rerun_other_sizes(
     original: Callable[..., object], failure: OtherSizes, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
-    events.emit("other-sizes", original.__qualname__, failure=failure)
+    events.emit("unbacked-mismatch", original.__qualname__, failure=failure)
     return original(*args, **kwargs)
 
 
