@@ -51,7 +51,7 @@ from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.trace_at_sizes import traced_at, within_bounds
 from smelt.tracing.record.traced import SizeInput, Traced
 from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
-from smelt.verify.shadow_execution import Watching, compiled_of
+from smelt.verify.shadow_execution import ShadowExecution, compiled_of
 
 log = logging.getLogger("smelt")
 _CACHED_NODES = 16  # autograd nodes for different unbacked sizes
@@ -133,19 +133,19 @@ class TraceCompiler:
     ) -> CompiledAt:
         """Compiles a graph of the trace. `run_eagerly`: runs it at concrete sizes, for shadow execution."""
         compilation = replace(self.compilation(sizes), donated=donated, title=self._title(graph))
-        return self._shadow.loaded(pipeline.compile_graph(graph, compilation), graph, run_eagerly, donated)
+        return self._shadow.wrap(pipeline.compile_graph(graph, compilation), graph, run_eagerly, donated)
 
     def compile_half(self, graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...]) -> CompiledAt:
         """Compiles a forward or a backward."""
         return self.compile(graph, eager_beneath_node, donated, sizes)
 
     @cached_property
-    def _shadow(self) -> Watching:
+    def _shadow(self) -> ShadowExecution:
         def recompile(graph: Graph, config: Config) -> Compiled:
             compilation = replace(self.compilation(), config=config, target=self.target(config))
             return pipeline.compile_graph(graph, compilation)({})
 
-        return Watching(self.config, recompile, self.traced.on_mismatch)
+        return ShadowExecution(self.config, recompile, self.traced.on_mismatch)
 
     def _title(self, graph: Graph) -> str:
         """The name of the graph in reports."""

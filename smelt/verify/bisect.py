@@ -17,8 +17,8 @@ from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_interpreter import step
 from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import Graph, Node
-from smelt.verify.isolated_state import twins
-from smelt.verify.result_comparison import Before, tried
+from smelt.verify.isolated_state import isolated_inputs
+from smelt.verify.result_comparison import Before, difference_between
 from smelt.verify.subgraph_extraction import Unit, live, part, units
 
 Recompile = Callable[[Graph, Config], Compiled]
@@ -46,7 +46,7 @@ class Located:
 
 
 class Bisection:
-    """The search in one graph, which ran on `before`. `compile` compiles a subgraph for a trial."""
+    """The search in one graph, which ran on `before`. `compile` compiles a subgraph to compare it."""
 
     def __init__(self, graph: Graph, before: Before, compile: Callable[[Graph], Compiled]) -> None:
         self.graph, self.before, self.compile = graph, before, compile
@@ -54,7 +54,7 @@ class Bisection:
         self.values = _values(graph, before)
 
     def locate(self) -> Located | None:
-        """The operators; None if no subgraph that could be tried differs."""
+        """The operators; None if no subgraph differs by itself."""
         whole = self._prefix(len(self.units))
         if whole is None:
             return None
@@ -67,7 +67,7 @@ class Bisection:
 
     def _prefix(self, count: int) -> Located | None:
         inside = self.units[:count]
-        return self._tried(inside, live(self.graph, {n for unit in inside for n in unit}))
+        return self._differing(inside, live(self.graph, {n for unit in inside for n in unit}))
 
     def _smallest(self, end: int) -> Located | None:
         """Of the calls up to number `end`, the fewest last ones that differ in the last one's result."""
@@ -75,7 +75,7 @@ class Bisection:
         results = live(self.graph, set(unit)) or list(unit[-1:])
 
         def last(count: int) -> Located | None:
-            return self._tried(self.units[max(end - count, 0) : end], results)
+            return self._differing(self.units[max(end - count, 0) : end], results)
 
         length, refused = 1, 0
         while (found := last(length)) is None:
@@ -90,10 +90,10 @@ class Bisection:
             )
         return found
 
-    def _tried(self, inside: list[Unit], results: list[Node]) -> Located | None:
+    def _differing(self, inside: list[Unit], results: list[Node]) -> Located | None:
         graph, takes = part(self.graph, [n for unit in inside for n in unit], results)
         before = replace(self.before, inputs=tuple([self.values[n] for n in takes]))
-        found = tried(graph, before, self.compile(graph))
+        found = difference_between(graph, before, self.compile(graph))
         if found is None:
             return None
         return Located(tuple([unit[0] for unit in units(graph)]), graph, before, found)
@@ -101,12 +101,12 @@ class Bisection:
 
 def _values(graph: Graph, before: Before) -> dict[Node, Any]:
     """The eager value of each node. Inputs have the values from before they are written, at the end of the graph."""
-    inputs = before.fresh(frozenset())
+    inputs = before.run_inputs(frozenset())
     values: dict[Node, Any] = dict(zip(graph.placeholders, inputs, strict=True))
     with torch_settings.beneath_autograd():
         for node in graph.nodes[len(inputs) : -1]:
             if node.target is WRITE_INPUT:
-                (target,) = twins((values[node.args[0]],), (0,))
+                (target,) = isolated_inputs((values[node.args[0]],), (0,))
                 values[node] = target.copy_(values[node.args[1]])
             else:
                 values[node] = step(graph, node, values)
@@ -118,5 +118,5 @@ def stages(located: Located, config: Config, recompile: Recompile) -> Iterator[s
     for name, off in STAGES.items():
         if getattr(config, name) != off:
             compiled = recompile(located.graph, replace(config, **{name: off}))
-            if tried(located.graph, located.before, compiled) is None:
+            if difference_between(located.graph, located.before, compiled) is None:
                 yield name

@@ -26,18 +26,18 @@ def written(graph: Graph) -> frozenset[int]:
     return frozenset(i for i, p in enumerate(graph.placeholders) if p in targets)
 
 
-def twins(inputs: Sequence[Any], apart: Collection[int]) -> tuple[Any, ...]:
-    """The inputs, with copies at the positions `apart`: with the same layouts, and sharing memory with each other as
-    the originals do."""
+def isolated_inputs(inputs: Sequence[Any], copied: Collection[int]) -> tuple[Any, ...]:
+    """The inputs, with copies at the positions `copied`. Copies have the layouts of the originals and share memory with
+    each other as these do."""
     copies: dict[int, torch.UntypedStorage] = {}
-    tensors = [inputs[i] for i in apart if isinstance(inputs[i], torch.Tensor)]
+    tensors = [inputs[i] for i in copied if isinstance(inputs[i], torch.Tensor)]
     shared = {_memory(t) for t in tensors if _is_plain(t)}
 
-    def twin(i: int, value: Any) -> Any:
+    def isolated(i: int, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if not _is_plain(value):
-            return value.detach().clone() if i in apart else value
+            return value.detach().clone() if i in copied else value
         memory = _memory(value)
         if memory not in shared:
             return value
@@ -48,7 +48,7 @@ def twins(inputs: Sequence[Any], apart: Collection[int]) -> tuple[Any, ...]:
         return made.set_(storage, value.storage_offset(), value.size(), value.stride())
 
     with torch.no_grad():
-        return tuple([twin(i, value) for i, value in enumerate(inputs)])
+        return tuple([isolated(i, value) for i, value in enumerate(inputs)])
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -65,11 +65,11 @@ class Generators:
     def __init__(self, graph: Graph) -> None:
         specs = [s for node in graph for s in leaves(node.spec, TensorSpec)]
         gpus = sorted({s.device.index or 0 for s in specs if s.device.type == "cuda"})
-        given = [g for node in graph for g in leaves((node.args, node.kwargs), torch.Generator)]
+        arguments = [g for node in graph for g in leaves((node.args, node.kwargs), torch.Generator)]
         self._all = [
             torch.default_generator,
             *(torch.cuda.default_generators[i] for i in gpus),
-            *{id(g): g for g in given}.values(),
+            *{id(g): g for g in arguments}.values(),
         ]
 
     def states(self) -> States:

@@ -14,7 +14,7 @@ from smelt.graph.graph_printer import python_source
 from smelt.verify.bisect import Located
 from smelt.verify.result_comparison import ROUNDING
 
-_MOST_WRITTEN_OUT = 64  # elements of a tensor that stands in the script
+_MOST_WRITTEN_OUT = 64  # elements of a tensor that the script spells out
 
 _HEAD = '''"""{title}
 
@@ -77,19 +77,19 @@ print("no difference")
 
 
 def write(located: Located, config: Config, title: str) -> Path | None:
-    """Write the script, and beside it the tensors that are too large for its text, and return its path. None if
+    """Write the script and, in a second file, tensors that are too large for its text; return its path. None if
     operators have no name in a script (subgraphs, user kernels), or take numbers that change."""
     source = python_source(located.graph)
     tensors = located.before.inputs
     if source.names.keys() - {"constants"} or not all(isinstance(t, torch.Tensor) for t in tensors):
         return None
     folder = Path(tempfile.mkdtemp(prefix="smelt-verify-"))
-    apart = {i: _alone(t) for i, t in enumerate(tensors) if not _is_short(t)}
+    large = {i: _alone(t) for i, t in enumerate(tensors) if not _is_short(t)}
     constants = located.graph.constants if source.names else {}
     path = folder / "reproducer.py"
     loaded = ""
-    if apart or constants:
-        torch.save({"inputs": apart, "constants": dict(constants)}, folder / "tensors.pt")
+    if large or constants:
+        torch.save({"inputs": large, "constants": dict(constants)}, folder / "tensors.pt")
         loaded = (
             'saved = torch.load(Path(__file__).with_name("tensors.pt"))\nconstants = saved["constants"]\n\n'
         )

@@ -22,7 +22,7 @@ from smelt.graph.ir import Graph, Node
 from smelt.graph.operator_effects import effects
 from smelt.torch_private import OpOverload
 from smelt.verify.float64_reference import run_wide
-from smelt.verify.isolated_state import Generators, States, twins, written
+from smelt.verify.isolated_state import Generators, States, isolated_inputs, written
 
 ROUNDING = {
     torch.float16: 1e-3,
@@ -63,17 +63,17 @@ class Before:
     states: States
     generators: Generators
 
-    def fresh(self, apart: frozenset[int]) -> tuple[Any, ...]:
-        """Inputs for another run, which may write those `apart`; generator states are restored."""
+    def run_inputs(self, copied: frozenset[int]) -> tuple[Any, ...]:
+        """Inputs for another run, which may write those at the positions `copied`; restores generator states."""
         self.generators.restore(self.states)
-        return twins(self.inputs, apart)
+        return isolated_inputs(self.inputs, copied)
 
 
-def tried(graph: Graph, before: Before, compiled: Compiled) -> str | None:
-    """The difference between `compiled` and `graph`, if any."""
-    apart = written(graph)
-    actual = outcome(compiled, before.fresh(apart), before.generators)
-    expected = outcome(lambda tensors: run(graph, tensors), before.fresh(apart), before.generators)
+def difference_between(graph: Graph, before: Before, compiled: Compiled) -> str | None:
+    """The difference between runs of `compiled` and of `graph`; None if they are equal."""
+    copied = written(graph)
+    actual = outcome(compiled, before.run_inputs(copied), before.generators)
+    expected = outcome(lambda tensors: run(graph, tensors), before.run_inputs(copied), before.generators)
     return difference(graph, before, expected, actual)
 
 

@@ -1,4 +1,4 @@
-"""Shadow execution of a compiled graph beside the eager graph, for its first calls."""
+"""Shadow execution: the first calls of a compiled graph also run the eager graph, and the results are compared."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from smelt.reasons import DIFFERS, Reason
 from smelt.shapes.expr import Values
 from smelt.shapes.substitute import substitute
 from smelt.verify.bisect import Bisection, Recompile, stages
-from smelt.verify.isolated_state import Generators, twins, written
+from smelt.verify.isolated_state import Generators, isolated_inputs, written
 from smelt.verify.reproducer import write
 from smelt.verify.result_comparison import Before, Outcome, difference, outcome
 
 log = logging.getLogger("smelt")
 
 
-class Watching:
-    """Wraps the compiled graphs of one trace with the comparison; without the option `verify` returns them as they
-    are.
+class ShadowExecution:
+    """Wraps the compiled graphs of one trace with the comparison, if the option `verify` is on.
 
     Args:
         recompile: compiles a graph of the trace, or a subgraph, with other options.
@@ -36,42 +35,35 @@ class Watching:
         self._config, self._recompile = config, recompile
         self._differs = differs or (lambda reason: log.warning("smelt: %s", reason))
 
-    def beside(
-        self,
-        compiled: Compiled,
-        graph: Graph,
-        eager: Callable[[Graph], Compiled],
-        given: frozenset[int] = frozenset(),
-    ) -> Compiled:
-        """The wrapper of `compiled`. `eager` makes the eager form of `graph`; `given`: donated inputs."""
-        if not self._config.verify:
-            return compiled
-        return BesideEager(self._watch(), compiled, eager(graph), graph, given)
-
-    def loaded(
+    def wrap(
         self,
         load: Callable[[Values], Compiled],
         graph: Graph,
         eager: Callable[[Graph, frozenset[int]], Compiled],
-        given: frozenset[int] = frozenset(),
+        donated: frozenset[int] = frozenset(),
     ) -> Callable[[Values], Compiled]:
-        """The same for a graph with symbolic sizes; `load` compiles it for concrete ones."""
+        """`load`, whose results compare; `load` itself without the option.
+
+        Args:
+            load: compiles `graph` for the values of its size symbols.
+            eager: makes the eager form of a graph with donated inputs.
+        """
         if not self._config.verify:
             return load
-        watch = self._watch()
+        state = self._state()
 
-        def beside(values: Values) -> Compiled:
+        def wrapped(values: Values) -> Compiled:
             at = substitute(graph, values)
-            return BesideEager(watch, load(values), eager(at, given), at, given)
+            return ComparedCall(state, load(values), eager(at, donated), at, donated)
 
-        return beside
+        return wrapped
 
-    def _watch(self) -> Watch:
-        return Watch(self._config, self._recompile, self._differs)
+    def _state(self) -> GraphState:
+        return GraphState(self._config, self._recompile, self._differs)
 
 
-class Watch:
-    """State of one graph: the number of calls left to compare, and whether compiled code was wrong."""
+class GraphState:
+    """The state of one graph. `left`: the number of calls to compare; `failed`: whether compiled code was wrong."""
 
     def __init__(self, config: Config, recompile: Recompile, differs: Callable[[Reason], None]) -> None:
         self.left = config.verify
@@ -79,7 +71,7 @@ class Watch:
         self._config = replace(config, verify=0)
         self._recompile, self._differs = recompile, differs
 
-    def found(self, graph: Graph, before: Before, how: str) -> None:
+    def report(self, graph: Graph, before: Before, how: str) -> None:
         """Record that compiled code differs, locate the operator, and report."""
         self.failed = True
         after = before.generators.states()
@@ -108,27 +100,27 @@ def _switched(name: str) -> str:
     return "threads=1" if name == "threads" else f"{name}=False"
 
 
-class BesideEager:
-    """Called in place of `compiled`. While it compares, results and writes are eager's."""
+class ComparedCall:
+    """A call of `compiled` or, while results are compared, of both forms: results and writes are then eager's."""
 
     def __init__(
-        self, watch: Watch, compiled: Compiled, eager: Compiled, graph: Graph, given: frozenset[int]
+        self, state: GraphState, compiled: Compiled, eager: Compiled, graph: Graph, donated: frozenset[int]
     ) -> None:
-        self.watch, self.compiled, self.eager, self.graph = watch, compiled, eager, graph
+        self.state, self.compiled, self.eager, self.graph = state, compiled, eager, graph
         self._written = written(graph)
-        self._apart = self._written | given
+        self._copied = self._written | donated
         self._generators = Generators(graph)
 
     def __call__(self, tensors: tuple[Any, ...]) -> Any:
-        watch = self.watch
-        if watch.failed:
+        state = self.state
+        if state.failed:
             return self.eager(tensors)
-        if not watch.left:
+        if not state.left:
             return self.compiled(tensors)
-        watch.left -= 1
+        state.left -= 1
         generators = self._generators
-        before = Before(twins(tensors, self._written), generators.states(), generators)
-        actual = outcome(self.compiled, before.fresh(self._apart), generators)
+        before = Before(isolated_inputs(tensors, self._written), generators.states(), generators)
+        actual = outcome(self.compiled, before.run_inputs(self._copied), generators)
         generators.restore(before.states)
         try:
             results = self.eager(tensors)
@@ -143,9 +135,9 @@ class BesideEager:
         how = difference(self.graph, before, expected, actual)
         before.generators.restore(after)
         if how is not None:
-            self.watch.found(self.graph, before, how)
+            self.state.report(self.graph, before, how)
 
 
 def compiled_of(made: Compiled) -> Any:
     """The compiled callable inside the comparison."""
-    return made.compiled if isinstance(made, BesideEager) else made
+    return made.compiled if isinstance(made, ComparedCall) else made

@@ -26,14 +26,14 @@ def units(graph: Graph) -> list[Unit]:
 def part(graph: Graph, inside: Sequence[Node], results: Sequence[Node]) -> tuple[Graph, list[Node]]:
     """The nodes `inside` that `results` need, as a graph that returns these, and its inputs: nodes of `graph`."""
     needed = needed_for(inside, results)
-    kept = [n for n in inside if n in needed]
-    read = dict.fromkeys(a for n in kept for a in argument_nodes(n) if a not in needed)
+    body = [n for n in inside if n in needed]
+    read = dict.fromkeys(a for n in body for a in argument_nodes(n) if a not in needed)
     takes = [n for n in read if n.op != "get_attr"]
     made = Graph("aten")
     copies: dict[Node, Node] = {}
     for node in takes:
         copies[node] = Node("placeholder", node.name, (), {}, node.name, node.spec, node.line, node.source)
-    for node in (*(n for n in read if n.op == "get_attr"), *kept):
+    for node in (*(n for n in read if n.op == "get_attr"), *body):
         args, kwargs = map_nodes(node.args, copies.__getitem__), map_nodes(node.kwargs, copies.__getitem__)
         copies[node] = replace(node, args=args, kwargs=kwargs)
         if node.op == "get_attr":

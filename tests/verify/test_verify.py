@@ -12,7 +12,7 @@ from smelt import pipeline
 from smelt.backends.size_dispatch import eager_fallback
 from smelt.config import Config
 from smelt.report.inspect import entries, reasons
-from smelt.verify.shadow_execution import BesideEager, Watching
+from smelt.verify.shadow_execution import ComparedCall, ShadowExecution
 from tests.harness.agreement import same
 from tests.harness.traced import trace
 from tests.harness.wrong_lowering import wrong
@@ -55,8 +55,8 @@ def test_a_wrong_operator_is_named_once_and_eager_answers(said):
 
 def test_it_stops_after_so_many_calls(monkeypatch):
     compared = []
-    compare = BesideEager._compare
-    monkeypatch.setattr(BesideEager, "_compare", lambda *args: (compared.append(1), compare(*args))[1])
+    compare = ComparedCall._compare
+    monkeypatch.setattr(ComparedCall, "_compare", lambda *args: (compared.append(1), compare(*args))[1])
     compiled = smelt.compile(joined, options={"verify": 2})
     for _ in range(5):
         compiled(X, Y)
@@ -308,8 +308,9 @@ def graph_of(fn, *inputs):
 def beside(compiled, graph, count=1):
     """What runs `compiled` beside `graph`, and the differences that it tells."""
     told = []
-    watching = Watching(Config(verify=count), lambda part, config: compiled, told.append)
-    return watching.beside(compiled, graph, eager_fallback), told
+    watching = ShadowExecution(Config(verify=count), lambda part, config: compiled, told.append)
+    load = watching.wrap(lambda values: compiled, graph, lambda graph, donated: eager_fallback(graph))
+    return load({}), told
 
 
 def raising(tensors):
