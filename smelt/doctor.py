@@ -1,7 +1,7 @@
-"""`python -m smelt.doctor`: what smelt meets here, what of it works, and what does not, as text to paste into a report.
+"""`python -m smelt.doctor`: versions, the machine, and what works on it, as text to paste into an issue.
 
-Ends with status 1 where something does not work. Each line under "works" is a program that was compiled and compared with
-eager just now, not what the documentation says.
+Exits with status 1 if something does not work. Each line under "works" is a program that was just compiled and compared with
+eager.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import smelt
 from smelt import compatibility, torch_private
 
-# What may change what smelt does, or how fast it is.
+# Prefixes of variables that may change what smelt does, or its speed.
 VARIABLES = (
     *("SMELT_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "ATEN_", "CUDA_", "TRITON_"),
     *("OMP_", "MKL_", "KMP_", "GOMP_", "LD_PRELOAD"),
@@ -31,7 +31,7 @@ Rows = Iterator[tuple[str, str]]
 
 
 def main() -> int:
-    """Prints the report; the status that the process ends with."""
+    """Print the report and return the exit status."""
     for title, rows in (("versions", versions()), ("machine", machine()), ("settings", settings())):
         _section(title, rows)
     found = list(checks())
@@ -46,11 +46,11 @@ def _section(title: str, rows: Rows | list[tuple[str, str]]) -> None:
         print(f"  {name}: {what}")
 
 
-# ------------------------------------------------------------------------------------------------------- what is here
+# ----------------------------------------------------------------------------------------------- versions, machine, settings
 
 
 def versions() -> Rows:
-    """Of smelt, Python, torch and of libraries that programs are made of."""
+    """Versions of smelt, Python, torch and common libraries."""
     yield "smelt", f"{smelt.__version__}, {Path(smelt.__file__).parent}"
     yield "extension", compatibility.built_for() or "none for this Python"
     yield "Python", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
@@ -79,7 +79,7 @@ def _torch_build() -> str:
 
 
 def machine() -> Rows:
-    """The operating system, the CPU as LLVM knows it, what is kept on disk, threads, devices."""
+    """The operating system, the CPU as LLVM names it, the disk cache, threads, devices."""
     yield "system", f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
     if compatibility.unavailable is None:
         host = importlib.import_module("smelt.codegen.llvm.host_cpu").host()
@@ -115,22 +115,22 @@ def disk_cache() -> str:
 
 
 def settings() -> Rows:
-    """Variables of the environment."""
+    """Environment variables that matter to smelt."""
     found = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
     yield from sorted(found.items()) if found else [("variables", "none")]
 
 
 def not_built() -> Rows:
-    """What `smelt.compile` raises NotImplementedError for, or leaves to eager."""
+    """Features that `smelt.compile` lacks."""
     yield "GPUs", "calls with tensors on other devices than CPUs and NVIDIA's GPUs run eagerly"
     yield "sizes on GPUs", "those that data decide break graphs"
 
 
-# ------------------------------------------------------------------------------------------------------- what of it works
+# ------------------------------------------------------------------------------------------------------- what works
 
 
 def checks() -> Rows:
-    """Whether smelt can work here at all and, if so, each program of `PROGRAMS`: "yes", or what went wrong."""
+    """Whether smelt can be imported here and, if so, each program of `PROGRAMS`: "yes", or the error."""
     compatibility.compiler()
     yield "smelt", compatibility.unavailable or "yes"
     if compatibility.unavailable is None:
@@ -139,7 +139,7 @@ def checks() -> Rows:
 
 
 def _outcome(program: Callable[[Callable[..., object]], object]) -> str:
-    """Of a program that is given what compiles its function."""
+    """The outcome of a program, which takes a compile function."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

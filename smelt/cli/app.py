@@ -20,7 +20,7 @@ from smelt import api, compatibility
 from smelt import doctor as checkup
 from smelt.cli import bench as benching
 from smelt.cli import run_script
-from smelt.cli.torch_compile_redirect import serve
+from smelt.cli.torch_compile_redirect import redirect
 from smelt.errors import SmeltError
 
 app = typer.Typer(
@@ -31,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# What stands behind a script's name is the script's, options too.
+# Arguments and options after a script's name are the script's.
 _OF_A_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 Script = Annotated[
     str, typer.Argument(metavar="SCRIPT", help="A file of Python; what follows are its arguments.")
@@ -45,7 +45,7 @@ def main() -> None:
 
 @app.command(context_settings=_OF_A_SCRIPT)
 def run(context: typer.Context, script: Script) -> None:
-    """Run a script, its calls of torch.compile served by smelt."""
+    """Run a script, with torch.compile redirected to smelt."""
     raise SystemExit(_run(script, context.args))
 
 
@@ -57,14 +57,14 @@ def explain(
         int, typer.Option(min=0, help="Of SCRIPT:FUNCTION: so many more calls, to time kernels.")
     ] = 0,
 ) -> None:
-    """Run a script, and say at its end what was compiled, broke and was compiled again.
+    """Run a script, then report what was compiled, graph breaks and recompiles.
 
     With SCRIPT:FUNCTION and an expression for its arguments, call that function once, as bench does.
     """
     if ":" in script and not os.path.exists(script):
-        _, function, given = _function(script, *(context.args[:1] or ["()"]))
+        _, function, call = _function(script, *(context.args[:1] or ["()"]))
         with _one_line():
-            print(api.explain(benching.original(function), times=times)(*given), end="")
+            print(api.explain(benching.original(function), times=times)(*call), end="")
         return
     if times:
         raise typer.BadParameter("--times is for the calls of one function: SCRIPT:FUNCTION")
@@ -82,7 +82,7 @@ def report(
         Path, typer.Option("--output", "-o", help="Where to, before the script: a name in .html or .json.")
     ] = Path("report.html"),
 ) -> None:
-    """Run a script, and write a report of what smelt did with it: one HTML file that needs no network."""
+    """Run a script, and write a report: one HTML file that needs no network."""
     if output.suffix not in (".html", ".json"):
         raise typer.BadParameter(f"a report is written as .html or .json, not as {output.name!r}")
     output = output.absolute()  # the script may go elsewhere
@@ -107,17 +107,17 @@ def bench(
     seconds: Annotated[float, typer.Option(help="For how long to measure.")] = 2.0,
     no_grad: Annotated[bool, typer.Option("--no-grad", help="Measure under torch.no_grad().")] = False,
 ) -> None:
-    """Measure a function, eager against smelt. Ends with status 1 where results differ."""
-    name, function, given = _function(target, arguments)
+    """Measure a function, eager against smelt. Exits with status 1 if results differ."""
+    name, function, call = _function(target, arguments)
     with torch.set_grad_enabled(not no_grad and torch.is_grad_enabled()), _one_line():
-        measured = benching.measure(function, given, seconds)
+        measured = benching.measure(function, call, seconds)
     print(benching.report(name, measured))
     raise SystemExit(1 if measured.differs else 0)
 
 
 @app.command()
 def ops(name: Annotated[str, typer.Argument(help="An operator: add, aten.add.Tensor.")] = "") -> None:
-    """Say what loops are made of, and what becomes of each ATen operator."""
+    """List the primitives of loops, and the treatment of each ATen operator."""
     operators = _of_compiler("smelt.cli.operator_listing")
     try:
         print(operators.about(name) if name else operators.overview())
@@ -127,9 +127,9 @@ def ops(name: Annotated[str, typer.Argument(help="An operator: add, aten.add.Ten
 
 @app.command()
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all that is kept.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all files.")] = False,
 ) -> None:
-    """Say where kernels are kept on disk, and how much; or remove them."""
+    """Show the folder and size of the disk cache, or clear it."""
     store = _of_compiler("smelt.runtime.disk_cache").store()
     if clear and store is not None:
         print(f"{store.folder}: removed {store.clear() / 1e6:.1f} MB")
@@ -139,7 +139,7 @@ def cache(
 
 @app.command()
 def doctor() -> None:
-    """Report versions, the machine, and what of smelt works here; status 1 where something does not."""
+    """Report versions, the machine, and what works on it; status 1 if something does not."""
     raise SystemExit(checkup.main())
 
 
@@ -154,16 +154,16 @@ def _function(target: str, arguments: str) -> tuple[str, Any, tuple[Any, ...]]:
     script, colon, name = target.rpartition(":")
     if not colon or not name:
         raise typer.BadParameter(f"{target!r} is no SCRIPT:FUNCTION")
-    serve()
+    redirect()
     with _one_line():
         module = run_script.load(script)
     function = _found(module, name)
-    given = eval(arguments, {"torch": torch, **module.__dict__})
-    return name, function, given if isinstance(given, tuple) else (given,)
+    values = eval(arguments, {"torch": torch, **module.__dict__})
+    return name, function, values if isinstance(values, tuple) else (values,)
 
 
 def _run(script: str, arguments: list[str]) -> int:
-    serve()
+    redirect()
     with _one_line():
         return run_script.run_script(script, arguments)
 

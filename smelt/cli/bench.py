@@ -12,8 +12,8 @@ import torch
 
 from smelt import api
 
-SAMPLE = 1e-3  # seconds that a sample of several calls takes at least: clocks tick, and calls may take less than that
-ROUNDS = 5  # at the least, whatever they take
+SAMPLE = 1e-3  # least seconds of a sample of several calls, above the resolution of the clock
+ROUNDS = 5  # the least number, however long they take
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _first(compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[fl
 def _in_turns(calls: list[Callable[[], Any]], seconds: float) -> list[list[float]]:
     """Seconds per call of each, with a sample of each in every round."""
     for call in calls:
-        _sample(call, 2)  # what a second call still has to do is none of its later ones
+        _sample(call, 2)  # a second call may still do work that later ones do not
     sizes = [max(1, round(SAMPLE / max(_sample(call, 1), 1e-9))) for call in calls]
     times: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + seconds

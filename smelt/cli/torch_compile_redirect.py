@@ -34,8 +34,8 @@ def compile(
     recompile_limit: int | None = None,
     **others: Any,
 ) -> Any:
-    """`torch.compile`, served by smelt. The backend "inductor" becomes "smelt"; others keep their names, an unknown
-    one is an error.
+    """`torch.compile` by smelt. The backend "inductor" becomes "smelt"; other names do not change, an unknown one is an
+    error.
 
     Unknown options belong to another compiler and are ignored with a warning. Raises what `smelt.compile` raises, and
     TypeError for an argument that torch.compile does not have.
@@ -68,7 +68,7 @@ def _known(options: dict[str, Any] | None) -> dict[str, Any] | None:
     return {name: value for name, value in options.items() if name in _OPTIONS}
 
 
-def serve() -> None:
+def redirect() -> None:
     """Redirect this process's `torch.compile` to smelt, and `torch.compiler.reset` to `smelt.reset`."""
     torch.compile = compile  # type: ignore[assignment]
     torch.compiler.reset = api.reset

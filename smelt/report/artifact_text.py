@@ -49,24 +49,26 @@ def comment(text: str) -> str:
 def frame_text(entry: Entry) -> Written:
     """The compiled frame, preceded by its guards."""
     names = (
-        "graph is what the backend compiled; inputs are what the guards collected. The names that are defined nowhere\n"
-        "here are objects of the program: the file is to be read and stepped through, not to be run by itself."
+        "graph is the compiled graph; inputs are the tensors that the guards collected. Names without a definition\n"
+        "here are objects of the program: the file can be read and stepped through, but does not run by itself."
     )
-    sizes = "".join(f"\n{sym} is {_place(entry, sym)}" for sym in entry.traced.sizes)
-    head = comment(f"{entry.name}: the compiled frame.\n\n{names}{sizes}\n\nIt runs where all of these hold:")
+    sizes = "".join(f"\n{sym} is {_size_text(entry, sym)}" for sym in entry.traced.sizes)
+    head = comment(
+        f"{entry.name}: the compiled frame.\n\n{names}{sizes}\n\nIt runs if all these guards hold:"
+    )
     return _below(head + comment(entry.guards) + "\n", entry.source)
 
 
-def _place(entry: Entry, sym: Sym) -> str:
-    place = entry.traced.sizes[sym]
-    low, high = place.bounds
-    of = f"a size found in input {place.input}, {place.hint} in the call that was captured"
+def _size_text(entry: Entry, sym: Sym) -> str:
+    size = entry.traced.sizes[sym]
+    low, high = size.bounds
+    of = f"a size of input {size.input}, {size.hint} in the captured call"
     return of + (f", from {low} to {high}" if high < INFINITE else f", from {low} on" if low else "")
 
 
 def resume_text(function: FunctionType) -> str | None:
     """The user's function that a resume function continues, with a mark at the resume point; None for other functions,
-    or if the source is not at hand."""
+    or without its source."""
     behind = "a graph break"
     if is_step(function):
         behind, function = "a `yield`", function.__globals__["step"].function
@@ -79,15 +81,15 @@ def resume_text(function: FunctionType) -> str | None:
     except (OSError, TypeError):
         return None
     code = function.__code__
-    given = ", ".join(code.co_varnames[: code.co_argcount]) or "nothing"
+    arguments = ", ".join(code.co_varnames[: code.co_argcount]) or "nothing"
     text = textwrap.dedent("".join(lines)).splitlines()
     here = None if line is None else line - first
     if here is not None and 0 <= here < len(text) and not text[here].endswith("\\"):
-        text[here] += "  # <-- goes on here, with what this line has not done yet"
+        text[here] += "  # <-- continues here, with the rest of this line"
     head = comment(
         f"{function.__name__}: the rest of {original.code.co_qualname} behind {behind}, as a function.\n"
-        f"{original.code.co_filename}:{line}\n\nIt is given the variables that are read later, then what the line had "
-        f"computed so far:\n{given}"
+        f"{original.code.co_filename}:{line}\n\nIts arguments are the variables that are read later, then the "
+        f"intermediate values of the line:\n{arguments}"
     )
     return head + "\n" + "\n".join(text) + "\n"
 
@@ -99,16 +101,18 @@ def graph_text(
     graph: Graph, title: str, sizes: Mapping[str, int] | None = None, constants_file: str = ""
 ) -> Written:
     """The graph as a program that runs by itself, on inputs like those of the call. `sizes`: values of the symbols by
-    name; `constants_file`: the file beside the program with tensors that it does not spell out."""
+    name; `constants_file`: the file with tensors that the program does not spell out."""
     written = python_source(graph)
     head = comment(title) + "\n"
     for name, value in written.names.items():
         head += _import(name, value, constants_file)
     if "torch.ops.smelt." in written.source:
-        head += "import smelt.callables  # makes smelt's operators known to torch\n"
+        head += "import smelt.callables  # registers smelt's operators\n"
     inputs = [f"        {_example(p.spec, sizes or {})},  # {p.name}" for p in graph.placeholders]
-    given = "\n".join(["    inputs = [", *inputs, "    ]"]) if inputs else "    inputs = []"
-    tail = f'\n\nif __name__ == "__main__":\n    torch.manual_seed(0)\n{given}\n    print(forward(*inputs))\n'
+    listed = "\n".join(["    inputs = [", *inputs, "    ]"]) if inputs else "    inputs = []"
+    tail = (
+        f'\n\nif __name__ == "__main__":\n    torch.manual_seed(0)\n{listed}\n    print(forward(*inputs))\n'
+    )
     return _below(head, written.source, tail)
 
 
@@ -125,7 +129,9 @@ def _import(name: str, value: Any, constants_file: str) -> str:
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if isinstance(module, str) and _found(module, path) is value:
         return f"import {module}\n\n{name} = {module}.{path}\n\n"
-    return f"{name} = None\n{comment(f'{value!r}, which no module has by name: this file does not run by itself')}\n"
+    return (
+        f"{name} = None\n{comment(f'{value!r}, which no module names: this file does not run by itself')}\n"
+    )
 
 
 def _found(module: str, path: str) -> Any:

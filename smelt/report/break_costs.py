@@ -42,8 +42,8 @@ class BreakCosts:
         found = _with_clock(lines, marks[0], function.__code__)
         if found is None:
             return
-        spent = self._seconds.setdefault(lines[marks[0]].strip().removeprefix(_MARK), [])
-        function.__globals__.update({_CLOCK: time.perf_counter, _NOTE: spent.append})
+        seconds = self._seconds.setdefault(lines[marks[0]].strip().removeprefix(_MARK), [])
+        function.__globals__.update({_CLOCK: time.perf_counter, _NOTE: seconds.append})
         self._was[function], function.__code__ = function.__code__, found
 
     def detach(self) -> None:
@@ -55,9 +55,9 @@ class BreakCosts:
     def ms(self, reason: Reason) -> float | None:
         """The median over the measured calls, in milliseconds; None if there are none. The clock itself takes less
         than a microsecond."""
-        place = f"{reason.kind.id} at {reason.line}"
-        spent = [s for comment, found in self._seconds.items() if comment.startswith(place) for s in found]
-        return 1e3 * statistics.median(spent) if spent else None
+        mark = f"{reason.kind.id} at {reason.line}"
+        seconds = [s for comment, found in self._seconds.items() if comment.startswith(mark) for s in found]
+        return 1e3 * statistics.median(seconds) if seconds else None
 
 
 def _with_clock(lines: list[str], mark: int, code: CodeType) -> CodeType | None:
@@ -77,9 +77,9 @@ def _with_clock(lines: list[str], mark: int, code: CodeType) -> CodeType | None:
     if len(functions) != 1 or functions[0].co_freevars != code.co_freevars:
         return None
     made = functions[0].replace(co_flags=code.co_flags, co_name=code.co_name, co_qualname=code.co_qualname)
-    places = set(code.co_positions())
-    if len(places) == 1:  # it looks like one line of the user's
+    positions = set(code.co_positions())
+    if len(positions) == 1:  # tracebacks show it as one line of the user's
         units = len(made.co_code) // 2
-        table = location_table([(units, places.pop())], code.co_firstlineno)
+        table = location_table([(units, positions.pop())], code.co_firstlineno)
         made = made.replace(co_firstlineno=code.co_firstlineno, co_linetable=table)
     return made

@@ -49,8 +49,8 @@ class _Compilation:
     """State of a compilation in progress: of a frame (`name`), or of a backward."""
 
     name: str = ""
-    any_sizes: bool = False  # what is compiled is for sizes, or numbers, that change
-    edited: set[str] = field(default_factory=set)  # the graphs, and "frame", that files stand in for
+    any_sizes: bool = False  # sizes or numbers are symbols
+    edited: set[str] = field(default_factory=set)  # the roles that edited files replace
     joint: Joint | None = None
     parts: Partition | None = None
     schedules: list[Schedule] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Dump:
         self.overrides = overrides
         self.files: list[Path] = []
         self._counts: dict[str, int] = {}
-        self._under_way: dict[int, _Compilation] = {}  # by thread
+        self._compilations: dict[int, _Compilation] = {}  # by thread
         self._last: dict[int, Path] = {}  # by thread: the file of its latest frame, where it was written
         self._joints: list[tuple[Joint, str]] = []  # of entries with a backward: their prefix
         self._bodies: dict[
@@ -80,32 +80,32 @@ class Dump:
 
     def __call__(self, event: events.Event) -> None:
         """Handle an event. Failures to write are logged."""
-        take = _TAKEN.get(event.kind)
-        if take is None:
+        handle = _HANDLERS.get(event.kind)
+        if handle is None:
             return
         try:
             with self._lock:
-                take(self, event)
+                handle(self, event)
         except Exception as error:
             log.warning("smelt: %s: cannot be written: %s: %s", self.directory, type(error).__name__, error)
 
     # ---- events
 
     def _begin(self, event: events.Event) -> None:
-        self._under_way[threading.get_ident()] = _Compilation(_stem(event.name))
+        self._compilations[threading.get_ident()] = _Compilation(_stem(event.name))
 
     def _begin_backend(self, event: events.Event) -> None:
         traced = event.data["traced"]
         self._now().any_sizes = bool(traced.sizes or traced.numbers or traced.unbacked is not None)
 
     def _begin_backward(self, event: events.Event) -> None:
-        self._under_way[threading.get_ident()] = _Compilation()
+        self._compilations[threading.get_ident()] = _Compilation()
 
     def _end(self, event: events.Event) -> None:
-        self._under_way.pop(threading.get_ident(), None)
+        self._compilations.pop(threading.get_ident(), None)
 
     def _now(self) -> _Compilation:
-        return self._under_way.setdefault(threading.get_ident(), _Compilation())
+        return self._compilations.setdefault(threading.get_ident(), _Compilation())
 
     def _cut(self, event: events.Event) -> None:
         now = self._now()
@@ -126,7 +126,7 @@ class Dump:
             self._end(event)
 
     def _installed(self, event: events.Event) -> None:
-        now = self._under_way.pop(threading.get_ident(), None)
+        now = self._compilations.pop(threading.get_ident(), None)
         if now is None:
             return
         prefix = self._prefix(now.name)
@@ -142,11 +142,11 @@ class Dump:
                 file.write("\n" + artifact_text.comment(f"The graph ends here: {event.data['reason']}"))
 
     def _backward(self, event: events.Event) -> None:
-        now = self._under_way.pop(threading.get_ident(), None)
+        now = self._compilations.pop(threading.get_ident(), None)
         prefix = next((p for joint, p in self._joints if joint is event.data["joint"]), None)
         if now is not None and prefix is not None and self.writes:
             self._write_code(f"{prefix}.backward", now)
-            self._stand_in(now.functions)
+            self._link_functions(now.functions)
 
     # ---- files
 
@@ -168,16 +168,14 @@ class Dump:
                 if self._write(f"{prefix}.{role}.py", written) and constants:
                     torch.save(constants, self.directory / f"{prefix}.{role}.pt")
         self._write_code(prefix, now)
-        self._stand_in(now.functions)
+        self._link_functions(now.functions)
 
     def _warn_of_others(self, prefix: str) -> None:
         """Warn of edited files that have no effect because the torch-level graph is edited."""
         for role in ("aten", "joint", "forward", "backward"):
             path = (self.directory / f"{prefix}.{role}.py").resolve()
             if path.exists() and is_edited(path, ""):
-                log.warning(
-                    "smelt: %s is edited, and not what is compiled: %s.torch.py is edited, too", path, prefix
-                )
+                log.warning("smelt: %s is edited, but not compiled: %s.torch.py is edited, too", path, prefix)
 
     def _write_frame(self, prefix: str, entry: Entry, now: _Compilation) -> None:
         self._last.pop(threading.get_ident(), None)
@@ -207,7 +205,7 @@ class Dump:
         path = (self.directory / name).resolve()
         is_python = path.suffix == ".py" and not path.name.endswith((".triton.py", ".source.py"))
         if self.overrides and is_python and path.exists() and is_edited(path, written.text):
-            log.warning("smelt: %s is edited, and not what is compiled: %s", path, _WHAT_IS)
+            log.warning("smelt: %s is edited, but not compiled: %s", path, _HINT)
             return None
         if not self.writes:
             return None
@@ -218,7 +216,7 @@ class Dump:
             self._bodies[written.body] = path, written.line
         return path
 
-    def _stand_in(self, functions: list[GraphFunction]) -> None:
+    def _link_functions(self, functions: list[GraphFunction]) -> None:
         """Let debuggers find graphs that run as Python in their files."""
         for function in functions:
             found = self._bodies.get(function.code)
@@ -263,7 +261,7 @@ class Dump:
             return None
         if now.any_sizes and role != "torch":
             raise ArtifactError(
-                f"{path} is edited, and what it stands in for is compiled for sizes, or numbers, that change from call to "
+                f"{path} is edited, but the graph is compiled for sizes, or numbers, that change from call to "
                 "call: compile with dynamic=False"
             )
         now.edited.add(role)
@@ -287,11 +285,11 @@ class Dump:
         return made
 
 
-_WHAT_IS = (
+_HINT = (
     "edit the .torch.py file, or the .aten.py file, or, where gradients are needed, the .joint.py file or the .forward.py "
     "and .backward.py files, or delete this"
 )
-_TAKEN: dict[str, Callable[[Dump, events.Event], None]] = {
+_HANDLERS: dict[str, Callable[[Dump, events.Event], None]] = {
     "capture-start": Dump._begin,
     "backend-start": Dump._begin_backend,
     "partition": Dump._cut,
@@ -327,11 +325,11 @@ def _graphs(entry: Entry, now: _Compilation) -> Iterator[tuple[str, Graph, str]]
 
 
 _TITLES = {
-    "torch": "what the program calls",
-    "aten": "the ATen operators that this comes down to",
+    "torch": "the calls of the program",
+    "aten": "the ATen operators of these calls",
     "joint": "forward and backward as one graph",
-    "forward": "the forward: results, then what is saved",
-    "backward": "the backward: of what is saved and the tangents, the gradients",
+    "forward": "the forward: results, then saved values",
+    "backward": "the backward: gradients, from saved values and tangents",
 }
 
 
@@ -365,7 +363,7 @@ def dumping(directory: str | os.PathLike[str], override: bool = False, writes: b
         yield dump
 
 
-_of_environment = ExitStack()  # is never left
+_of_environment = ExitStack()  # never closed
 
 
 def from_environment(environment: Mapping[str, str]) -> None:

@@ -63,16 +63,16 @@ def _measured(traced: Traced) -> int:
         next(numbers) if isinstance(p.spec, NumberSpec) else _input(p.spec, next(fakes))
         for p in traced.torch_graph.placeholders
     ]
-    kept: list[torch.Tensor] = []
+    saved: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
+        saved.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         outputs = GraphFunction(traced.torch_graph)(*inputs)
     own = {_storage(t) for t in (*inputs, *outputs) if isinstance(t, torch.Tensor)}
-    found = {_storage(t): t.untyped_storage().nbytes() for t in kept if t.layout is torch.strided}
+    found = {_storage(t): t.untyped_storage().nbytes() for t in saved if t.layout is torch.strided}
     return sum(size for storage, size in found.items() if storage not in own)
 
 

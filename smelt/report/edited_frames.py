@@ -31,8 +31,8 @@ def frame_of(path: Path, frame: CompiledFrame) -> CompiledFrame:
     """
     if not is_made_from(path, frame.source):
         raise ArtifactError(
-            f"{path} is edited, and was made from another frame than the one that smelt writes now: have it written again, "
-            "and edit that"
+            f"{path} is edited, but was written from another frame than the current one: delete it, dump the frame and edit "
+            "that"
         )
     own = frame.function
     code = compiled(path, own.__code__.co_flags & FUTURE)
@@ -49,11 +49,11 @@ def _check_parameters(path: Path, made: Any, own: FunctionType) -> None:
     text = ", ".join(name for name, _ in wanted)
     if not isinstance(made, FunctionType):
         raise ArtifactError(f"{path} defines no function {own.__name__}({text})")
-    given = [(p.name, p.kind) for p in inspect.signature(made).parameters.values()]
-    if given != wanted:
+    actual = [(p.name, p.kind) for p in inspect.signature(made).parameters.values()]
+    if actual != wanted:
         raise ArtifactError(
-            f"{path}:{made.__code__.co_firstlineno}: {own.__name__} takes ({', '.join(name for name, _ in given)}), smelt's "
-            f"own ({text}): arguments must stay as they are, also those that are not read"
+            f"{path}:{made.__code__.co_firstlineno}: {own.__name__} takes ({', '.join(name for name, _ in actual)}), "
+            f"smelt's own ({text}): arguments must not change, also unread ones"
         )
 
 

@@ -45,8 +45,8 @@ def graph_of(path: Path, captured: Graph, gradients: int | None = None, cse: boo
     Raises ArtifactError if it cannot replace `captured`, with the file and the expectation.
     """
     forward = forward_of(path, captured)
-    recorder, fakes, traced, places = _recorded(path, forward, captured, gradients, cse)
-    made = _with_inputs(captured, recorder, fakes, traced, places)
+    recorder, fakes, traced, are_tensors = _recorded(path, forward, captured, gradients, cse)
+    made = _with_inputs(captured, recorder, fakes, traced, are_tensors)
     _check_outputs(path, made, captured, gradients)
     _check_aliases(path, made, captured, gradients)
     _check_writes(path, made, captured)
@@ -58,27 +58,27 @@ def graph_of(path: Path, captured: Graph, gradients: int | None = None, cse: boo
 
 
 def forward_of(
-    path: Path, captured: Graph, handed: Callable[[Any], Any] = lambda value: value
+    path: Path, captured: Graph, replace_object: Callable[[Any], Any] = lambda value: value
 ) -> FunctionType:
     """The file's function, which takes the inputs of `captured`. Objects of the program that no module names, which
-    the file sets to None, are passed through `handed`.
+    the file sets to None, are passed through `replace_object`.
 
     Raises ArtifactError if there is no such function.
     """
     scope: dict[str, Any] = {"__name__": f"edited.{path.stem}", "__file__": str(path)}
     run(path, compiled(path), scope)
-    scope |= {k: handed(v) for k, v in python_source(captured).names.items() if scope.get(k) is None}
+    scope |= {k: replace_object(v) for k, v in python_source(captured).names.items() if scope.get(k) is None}
     forward = scope.get("forward")
     wanted = [p.name for p in captured.placeholders]
     if not inspect.isfunction(forward):
         raise ArtifactError(f"{path} defines no function forward({', '.join(wanted)})")
-    given = [
+    actual = [
         p.name for p in inspect.signature(forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
-    if given != wanted:
+    if actual != wanted:
         raise ArtifactError(
-            f"{path}:{forward.__code__.co_firstlineno}: forward takes ({', '.join(given)}), the captured graph "
-            f"({', '.join(wanted)}): inputs must stay as they are, also those that are not read"
+            f"{path}:{forward.__code__.co_firstlineno}: forward takes ({', '.join(actual)}), the captured graph "
+            f"({', '.join(wanted)}): inputs must not change, also unread ones"
         )
     return forward
 
@@ -96,12 +96,12 @@ def _recorded(
 
     expected = captured.output.args[0]
     with torch.no_grad():
-        given = [empty_like_spec(p.spec, p.spec.device) for p in captured.placeholders]
+        examples = [empty_like_spec(p.spec, p.spec.device) for p in captured.placeholders]
         recorder = Trace(where)
         recorder.inputs.on_unknown_tensor = recorder.fake
         try:
             with recorder:
-                fakes = [recorder.fake(t, p.name) for t, p in zip(given, captured.placeholders)]
+                fakes = [recorder.fake(t, p.name) for t, p in zip(examples, captured.placeholders)]
                 results = forward(*fakes)
                 if not isinstance(results, (tuple, list)) or len(results) != len(expected):
                     what = (
@@ -110,9 +110,9 @@ def _recorded(
                         else type(results).__name__
                     )
                     raise ArtifactError(
-                        f"{path}: forward gives {what}, expected is a tuple of {len(expected)}: {_types(captured)}"
+                        f"{path}: forward returns {what}, expected is a tuple of {len(expected)}: {_types(captured)}"
                     )
-                tensors = _apart(recorder, captured, fakes, results, gradients)
+                tensors = _unaliased(recorder, captured, fakes, results, gradients)
             are_tensors = [isinstance(r, torch.Tensor) for r in results]
             return recorder, fakes, recorder.finish(tensors, cse), are_tensors
         except ArtifactError:
@@ -122,7 +122,7 @@ def _recorded(
             raise ArtifactError(f"{path}{line}: {type(error).__name__}: {error}") from error
 
 
-def _apart(
+def _unaliased(
     recorder: Trace,
     captured: Graph,
     inputs: Sequence[FakeTensor],
@@ -131,17 +131,17 @@ def _apart(
 ) -> list[torch.Tensor]:
     """The tensors among `results`, in memory of their own if those of the captured graph are: readers rely on that. A
     gradient may have its own memory, or that of the captured one."""
-    places: dict[object, str | int] = {
+    owners: dict[object, str | int] = {
         fake.storage_key: p.name for fake, p in zip(inputs, captured.placeholders, strict=True)
     }
     made: list[torch.Tensor] = []
     for i, (result, alias) in enumerate(zip(results, _aliases(captured), strict=True)):
         if isinstance(result, torch.Tensor):
             fake = recorder.fake(result)
-            place = places.get(fake.storage_key)
-            if place is not None and (alias is None or (_is_gradient(i, gradients) and place != alias)):
+            owner = owners.get(fake.storage_key)
+            if owner is not None and (alias is None or (_is_gradient(i, gradients) and owner != alias)):
                 fake = recorder.fake(torch.ops.aten.clone.default(fake))
-            places.setdefault(fake.storage_key, i)
+            owners.setdefault(fake.storage_key, i)
             made.append(fake)
     return made
 
@@ -174,32 +174,32 @@ def _aliases(graph: Graph) -> list[str | int | None]:
 
 
 def _with_inputs(
-    captured: Graph, recorder: Trace, fakes: Sequence[FakeTensor], traced: Traced, places: Sequence[bool]
+    captured: Graph, recorder: Trace, fakes: Sequence[FakeTensor], traced: Traced, are_tensors: Sequence[bool]
 ) -> Graph:
     """The recorded graph with all inputs of the captured one; other tensors that it reads are constants."""
     graph = Graph("aten")
     graph.constants = dict(traced.aten_graph.constants)
     graph.nodes = [replace(p) for p in captured.placeholders]
     own = {id(fake): node for fake, node in zip(fakes, graph.nodes, strict=True)}
-    taken = {node.name for node in graph.nodes}
+    used = {node.name for node in graph.nodes}
     copy_of: dict[Node, Node] = {}
     for node, fake in zip(traced.aten_graph.placeholders, traced.inputs, strict=True):
         if id(fake) in own:
             copy_of[node] = own[id(fake)]
             continue
-        name, real = free_name("constant", taken | graph.constants.keys()), recorder.real(fake)
-        taken.add(name)
+        name, real = free_name("constant", used | graph.constants.keys()), recorder.real(fake)
+        used.add(name)
         assert real is not None
         graph.constants[name] = real.detach()
         copy_of[node] = Node("get_attr", name, (), {}, name, node.spec)
         graph.nodes.append(copy_of[node])
     for node in traced.aten_graph.nodes[len(traced.inputs) :]:
         args, kwargs = (map_nodes(x, copy_of.__getitem__) for x in (node.args, node.kwargs))
-        name = node.name if node.op == "output" else free_name(node.name, taken)
+        name = node.name if node.op == "output" else free_name(node.name, used)
         copy_of[node] = replace(node, args=args, kwargs=kwargs, name=name, source=None)
         graph.nodes.append(copy_of[node])
-    given = iter(graph.output.args[0])
-    returned = tuple(next(given) if is_tensor else None for is_tensor in places)
+    tensors = iter(graph.output.args[0])
+    returned = tuple(next(tensors) if is_tensor else None for is_tensor in are_tensors)
     graph.output.args = (returned,)
     graph.output.spec = tuple(None if n is None else n.spec for n in returned)
     return graph
@@ -259,7 +259,7 @@ def program_of(path: Path, traced: Traced) -> FunctionType:
     """
     if traced.unbacked is not None:
         raise ArtifactError(
-            f"{path} is edited, and data decide sizes of the graph that it stands in for: edit the frame, or the program"
+            f"{path} is edited, but the graph has unbacked sizes: edit the frame, or the program"
         )
     forward = forward_of(path, traced.torch_graph, _not_captured)
     forward.__code__ = forward.__code__.replace(co_qualname=path.stem)

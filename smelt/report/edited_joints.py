@@ -59,7 +59,7 @@ def _check_forward(path: Path, graph: Graph, joint: Joint, tangents: set[Node]) 
         if node in tangents:
             line = "" if node.line is None else f":{node.line.line}"
             raise ArtifactError(
-                f"{path}{line}: {what} is computed from tangents, which are there when the forward is over"
+                f"{path}{line}: {what} is computed from tangents, which exist only after the forward"
             )
 
 

@@ -47,8 +47,8 @@ class KernelTimes:
             ({}, ()) if plan is None else (steps_of(schedule, plan), named(plan))
             for schedule, plan in planned
         ]
-        alike = Counter(names for _, names in found)
-        return [self._medians(steps, names) if alike[names] == 1 else {} for steps, names in found]
+        counts = Counter(names for _, names in found)
+        return [self._medians(steps, names) if counts[names] == 1 else {} for steps, names in found]
 
     def _medians(self, steps: Mapping[int, int], names: Names) -> dict[int, float]:
         """`steps`: position of an item -> index of its event in a run."""
@@ -75,7 +75,7 @@ def steps_of(schedule: Schedule, plan: Plan) -> Mapping[int, int]:
     """Position of an item -> index, among the steps that emit events, of the step that does its work, matched by
     buffers. A kernel that runs in a parallel launch has none, nor has a kernel fused into a product as epilogue, whose
     time includes both."""
-    launches: dict[tuple[int, ...], list[int]] = defaultdict(list)  # those that are no item's so far
+    launches: dict[tuple[int, ...], list[int]] = defaultdict(list)  # those not matched yet
     results: dict[int, int] = {}
     for n, (step, _) in enumerate(_computing(plan)):
         if isinstance(step, Launch):
@@ -84,18 +84,18 @@ def steps_of(schedule: Schedule, plan: Plan) -> Mapping[int, int]:
             results |= dict.fromkeys(_results(step), n)
     found: dict[int, int] = {}
     for i, item in enumerate(schedule.items):
-        if isinstance(item, KernelItem) and launches[_given(item)]:
-            found[i] = launches[_given(item)].pop(0)
-    # What is left are products, whose last buffer is the result.
+        if isinstance(item, KernelItem) and launches[_buffers(item)]:
+            found[i] = launches[_buffers(item)].pop(0)
+    # The other launches are products, whose last buffer is the result.
     results |= {regs[-1]: n for regs, numbers in launches.items() for n in numbers}
     for i, item in enumerate(schedule.items):
-        made = [results[out] for out in _gives(schedule, i) if out in results]
+        made = [results[out] for out in _item_results(schedule, i) if out in results]
         if made and isinstance(item, ExternItem):
             found[i] = made[0]
     return found
 
 
-def _given(item: KernelItem) -> tuple[int, ...]:
+def _buffers(item: KernelItem) -> tuple[int, ...]:
     """The buffers of a launch of the kernel."""
     formals = zip(item.buffers, item.kernel.buffers)
     return tuple(b for b, f in formals if b is not None and f.role != "local")
@@ -103,12 +103,12 @@ def _given(item: KernelItem) -> tuple[int, ...]:
 
 def _results(step: Aten) -> Iterator[int]:
     yield from (out for out in step.outs if out is not None)
-    given = step.kwargs.get("out")
-    if isinstance(given, Reg):
-        yield given.index
+    out = step.kwargs.get("out")
+    if isinstance(out, Reg):
+        yield out.index
 
 
-def _gives(schedule: Schedule, position: int) -> Iterator[int]:
+def _item_results(schedule: Schedule, position: int) -> Iterator[int]:
     """The results of a call; for a product with a fused epilogue, the epilogue's result."""
     own = accesses(schedule.items[position])[1]
     yield from own

@@ -64,9 +64,7 @@ class GraphView(GraphFunction):
         sizes."""
         wanted = [p.name for p in self.graph.placeholders]
         if len(inputs) != len(wanted):
-            raise TypeError(
-                f"the graph takes {len(wanted)} inputs ({', '.join(wanted)}), {len(inputs)} were given"
-            )
+            raise TypeError(f"the graph takes {len(wanted)} inputs ({', '.join(wanted)}), got {len(inputs)}")
         _check_sizes(self.graph, dimensions(self.graph.placeholders))
         return super().__call__(*inputs)
 
@@ -83,8 +81,8 @@ def _check_sizes(graph: Graph, known: Iterable[Sym] = ()) -> None:
     if missing:
         names = ", ".join(sorted(sym.name for sym in missing))
         raise SmeltError(
-            f"the graph is for any size {names}, which is given as a number nowhere: trace with dynamic=False, or without "
-            "marks, to have numbers in its place"
+            f"no input determines the size {names}: trace with dynamic=False, or without "
+            "marks, to specialize it"
         )
 
 
@@ -228,16 +226,16 @@ def trace_call(
 
     Raises Unsupported if capture failed for a reason, SmeltError if there was nothing to capture.
     """
-    noted = _Noted()
-    with events.subscribed(noted):
+    collected = _Collector()
+    with events.subscribed(collected):
         result = compiled(*args, **kwargs)
     found = records(compiled)
     no_joint = {id(e): record.no_joint_graph_reason for _, record in found for e in record.entries}
-    captured = [e for e in noted.entries if id(e) in no_joint]
+    captured = [e for e in collected.entries if id(e) in no_joint]
     why = reasons(compiled)
     name = found[0][0] if found else getattr(compiled, "__qualname__", type(compiled).__name__)
     graphs = tuple(
-        _traced_graph(e, noted.ends.get(id(e)), no_joint[id(e)], config) for e in captured if e.computes
+        _traced_graph(e, collected.ends.get(id(e)), no_joint[id(e)], config) for e in captured if e.computes
     )
     if not captured:
         if why:
@@ -249,7 +247,7 @@ def trace_call(
     return Trace(name, graphs, result, why)
 
 
-class _Noted:
+class _Collector:
     """A subscriber that records the entries that this thread creates, and the graph breaks that end them."""
 
     def __init__(self) -> None:

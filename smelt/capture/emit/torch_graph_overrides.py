@@ -60,7 +60,9 @@ class EditedProgram:
         if not isinstance(results, (tuple, list)) or len(results) != len(self._expected):
             what = f"{len(results)} results" if isinstance(results, (tuple, list)) else type(results).__name__
             texts = ", ".join(spec_text(substitute(spec, values)) for spec in self._expected)
-            raise self._error(f"forward gives {what}, expected is a tuple of {len(self._expected)}: {texts}")
+            raise self._error(
+                f"forward returns {what}, expected is a tuple of {len(self._expected)}: {texts}"
+            )
         for i, (result, spec) in enumerate(zip(results, self._expected, strict=True)):
             self._check_result(i, result, spec, values)
         return results
