@@ -28,7 +28,6 @@ from smelt.capture.driver import cache_entries
 from smelt.capture.driver.frame_compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
 from smelt.report.dump import Dump, dumping, from_environment
-from smelt.report.explanation import Explanation, explained
 from smelt.report.traces import Trace, trace_call
 from smelt.runtime import release_all
 
@@ -264,12 +263,14 @@ def _module_trampoline(cls: type) -> Any:
 # ----------------------------------------------------------------------------------------------- the others
 
 
-def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> Callable[..., Explanation]:
-    """A callable that calls `fn` once, compiled, and explains it. `anew` compiles it if it is not compiled, or
+def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> Callable[..., Any]:
+    """A callable that calls `fn` once, compiled, and returns an `Explanation`. `anew` compiles it if it is not compiled, or
     `differently`. `times`: the number of further timed calls. Raises OptionError for a negative or non-integer number.
     """
     if type(times) is not int or times < 0:
         raise OptionError(f"smelt.explain: times must be an int from 0 on, got {times!r}")
+    from smelt.report.explanation import explained  # noqa: PLC0415 (its import takes time, and compilation needs none of it)
+
     is_compiled = isinstance(getattr(fn, "__func__", fn), (_native.Wrapped, CompiledModule))
     return explained(fn if is_compiled and not differently else anew(), times)
 

@@ -1,5 +1,6 @@
 """`smelt.explain`: what a user reads of a call."""
 
+import dataclasses
 import json
 import time
 import traceback
@@ -42,8 +43,10 @@ def test_a_break_is_told_with_its_line_and_what_to_do():
 
 
 def test_all_of_it_is_json():
-    data = smelt.explain(toy)(torch.randn(10, requires_grad=True), torch.ones(10)).to_dict()
+    explanation = smelt.explain(toy)(torch.randn(10, requires_grad=True), torch.ones(10))
+    data = explanation.to_dict()
     assert json.loads(json.dumps(data)) == data
+    assert list(data) == [f.name for f in dataclasses.fields(explanation.report())]
     assert {"version", "frames", "graphs", "kernels", "memory", "phases", "lines", "sources"} <= data.keys()
 
 
