@@ -71,11 +71,9 @@ class Dump:
         self.files: list[Path] = []
         self._counts: dict[str, int] = {}
         self._compilations: dict[int, _Compilation] = {}  # by thread
-        self._last: dict[int, Path] = {}  # by thread: the file of its latest frame, where it was written
+        self._last: dict[int, Path] = {}  # by thread: the file of its latest frame
         self._joints: list[tuple[Joint, str]] = []  # of entries with a backward: their prefix
-        self._bodies: dict[
-            str, tuple[Path, int]
-        ] = {}  # text of a program: the file that holds it, and from which line on
+        self._bodies: dict[str, tuple[Path, int]] = {}  # by text of a program: its file and first line
         self._lock = threading.RLock()
 
     def __call__(self, event: events.Event) -> None:

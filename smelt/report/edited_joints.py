@@ -30,9 +30,9 @@ def joint_of(path: Path, joint: Joint) -> Joint:
     graph = graph_of(path, joint.graph, gradients=joint.n_outputs, cse=False)
     tangents = _from_tangents(graph, joint)
     _check_forward(path, graph, joint, tangents)
-    late = _late(path, graph, joint, tangents)
-    eliminate_common(graph, among=late)
-    return replace(joint, graph=graph, backward=frozenset(late.intersection(graph.nodes)))
+    backward = _backward_nodes(path, graph, joint, tangents)
+    eliminate_common(graph, among=backward)
+    return replace(joint, graph=graph, backward=frozenset(backward.intersection(graph.nodes)))
 
 
 def _from_tangents(graph: Graph, joint: Joint) -> set[Node]:
@@ -51,7 +51,7 @@ def _results(graph: Graph, joint: Joint) -> Iterator[tuple[str, Node]]:
             yield f"result {i} of forward", node
     for node in graph:
         if node.target is torch.ops.aten.copy_.default:
-            yield f"what is written to {node.args[0]}", node
+            yield f"the value written to {node.args[0]}", node
 
 
 def _check_forward(path: Path, graph: Graph, joint: Joint, tangents: set[Node]) -> None:
@@ -63,21 +63,21 @@ def _check_forward(path: Path, graph: Graph, joint: Joint, tangents: set[Node]) 
             )
 
 
-def _late(path: Path, graph: Graph, joint: Joint, tangents: set[Node]) -> set[Node]:
+def _backward_nodes(path: Path, graph: Graph, joint: Joint, tangents: set[Node]) -> set[Node]:
     """The nodes of the backward: those that depend on tangents, and those that only such nodes and gradients read.
-    Unedited statements keep their side."""
-    said = {node.name: node in joint.backward for node in joint.graph}
+    Unedited statements stay in the forward or backward."""
+    was_backward = {node.name: node in joint.backward for node in joint.graph}
     statements = _statements(path)
     needed = {node for _, node in _results(graph, joint)}  # by the forward
-    late = tangents - set(graph.placeholders)
+    backward = tangents - set(graph.placeholders)
     for node in reversed(graph.nodes[:-1]):
         if node.op == "call_function" and node not in tangents:
             name = "" if node.line is None else statements.get(node.line.line, "")
-            if node not in needed and said.get(name, not must_run(node)):
-                late.add(node)
+            if node not in needed and was_backward.get(name, not must_run(node)):
+                backward.add(node)
             else:
                 needed.update(argument_nodes(node))
-    return late
+    return backward
 
 
 def _statements(path: Path) -> dict[int, str]:
