@@ -15,7 +15,6 @@ from smelt.autograd.partition import Partition, level_of
 from smelt.capture.driver.cache_entries import Entry, Record
 from smelt.graph.ir import Graph, Line, Node
 from smelt.guards.guard import Guard
-from smelt.guards.guard_printer import format_guard
 from smelt.loops.kernel_printer import print_kernel
 from smelt.reasons import Reason
 from smelt.report import kernel_costs
@@ -268,7 +267,7 @@ def _sources(lines: Iterable[tuple[str, int]]) -> Iterator[data.File]:
 
 def _guard(guard: Guard) -> data.Guard:
     source = None if guard.source is None else guard.source.source
-    return data.Guard(format_guard(guard), guard.kind, source, source_line(guard.line))
+    return data.Guard(guard.text, guard.kind.name, source, source_line(guard.line))
 
 
 def _sizes(entry: Entry) -> Iterator[str]:

@@ -10,7 +10,6 @@ from smelt import events
 from smelt.autograd.partition import Partition
 from smelt.capture.driver.cache_entries import Entry
 from smelt.graph.ir import Graph
-from smelt.guards.guard_printer import format_guard
 from smelt.guards.source import Source
 from smelt.plan.steps import Plan
 from smelt.report import report_data as data
@@ -82,7 +81,7 @@ class EventCollector:
         failure = event.data["failure"]
         texts, line = ("", "", "", ""), None
         if failure is not None:
-            texts = format_guard(failure.guard), failure.source, failure.expected, failure.found
+            texts = failure.guard.text, failure.source, failure.expected, failure.found
             line = source_line(failure.guard.line)
         self.recompiles.append(data.Recompile(event.name, event.data["entry"], *texts, line, 1e3 * now))
 

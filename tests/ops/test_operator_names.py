@@ -28,7 +28,7 @@ REASONS = {
     "graph/operator_effects.py": "corrects schemas and tags, for passes below the rows",
     "report/edited_graphs.py": "checks writes of edited graphs, and copies results that share memory",
     "report/edited_joints.py": "checks writes of edited graphs",
-    "report/operator_table.py": "the prefix of all names",
+    "cli/operator_listing.py": "the prefix of all names",
     "torch_private.py": "an arbitrary one, to check that operators have the attributes that smelt reads",
     "tracing/composites/packed_sequences.py": "implements packing and padding by indexing",
     "tracing/composites/row_indexing.py": "implements the selection of rows by indexing",
