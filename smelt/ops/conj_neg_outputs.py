@@ -34,8 +34,7 @@ def _is_view(node: Node) -> bool:
 
 
 def with_signs_apart(graph: Graph) -> Graph:
-    """`graph` (aten level) with a second copy of the nodes of such results, read by the output alone; the same object
-    if there are none."""
+    """`graph` (aten level) with a second copy of such results' nodes for the output, or itself if there are none."""
     twice: set[Node] = set()
     for result in leaves(graph.output.args, Node):
         chain = _views(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from smelt.loops.lowering_builder import Builder
 from smelt.ops.layouts.meta_layouts import filled, fresh, like, on_any
 from smelt.ops.may_raise import unless_half
 from smelt.ops.recompute_rules import Class
-from smelt.ops.registry import declare, operator
+from smelt.ops.registry import Lowering, declare, operator
 from smelt.ops.trace_rules import TraceRule
 from smelt.shapes.expr import Expr, Size
 
@@ -56,37 +56,21 @@ def fill(b: Builder, x: Tensor, value: Tensor) -> Tensor:
     return b.pointwise(lambda v: v, [value], value.dtype)
 
 
-@operator(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default)
-def zeros(b: Builder, *args: Any, **options: Any) -> Tensor:
+def _filled(number: int) -> Lowering:
     """The node determines sizes, dtype and layout."""
-    return b.constant(lambda index: const(0, b.spec.dtype))
+    return lambda b, *_, **__: b.constant(lambda index: const(number, b.spec.dtype))
 
 
-@operator(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(b: Builder, *args: Any, **options: Any) -> Tensor:
-    """The node determines sizes, dtype and layout."""
-    return b.constant(lambda index: const(1, b.spec.dtype))
+declare(
+    *(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default),
+    lowering=_filled(0),
+)
+declare(aten.ones.default, aten.ones_like.default, aten.new_ones.default, lowering=_filled(1))
+declare(aten.scalar_tensor.default, lowering=lambda b, value, **_: full(b, (), value), takes_numbers=True)
+declare(aten.arange.default, lowering=lambda b, end, **_: arange(b, 0, end), takes_sizes=True)
 
 
-@operator(aten.scalar_tensor.default, takes_numbers=True)
-def scalar_tensor(b: Builder, value: float, **options: Any) -> Tensor:
-    """A tensor without dimensions."""
-    return full(b, (), value)
-
-
-@operator(aten.arange.default, takes_sizes=True)
-def arange_end(b: Builder, end: float, **options: Any) -> Tensor:
-    """From 0 in steps of 1, `end` excluded."""
-    return arange(b, 0, end)
-
-
-@operator(aten.arange.start, takes_sizes=True)
-def arange_start(b: Builder, start: Size | float, end: float, **options: Any) -> Tensor:
-    """In steps of 1, `end` excluded."""
-    return arange(b, start, end)
-
-
-@operator(aten.arange.start_step, takes_sizes=True)
+@operator(aten.arange.start, aten.arange.start_step, takes_sizes=True)
 def arange(
     b: Builder, start: Size | float, end: Size | float, step: Size | float = 1, **options: Any
 ) -> Tensor:
@@ -115,24 +99,21 @@ def eye(b: Builder, *args: Any, **options: Any) -> Tensor:
     return b.constant(value)
 
 
-@operator(aten.tril.default, out=aten.tril.out)
-def tril(b: Builder, x: Tensor, diagonal: int = 0) -> Tensor:
-    """Elements with column - row <= diagonal; zero elsewhere, where x is not read."""
-    return _triangle(b, x, lambda i: compare("le", index_value(i[-1] - i[-2]), index_value(diagonal)))
+def _triangle(comparison: str) -> Lowering:
+    """Elements where `column - row` compares with `diagonal`; zero elsewhere, where x is not read."""
+
+    def lower(b: Builder, x: Tensor, diagonal: int = 0) -> Tensor:
+        def body(load: Load, i: Index) -> Value:
+            inside = compare(comparison, index_value(i[-1] - i[-2]), index_value(diagonal))
+            return where(inside, load.where(inside)(x, i), const(0, x.dtype))
+
+        return b.map(x.shape, x.dtype, [x], body)
+
+    return lower
 
 
-@operator(aten.triu.default, out=aten.triu.out)
-def triu(b: Builder, x: Tensor, diagonal: int = 0) -> Tensor:
-    """Elements with column - row >= diagonal; zero elsewhere, where x is not read."""
-    return _triangle(b, x, lambda i: compare("ge", index_value(i[-1] - i[-2]), index_value(diagonal)))
-
-
-def _triangle(b: Builder, x: Tensor, keep: Callable[[Index], Value]) -> Tensor:
-    def body(load: Load, i: Index) -> Value:
-        inside = keep(i)
-        return where(inside, load.where(inside)(x, i), const(0, x.dtype))
-
-    return b.map(x.shape, x.dtype, [x], body)
+declare(aten.tril.default, lowering=_triangle("le"), out=aten.tril.out)
+declare(aten.triu.default, lowering=_triangle("ge"), out=aten.triu.out)
 
 
 # ---- shapes on a CPU
@@ -172,20 +153,14 @@ def _arange_layout(end: Any, **options: Any) -> Any:
 
 
 declare(
-    aten.empty_like.default,
-    aten.zeros_like.default,
-    aten.ones_like.default,
-    aten.full_like.default,
+    *(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default),
     layout=like,
     layout_on=on_any(like),
 )
 declare(aten.zeros.default, aten.ones.default, layout=filled)
 declare(aten.full.default, layout=_full_layout)
 declare(
-    aten.new_empty.default,
-    aten.new_zeros.default,
-    aten.new_ones.default,
-    aten.new_full.default,
+    *(aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default),
     layout=_new_layout,
 )
 declare(aten.scalar_tensor.default, layout=_scalar_layout)

@@ -88,8 +88,7 @@ def depthwise(b: Builder, x: Tensor, weight: Tensor, c: Convolution) -> Tensor:
 def depthwise_backward(
     b: Builder, grad: Tensor, x: Tensor, weight: Tensor, settings: tuple[Any, ...], wanted: Sequence[bool]
 ) -> Gradients | None:
-    """Gradients of input, weight and bias, by ATen where that is faster; None if it is for all. `settings`: the
-    convolution's."""
+    """Gradients of input, weight and bias, by ATen where that is faster; None if it is for all."""
     c = Convolution(*settings).over(len(weight.shape) - 2)
     own_dx, own_dw = are_generated(grad.spec, x.spec, weight.spec, c, b.costs)
     if not ((wanted[0] and own_dx) or (wanted[1] and own_dw)):
@@ -114,8 +113,7 @@ def depthwise_backward(
 def _over_window(
     b: Builder, source: Tensor, weight: Tensor, spec: TensorSpec, place_of: Callable[[Index, Tap], Masked]
 ) -> Tensor:
-    """For each index of a tensor like `spec`, the sum over the window of `source` at `place_of` the index, times the
-    weight."""
+    """For each index of `spec`, the sum over the window of `source` at `place_of` the index, times the weight."""
     taps = _taps(weight)
     turned = _turned(b, weight)
 
@@ -182,8 +180,7 @@ def _taps(weight: Tensor) -> list[tuple[int, int]]:
 
 
 def _turned(b: Builder, weight: Tensor) -> Tensor:
-    """The weight with adjacent channels, (rows, columns, channels), materialized: each program reads it for all its
-    channels at once."""
+    """The weight as (rows, columns, channels), materialized: a program reads all its channels at once."""
     channels, _, rows, columns = weight.shape
     return b.copy(
         weight, (rows, columns, channels), lambda i: (i[2], 0, i[0], i[1]), cost=b.costs.inline_limit + 1

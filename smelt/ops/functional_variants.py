@@ -14,15 +14,13 @@ from smelt.torch_private import OpOverload
 
 @dataclass(frozen=True)
 class Pure:
-    """`op` computes the values that the writing operator writes. It takes the same arguments, by name, less `dropped`
-    ones.
+    """`op` computes the values that the writing operator writes. It takes the same arguments, by name, less `out` ones.
 
     `value_of[name]`: the index of the result that holds the new value of the written argument `name`; `n_results`: the
     number of leading results that correspond to the writing operator's own (fresh) results.
     """
 
     op: OpOverload
-    dropped: frozenset[str]
     value_of: dict[str, int]
     n_results: int
 
@@ -43,12 +41,12 @@ def _find(op: OpOverload) -> Pure | None:
     outs = frozenset(a.name for a in op._schema.arguments if a.is_out)
     if outs:
         twin = _twin(namespace, name.removesuffix("_out"), op, outs)
-        return Pure(twin, outs, {n: i for i, n in enumerate(info.writes)}, 0) if twin is not None else None
+        return Pure(twin, {n: i for i, n in enumerate(info.writes)}, 0) if twin is not None else None
     fresh = sum(r.kind == "fresh" for r in info.results)
     for candidate in (name[:-1] if name.endswith("_") else name, f"{name.removesuffix('_')}_functional"):
         twin = _twin(namespace, candidate, op, frozenset())
         if twin is not None and len(twin._schema.returns) == fresh + len(info.writes):
-            return Pure(twin, frozenset(), {n: fresh + i for i, n in enumerate(info.writes)}, fresh)
+            return Pure(twin, {n: fresh + i for i, n in enumerate(info.writes)}, fresh)
     return _made(op) if namespace not in _TORCH_NAMESPACES else None
 
 
@@ -64,19 +62,15 @@ def _made(op: OpOverload) -> Pure | None:
     if len(fresh) != len(schema.returns) or any(types[n] not in ("Tensor", "List[Tensor]") for n in written):
         return None
     name = f"{str(op).replace('.', '_')}_functional"
-    returned = [_schema_type(t) for t in (*fresh, *(types[n] for n in written))]
+    returned = ["Tensor[]" if t == "List[Tensor]" else t for t in (*fresh, *(types[n] for n in written))]
     arguments = str(schema)[str(schema).index("(") : str(schema).rindex(" -> ")]
     _LIBRARY.define(f"{name}{_ALIASES.sub('', arguments)} -> ({', '.join(returned)})")
     _LIBRARY.impl(name, _on_copies(op, written, len(fresh)), "CompositeExplicitAutograd")
     twin = getattr(torch.ops.smelt, name).default
-    return Pure(twin, frozenset(), {n: len(fresh) + i for i, n in enumerate(written)}, len(fresh))
+    return Pure(twin, {n: len(fresh) + i for i, n in enumerate(written)}, len(fresh))
 
 
 _ALIASES = re.compile(r"\([a-z]!?( -> \*)?\)")  # `(a!)` in a schema
-
-
-def _schema_type(name: str) -> str:
-    return "Tensor[]" if name == "List[Tensor]" else name
 
 
 def _on_copies(op: OpOverload, written: list[str], fresh: int) -> Any:

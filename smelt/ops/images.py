@@ -154,9 +154,8 @@ declare(
     aten.replication_pad3d.default,
     needs_room=True,
 )
-declare(
-    aten.max_unpool2d.default, aten.max_unpool3d.default, run_on_zeros=True, raises=True
-)  # for an index out of range
+# for an index out of range
+declare(aten.max_unpool2d.default, aten.max_unpool3d.default, run_on_zeros=True, raises=True)
 declare("replication_pad2d reflection_pad3d replication_pad3d", run_on_zeros=True)
 declare("reflection_pad3d_backward replication_pad3d_backward", run_on_zeros=True)
 declare(

@@ -90,10 +90,6 @@ def _transpose(x: TensorSpec, first: int, second: int) -> Layout | None:
     return _permute(x, order)
 
 
-def _t(x: TensorSpec) -> Layout | None:
-    return _permute(x, [1, 0]) if len(x.shape) == 2 else None
-
-
 def _expand(x: TensorSpec, size: Sequence[Size], *, implicit: bool = False) -> Layout | None:
     new = len(size) - len(x.shape)
     if new < 0 or -1 in size[:new]:
@@ -155,8 +151,7 @@ def _bmm(a: TensorSpec, b: TensorSpec) -> Layout | None:
 
 
 def _convolution(x: TensorSpec, weight: TensorSpec, bias: object, *settings: Any) -> Layout | None:
-    """The layout of the images. Libraries that choose otherwise do so by the layouts of images or weight, not by their
-    sizes."""
+    """The layout of the images: libraries choose another by the layouts of images or weight, not by sizes."""
     if len(x.shape) != len(weight.shape):
         return None
     shape = tuple(Convolution(*settings).over(len(x.shape) - 2).shape(x.shape, weight.shape))
@@ -181,23 +176,11 @@ def _to_copy(x: TensorSpec, **how: Any) -> Layout | None:
 OF_SEVERAL = frozenset({aten._native_batch_norm_legit_no_training.default})
 _KEEPING = (None, torch.preserve_format)
 _RULES: dict[Any, Rule] = {
-    aten.view.default: _view,
-    aten._unsafe_view.default: _view,
-    aten.permute.default: _permute,
-    aten.transpose.int: _transpose,
-    aten.t.default: _t,
-    aten.expand.default: _expand,
-    aten.mm.default: _mm,
-    aten.addmm.default: _addmm,
-    aten.bmm.default: _bmm,
-    aten.convolution.default: _convolution,
-    aten._softmax.default: _softmax,
-    aten._log_softmax.default: _softmax,
-    aten.clone.default: _clone,
-    aten._to_copy.default: _to_copy,
-    aten.unsqueeze.default: _unsqueeze,
-    aten.detach.default: _detach,
-    aten.sum.dim_IntList: _sum,
-    aten.embedding.default: _embedding,
+    aten.view.default: _view, aten._unsafe_view.default: _view, aten.permute.default: _permute,
+    aten.transpose.int: _transpose, aten.t.default: lambda x: _permute(x, [1, 0]) if len(x.shape) == 2 else None,
+    aten.expand.default: _expand, aten.mm.default: _mm, aten.addmm.default: _addmm, aten.bmm.default: _bmm,
+    aten.convolution.default: _convolution, aten._softmax.default: _softmax, aten._log_softmax.default: _softmax,
+    aten.clone.default: _clone, aten._to_copy.default: _to_copy, aten.unsqueeze.default: _unsqueeze,
+    aten.detach.default: _detach, aten.sum.dim_IntList: _sum, aten.embedding.default: _embedding,
     aten._native_batch_norm_legit_no_training.default: _normalized,
-}
+}  # fmt: skip

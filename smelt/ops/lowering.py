@@ -156,8 +156,7 @@ class _Lowerer:
         return changed
 
     def sizes_as_numbers(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, Any, list[Tensor]]:
-        """The arguments of a call with a `Number` in place of each symbolic size that stands for a number, and those
-        numbers."""
+        """The arguments with a `Number` in place of each symbolic size that stands for a number, and those numbers."""
         made: list[Tensor] = []
 
         def number(size: Expr) -> Number:
@@ -276,8 +275,7 @@ class _Lowerer:
         return results if isinstance(node.spec, tuple | list) else results[0]
 
     def check_numbers(self, node: Node, args: Any, kwargs: Any) -> None:
-        """Add an ATen call for each number that may not fit the dtype to which it is converted; it raises then, which
-        loops cannot."""
+        """Add an ATen call for each number that may not fit the dtype it is converted to: it raises, loops cannot."""
         for number, dtype in numbers_to_fit(node, args, kwargs):
             call = Extern(
                 FULL,

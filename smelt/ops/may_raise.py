@@ -68,6 +68,5 @@ def _is_unknown(op: OpOverload) -> bool:
 
 
 def must_run(node: Node) -> bool:
-    """Whether an aten node must stay although its result is unused: it writes, draws random numbers, may raise or
-    defines a size."""
+    """Whether an unused aten node must stay: it writes, draws random numbers, may raise or defines a size."""
     return is_effectful(node.target) or may_raise(node) or bool(unbacked_sizes_of(node))

@@ -310,8 +310,7 @@ def _rms_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node])
 
 
 def _by_channel(make: Make, value: Node | None, rank: int) -> Node | None:
-    """A view of a vector over the channels that broadcasts to tensors of `rank` dimensions, with channels in dimension
-    1."""
+    """A view of a vector over the channels that broadcasts to `rank` dimensions, with channels in dimension 1."""
     return value if value is None else make(aten.view.default, value, [-1] + [1] * (rank - 2))
 
 

@@ -47,8 +47,7 @@ class Draws:
 
     @classmethod
     def near(cls, spec: TensorSpec, blocks: int) -> Draws:
-        """Dropout's order: through memory, in vectors, if the tensor is dense and vectors divide it; else by its
-        indices."""
+        """Dropout's order: in vectors through memory if the tensor is dense and they divide it; else by its indices."""
         count = prod(map(static, spec.shape))
         stride, vector = contiguous_stride(spec.shape), 1
         if is_dense(spec):
@@ -61,8 +60,7 @@ class Draws:
 
     @classmethod
     def apart(cls, spec: TensorSpec, blocks: int, numbers: int) -> Draws | None:
-        """The order of operators that fill a tensor: through memory. None if the tensor has gaps or needs 64-bit
-        indices."""
+        """The order of operators that fill a tensor, through memory. None for gaps or 64-bit indices."""
         count = prod(map(static, spec.shape))
         if not is_dense(spec) or count * spec.dtype.itemsize > _INDEXED_BYTES:
             return None

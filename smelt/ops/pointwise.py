@@ -31,7 +31,7 @@ from smelt.loops.lowering_builder import Builder, Operand
 from smelt.ops.layouts.meta_layouts import fresh, like, of_cpp
 from smelt.ops.may_raise import unless_half
 from smelt.ops.recompute_rules import Class, OperatorClass
-from smelt.ops.registry import declare, operator
+from smelt.ops.registry import Lowering, declare, operator
 from smelt.ops.trace_rules import TraceRule
 from smelt.shapes.expr import Expr, Size, bounds
 from smelt.torch_private import OpOverload
@@ -123,7 +123,7 @@ def _register_binary() -> None:
             *_overloads(name, "Tensor", "Scalar"), lowering=_comparison(name), condition=getattr(python, name)
         )
     for name in LOGICAL:
-        declare(getattr(aten, name).default, lowering=_logical(name))
+        declare(getattr(aten, name).default, lowering=_comparison(name, torch.bool))
     for name, logical in BITWISE.items():
         declare(*_overloads(name, "Tensor", "Scalar", "Scalar_Tensor"), lowering=_bitwise(name, logical))
     for name, cost in SAME_BINARY.items():
@@ -131,46 +131,26 @@ def _register_binary() -> None:
         declare(*overloads, lowering=_binary(name, cost, name in FLOAT_BINARY))
 
 
-def _float_unary(op: str, cost: float) -> Callable[[Builder, Tensor], Tensor]:
-    def lower(b: Builder, x: Tensor) -> Tensor:
-        return b.pointwise(lambda v: call(op, v), [x], opmath(floating(x.dtype)), cost=cost)
-
-    return lower
+def _float_unary(op: str, cost: float) -> Lowering:
+    return lambda b, x: b.pointwise(lambda v: call(op, v), [x], opmath(floating(x.dtype)), cost=cost)
 
 
-def _same_unary(op: str) -> Callable[[Builder, Tensor], Tensor]:
-    def lower(b: Builder, x: Tensor) -> Tensor:
-        return b.pointwise(lambda v: v if v.dtype is torch.bool else call(op, v), [x])
-
-    return lower
+def _same_unary(op: str) -> Lowering:
+    return lambda b, x: b.pointwise(lambda v: v if v.dtype is torch.bool else call(op, v), [x])
 
 
-def _rounding(op: str) -> Callable[[Builder, Tensor], Tensor]:
-    def lower(b: Builder, x: Tensor) -> Tensor:
-        return b.pointwise(lambda v: call(op, v) if v.dtype.is_floating_point else v, [x])
-
-    return lower
+def _rounding(op: str) -> Lowering:
+    return lambda b, x: b.pointwise(lambda v: call(op, v) if v.dtype.is_floating_point else v, [x])
 
 
-def _comparison(op: str) -> Callable[[Builder, Tensor, Operand], Tensor]:
-    def lower(b: Builder, x: Tensor, y: Operand) -> Tensor:
-        return b.pointwise(lambda u, v: compare(op, u, v), [x, y])
-
-    return lower
+def _comparison(op: str, compute: torch.dtype | None = None) -> Lowering:
+    return lambda b, x, y: b.pointwise(lambda u, v: compare(op, u, v), [x, y], compute)
 
 
-def _logical(op: str) -> Callable[[Builder, Tensor, Tensor], Tensor]:
-    def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-        return b.pointwise(lambda u, v: compare(op, u, v), [x, y], torch.bool)
-
-    return lower
-
-
-def _bitwise(op: str, logical: str) -> Callable[[Builder, Operand, Operand], Tensor]:
-    def lower(b: Builder, x: Operand, y: Operand) -> Tensor:
-        return b.pointwise(lambda u, v: call(logical if u.dtype is torch.bool else op, u, v), [x, y])
-
-    return lower
+def _bitwise(op: str, logical: str) -> Lowering:
+    return lambda b, x, y: b.pointwise(
+        lambda u, v: call(logical if u.dtype is torch.bool else op, u, v), [x, y]
+    )
 
 
 def may_divide_by_zero(dtype: torch.dtype, divisor: Operand) -> bool:
@@ -185,7 +165,7 @@ def _is_zero(divisor: Size | float, dtype: torch.dtype) -> bool:
     return divisor == 0 or (dtype is not torch.bool and int(divisor) % (1 << torch.iinfo(dtype).bits) == 0)
 
 
-def _binary(op: str, cost: float, to_float: bool) -> Callable[[Builder, Operand, Operand], Tensor | None]:
+def _binary(op: str, cost: float, to_float: bool) -> Lowering:
     def lower(b: Builder, x: Operand, y: Operand) -> Tensor | None:
         dtype = result_type([x, y])
         if op in ("remainder", "fmod") and (dtype is torch.bool or may_divide_by_zero(dtype, y)):
@@ -225,21 +205,12 @@ def add(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
     return _sum(b, x, y, alpha)
 
 
-@operator(aten.sub.Tensor, aten.sub.Scalar)
-def sub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
-    """x - alpha * y."""
-    return _sum(b, x, y, alpha, -1)
-
-
-@operator(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
-    """y - alpha * x."""
-    return _sum(b, y, x, alpha, -1)
+declare(aten.sub.Tensor, aten.sub.Scalar, lowering=lambda b, x, y, alpha=1: _sum(b, x, y, alpha, -1))
+declare(aten.rsub.Tensor, aten.rsub.Scalar, lowering=lambda b, x, y, alpha=1: _sum(b, y, x, alpha, -1))
 
 
 def _sum(b: Builder, x: Operand, y: Operand, alpha: Operand, sign: int = 1) -> Tensor:
-    """x + sign * alpha * y in one rounding. On a CPU `alpha` is rounded to the promoted dtype as the operands are; on a GPU
-    no number is."""
+    """x + sign * alpha * y, rounded once. `alpha` is rounded to the promoted dtype on a CPU, not on a GPU."""
     dtype, on_gpu = result_type([x, y]), b.device.type == "cuda"
 
     def f(u: Value, v: Value, *factor: Value) -> Value:
@@ -292,22 +263,12 @@ def _float_compute(x: Operand, y: Operand) -> torch.dtype | None:
     return None if dtype.is_floating_point else floating(dtype)
 
 
-@operator(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Tensor | None:
-    """Rounded towards -inf ("floor") or zero ("trunc"); None where an integer division may be by zero."""
+@operator(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar)
+def div_mode(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = "floor") -> Tensor | None:
+    """Rounded towards -inf ("floor", as Python's //) or zero ("trunc"); None where integers may be divided by zero."""
     if rounding_mode is None:
         return div(b, x, y)
-    return _integral_division(b, x, y, "floordiv" if rounding_mode == "floor" else "truncdiv")
-
-
-@operator(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(b: Builder, x: Operand, y: Operand) -> Tensor | None:
-    """Rounded towards -inf, floats as Python's //. None where an integer division may be by zero, which raises."""
-    return _integral_division(b, x, y, "floordiv")
-
-
-def _integral_division(b: Builder, x: Operand, y: Operand, op: str) -> Tensor | None:
-    dtype = result_type([x, y])
+    op, dtype = "floordiv" if rounding_mode == "floor" else "truncdiv", result_type([x, y])
     if dtype is torch.bool or may_divide_by_zero(dtype, y):
         return None
     single = b.is_scalar(y)  # then ATen divides in float32; else it rounds the quotient before it truncates
@@ -451,7 +412,7 @@ def _plus_scaled(
     return b.pointwise(lambda u, v, w, a: plus_product(u, a, f(v, w)), operands, cost=cost, scalars=(value,))
 
 
-def _times_log(op: str) -> Callable[[Builder, Operand, Operand], Tensor]:
+def _times_log(op: str) -> Lowering:
     def lower(b: Builder, x: Operand, y: Operand) -> Tensor:
         dtype, promoted = b.spec.dtype, result_type([x, y])
 
@@ -492,26 +453,24 @@ def bitwise_not(b: Builder, x: Tensor) -> Tensor:
     )
 
 
-@operator(aten.logical_not.default)
-def logical_not(b: Builder, x: Tensor) -> Tensor:
-    """x == 0 for every dtype: false for NaN."""
-    return b.pointwise(lambda v: test("logical_not", v), [x], torch.bool)
+# x == 0 for every dtype: false for NaN.
+declare(
+    aten.logical_not.default,
+    lowering=lambda b, x: b.pointwise(lambda v: test("logical_not", v), [x], torch.bool),
+)
 
 
-@operator(aten.isnan.default)
-def isnan(b: Builder, x: Tensor) -> Tensor:
-    """False for integers."""
-    return b.pointwise(
-        lambda v: test("isnan", v) if v.dtype.is_floating_point else const(False, torch.bool), [x]
-    )
+def _float_test(op: str) -> Lowering:
+    """A test of floats; false for integers."""
+
+    def f(v: Value) -> Value:
+        return test(op, v) if v.dtype.is_floating_point else const(False, torch.bool)
+
+    return lambda b, x: b.pointwise(f, [x])
 
 
-@operator(aten.isinf.default)
-def isinf(b: Builder, x: Tensor) -> Tensor:
-    """Either sign; false for integers."""
-    return b.pointwise(
-        lambda v: test("isinf", v) if v.dtype.is_floating_point else const(False, torch.bool), [x]
-    )
+declare(aten.isnan.default, lowering=_float_test("isnan"))
+declare(aten.isinf.default, lowering=_float_test("isinf"))
 
 
 @operator(aten.nan_to_num.default)
@@ -537,10 +496,7 @@ def above(v: Value, bound: float) -> Value:
     return compare("gt", v, const(bound, v.dtype))
 
 
-@operator(aten.frac.default)
-def frac(b: Builder, x: Tensor) -> Tensor:
-    """x less its integral part: of the sign of x."""
-    return b.pointwise(lambda v: v - call("trunc", v), [x], cost=2)
+declare(aten.frac.default, lowering=lambda b, x: b.pointwise(lambda v: v - call("trunc", v), [x], cost=2))
 
 
 @operator(aten.sinc.default)
@@ -577,8 +533,9 @@ def heaviside(b: Builder, x: Tensor, values: Tensor) -> Tensor:
     return b.pointwise(f, [x, values], b.spec.dtype, cost=3)
 
 
-def _log_of_sum(b: Builder, x: Tensor, y: Tensor, power: str, scale: float) -> Tensor:
-    """max + log1p(power(-|x - y|)) * scale; equal infinities are their own sum."""
+def _log_of_sum(power: str, scale: float) -> Lowering:
+    """max + log1p(power(-|x - y|)) * scale, without overflow; equal infinities are their own sum. None for complex
+    numbers and integers."""
 
     def f(u: Value, v: Value) -> Value:
         rest = call("log1p", call(power, -call("abs", u - v)))
@@ -586,19 +543,15 @@ def _log_of_sum(b: Builder, x: Tensor, y: Tensor, power: str, scale: float) -> T
         total = most + rest if scale == 1 else plus_product(most, rest, const(scale, u.dtype))
         return where(call("logical_and", test("isinf", u), compare("eq", u, v)), u, total)
 
-    return b.pointwise(f, [x, y], cost=2 * TRANSCENDENTAL + 6)
+    def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
+        floats = b.spec.dtype.is_floating_point
+        return b.pointwise(f, [x, y], cost=2 * TRANSCENDENTAL + 6) if floats else None
+
+    return lower
 
 
-@operator(aten.logaddexp.default)
-def logaddexp(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
-    """log(exp(x) + exp(y)) without overflow; None for complex numbers and integers."""
-    return _log_of_sum(b, x, y, "exp", 1) if b.spec.dtype.is_floating_point else None
-
-
-@operator(aten.logaddexp2.default)
-def logaddexp2(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
-    """log2(2**x + 2**y) without overflow; None for integers."""
-    return _log_of_sum(b, x, y, "exp2", 1 / math.log(2)) if b.spec.dtype.is_floating_point else None
+declare(aten.logaddexp.default, lowering=_log_of_sum("exp", 1))
+declare(aten.logaddexp2.default, lowering=_log_of_sum("exp2", 1 / math.log(2)))
 
 
 # ---- choosing
@@ -696,30 +649,16 @@ def clamp_tensor(b: Builder, x: Tensor, min: Bound = None, max: Bound = None) ->
     return b.pointwise(f, [x, *[bound for _, bound in bounds]], cost=2)
 
 
-@operator(aten.clamp_min.Tensor)
-def clamp_min_tensor(b: Builder, x: Tensor, min: Tensor) -> Tensor:
-    """max(x, min): NaN stays NaN."""
-    return clamp_tensor(b, x, min)
-
-
-@operator(aten.clamp_min.default)
-def clamp_min(b: Builder, x: Tensor, min: Operand) -> Tensor | None:
-    """max(x, min): NaN stays NaN."""
-    bounds = reachable_bounds(b.spec.dtype, min, None)
+def _clamp_one_side(b: Builder, x: Tensor, min: Bound, max: Bound) -> Tensor | None:
+    bounds = reachable_bounds(b.spec.dtype, min, max)
     return None if bounds is None else clamp_tensor(b, x, *bounds)
 
 
-@operator(aten.clamp_max.Tensor)
-def clamp_max_tensor(b: Builder, x: Tensor, max: Tensor) -> Tensor:
-    """min(x, max): NaN stays NaN."""
-    return clamp_tensor(b, x, None, max)
-
-
-@operator(aten.clamp_max.default)
-def clamp_max(b: Builder, x: Tensor, max: Operand) -> Tensor | None:
-    """min(x, max): NaN stays NaN."""
-    bounds = reachable_bounds(b.spec.dtype, None, max)
-    return None if bounds is None else clamp_tensor(b, x, *bounds)
+# NaN stays NaN.
+declare(aten.clamp_min.Tensor, lowering=clamp_tensor)
+declare(aten.clamp_max.Tensor, lowering=lambda b, x, max: clamp_tensor(b, x, None, max))
+declare(aten.clamp_min.default, lowering=lambda b, x, min: _clamp_one_side(b, x, min, None))
+declare(aten.clamp_max.default, lowering=lambda b, x, max: _clamp_one_side(b, x, None, max))
 
 
 # Those whose numbers are operands or scalars of `Builder.pointwise`, whatever their value.

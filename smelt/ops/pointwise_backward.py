@@ -188,10 +188,8 @@ _backward(shrink, aten.softshrink_backward.default)
 @operator(aten.gelu_backward.default)
 def gelu_backward(b: Builder, grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor | None:
     """None for the exact form of float64."""
-    if (
-        approximate == "none" and x.dtype is torch.float64
-    ):  # the formula is not that exact, and erf slower than ATen's
-        return None
+    if approximate == "none" and x.dtype is torch.float64:
+        return None  # the formula is not that exact, and erf slower than ATen's
     on_gpu = b.device.type == "cuda"
     return b.pointwise(
         lambda g, v: gelu(g, v, approximate, on_gpu), [grad, x], opmath(x.dtype),
@@ -296,14 +294,6 @@ def _by_mul_layout(grad: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> A
     return of_cpp(aten.mul.Tensor, (grad, x), {})
 
 
-def _by_mul_swapped_layout(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> Any:
-    return _by_mul_layout(x, grad)
-
-
-def _elu_backward_layout(grad: torch.Tensor, *settings: Any) -> Any:
-    return _by_mul_layout(grad, settings[-1])
-
-
 def _softmax_backward_layout(grad: torch.Tensor, out: torch.Tensor, dim: int, dtype: torch.dtype) -> Any:
     if grad.shape != out.shape or grad.dtype != out.dtype or not grad.is_floating_point():
         return NotImplemented
@@ -311,22 +301,18 @@ def _softmax_backward_layout(grad: torch.Tensor, out: torch.Tensor, dim: int, dt
 
 
 declare(
-    aten.gelu_backward.default,
-    aten.silu_backward.default,
-    aten.mish_backward.default,
-    aten.tanh_backward.default,
-    aten.sigmoid_backward.default,
-    aten.softplus_backward.default,
-    aten.hardtanh_backward.default,
-    aten.hardswish_backward.default,
-    aten.hardsigmoid_backward.default,
+    *(aten.gelu_backward.default, aten.silu_backward.default, aten.mish_backward.default),
+    *(aten.tanh_backward.default, aten.sigmoid_backward.default, aten.softplus_backward.default),
+    *(aten.hardtanh_backward.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default),
     layout=_by_mul_layout,
 )
-declare(aten.threshold_backward.default, aten.leaky_relu_backward.default, layout=_by_mul_swapped_layout)
-declare(aten.elu_backward.default, layout=_elu_backward_layout)
 declare(
-    aten._softmax_backward_data.default,
-    aten._log_softmax_backward_data.default,
+    *(aten.threshold_backward.default, aten.leaky_relu_backward.default),
+    layout=lambda grad, x, *_: _by_mul_layout(x, grad),
+)
+declare(aten.elu_backward.default, layout=lambda grad, *settings: _by_mul_layout(grad, settings[-1]))
+declare(
+    *(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default),
     layout=_softmax_backward_layout,
 )
 
@@ -334,13 +320,9 @@ declare(
 # ---- a mask in the place of the input
 
 
-def _threshold_mask(make: Make, x: Node, threshold: float) -> Node:
-    return make(aten.le.Scalar, x, threshold)
-
-
 def _hardtanh_mask(make: Make, x: Node, low: float, high: float) -> Node:
     return make(aten.logical_or.default, make(aten.le.Scalar, x, low), make(aten.ge.Scalar, x, high))
 
 
-declare(aten.threshold_backward.default, zero_where=_threshold_mask)
+declare(aten.threshold_backward.default, zero_where=lambda make, x, bound: make(aten.le.Scalar, x, bound))
 declare(aten.hardtanh_backward.default, zero_where=_hardtanh_mask)

@@ -160,18 +160,14 @@ def dropout_mask(
     return _mask(b, Draws.near(spec, blocks), _Place(seed, offset), p, dtype)
 
 
-@operator(aten.rand.default, aten.rand_like.default)
-def rand(b: Builder, *_: Any, **options: Any) -> Tensor | None:
-    """Uniform in [0, 1)."""
-    return uniform(b, None)
+declare(aten.rand.default, aten.rand_like.default, lowering=lambda b, *_, **__: uniform(b, None))
 
 
 @operator(aten.uniform.default)
 def uniform(
     b: Builder, _: Any, start: float = 0.0, end: float = 1.0, *, generator: object = None
 ) -> Tensor | None:
-    """In [start, end): a result equal to `end` becomes `start`. In the dtype's own arithmetic, except for one product
-    and sum."""
+    """In [start, end), a result of `end` becomes `start`; in the dtype's own arithmetic, but one product and sum."""
     dtype = b.spec.dtype
     if generator is not None or dtype not in (*_FLOATS, torch.float64):
         return None
@@ -190,10 +186,7 @@ def uniform(
     return _filled(b, number, 2 if dtype is torch.float64 else 4)
 
 
-@operator(aten.randn.default, aten.randn_like.default)
-def randn(b: Builder, *_: Any, **options: Any) -> Tensor | None:
-    """Of mean 0 and deviation 1."""
-    return normal(b, None)
+declare(aten.randn.default, aten.randn_like.default, lowering=lambda b, *_, **__: normal(b, None))
 
 
 @operator(aten.normal_functional.default)
@@ -203,12 +196,8 @@ def normal(
     """Scaled in float32."""
     dtype = b.spec.dtype
     centre, deviation = (_rounded(x, torch.float32) for x in (mean, std))
-    if (
-        generator is not None
-        or dtype not in _FLOATS
-        or not 0 <= deviation < math.inf
-        or not math.isfinite(centre)
-    ):
+    in_range = 0 <= deviation < math.inf and math.isfinite(centre)
+    if generator is not None or dtype not in _FLOATS or not in_range:
         return None
 
     def number(step: Step) -> Value:
@@ -239,22 +228,13 @@ def randint(b: Builder, first: Any, second: Any, **options: Any) -> Tensor | Non
     return between(b, None, 0, first if isinstance(first, (int, Expr)) else second)
 
 
-@operator(aten.randint.low)
-def randint_low(b: Builder, low: int, high: int, size: Any, **options: Any) -> Tensor | None:
-    """From `low` to below `high`."""
-    return between(b, None, low, high)
-
-
-@operator(aten.randint_like.low_dtype)
-def randint_like_low(b: Builder, like: Any, low: int, high: int, **options: Any) -> Tensor | None:
-    """From `low` to below `high`."""
-    return between(b, None, low, high)
+declare(aten.randint.low, lowering=lambda b, low, high, size, **_: between(b, None, low, high))
+declare(aten.randint_like.low_dtype, lowering=lambda b, x, low, high, **_: between(b, None, low, high))
 
 
 @operator(getattr(aten.random, "from"))
 def between(b: Builder, _: Any, low: int, high: int | None, *, generator: object = None) -> Tensor | None:
-    """From `low` to below `high`: the remainder of a word by their distance, if that is below 2**28 (else ATen takes
-    two words)."""
+    """From `low` to below `high`: a word's remainder by their distance, if below 2**28 (else ATen takes two words)."""
     dtype = b.spec.dtype
     if generator is not None or not (isinstance(low, int) and isinstance(high, int)) or dtype is torch.bool:
         return None  # there are no words for a distance that changes
@@ -317,8 +297,7 @@ def _filled(b: Builder, number: Callable[[Step], Value], numbers: int = 4) -> Te
 
 @dataclass(frozen=True)
 class _Place:
-    """The generator's state: seed and offset, numbers on the CPU; or on the device with `within`, on the CPU, to add
-    to the offset."""
+    """The generator's seed and offset, on the CPU; or on the device, with `within` on the CPU, added to the offset."""
 
     seed: Tensor
     offset: Tensor

@@ -21,7 +21,7 @@ from smelt.ops.index_bounds import along, of_all
 from smelt.ops.layouts.meta_layouts import fresh, like, of_cpp
 from smelt.ops.node_builders import Make, converted
 from smelt.ops.recompute_rules import Class
-from smelt.ops.registry import declare, operator
+from smelt.ops.registry import Lowering, declare, operator
 from smelt.ops.trace_rules import TraceRule
 from smelt.shapes.expr import Size, all_static, bounds, is_one, numel
 
@@ -105,32 +105,22 @@ def _converted(b: Builder, x: Tensor) -> Tensor:
 # ---- sums
 
 
-@operator(aten.sum.default)
-def sum_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Integers and bools sum in int64 unless `dtype` says otherwise."""
-    return sum_dims(b, x, None, dtype=dtype)
+def _accumulation(kind: ReductionKind) -> Lowering:
+    """The sum or product over `dim`. Integers and bools accumulate in int64 unless `dtype` says otherwise."""
+
+    def lower(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        return finish(b, b.reduce(kind, _converted(b, x), dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
+
+    return lower
 
 
-@operator(aten.sum.dim_IntList)
-def sum_dims(
-    b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Integers and bools sum in int64 unless `dtype` says otherwise. An empty `dim` means all dimensions."""
-    return finish(b, b.reduce("sum", _converted(b, x), dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
+declare(aten.sum.default, aten.sum.dim_IntList, lowering=_accumulation("sum"))
+declare(aten.prod.default, aten.prod.dim_int, lowering=_accumulation("prod"))
 
 
-@operator(aten.mean.default)
-def mean_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The sum, divided by the count before it is rounded."""
-    return mean(b, x, None, dtype=dtype)
-
-
-@operator(aten.mean.dim)
-def mean(
-    b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
-    """The sum, divided by the count before it rounds: NaN for no elements. On a GPU ATen multiplies by the inverse,
-    too."""
+@operator(aten.mean.default, aten.mean.dim)
+def mean(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The sum divided by the count, rounded once: NaN for no elements. A GPU multiplies by the inverse, as ATen's."""
     dims = dims_of(x, dim)
     total = b.reduce("sum", _converted(b, x), dims, keepdim, opmath(b.spec.dtype))
     count = count_of(x, dims)
@@ -139,20 +129,6 @@ def mean(
     return finish(
         b, total, lambda v: v / (count if isinstance(count, int) else as_number(count, v.dtype)), DIVISION
     )
-
-
-@operator(aten.prod.default)
-def prod_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Integers and bools multiply in int64 unless `dtype` says otherwise; 1 over nothing."""
-    return finish(b, b.reduce("prod", _converted(b, x), dims_of(x, None), False, opmath(b.spec.dtype)))
-
-
-@operator(aten.prod.dim_int)
-def prod_dim(
-    b: Builder, x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Integers and bools multiply in int64 unless `dtype` says otherwise; 1 over nothing."""
-    return finish(b, b.reduce("prod", _converted(b, x), dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
 
 
 @operator(aten.linalg_vector_norm.default)
@@ -189,30 +165,12 @@ VECTOR_NORMS: dict[
 }
 
 
-@operator(aten.norm.Scalar)
-def norm_all(b: Builder, x: Tensor, p: float = 2) -> Tensor:
-    """Of all elements."""
-    return vector_norm(b, x, p)
-
-
-@operator(aten.norm.ScalarOpt_dim)
-def norm_dim(b: Builder, x: Tensor, p: float | None, dim: Dims, keepdim: bool = False) -> Tensor:
-    """The vector norm of order p (2 for None) over `dim`; over all dimensions for an empty list."""
-    return vector_norm(b, x, 2 if p is None else p, dim, keepdim)
-
-
-@operator(aten.norm.ScalarOpt_dim_dtype)
-def norm_dim_dtype(
-    b: Builder, x: Tensor, p: float | None, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype
+@operator(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype, aten.norm.ScalarOpt_dtype)
+def norm(
+    b: Builder, x: Tensor, p: float | None = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """The norm of x converted to `dtype`."""
-    return norm_dim(b, x, p, dim, keepdim)
-
-
-@operator(aten.norm.ScalarOpt_dtype)
-def norm_dtype(b: Builder, x: Tensor, p: float | None, *, dtype: torch.dtype) -> Tensor:
-    """Of all elements, converted to `dtype`."""
-    return norm_dim(b, x, p, None)
+    """The vector norm of order p (2 for None) over `dim`, of x converted to `dtype`."""
+    return vector_norm(b, x, 2 if p is None else p, dim, keepdim)
 
 
 @operator(aten.dist.default)
@@ -263,79 +221,38 @@ def logsumexp(b: Builder, x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor
 def aminmax(b: Builder, x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """(smallest, largest): NaN wins."""
     dims = dims_of(x, dim)
-    least, most = (b.cast(b.reduce(kind, x, dims, keepdim), x.dtype) for kind in _MIN_MAX)
-    return least, most
+    return b.cast(b.reduce("min", x, dims, keepdim), x.dtype), b.cast(
+        b.reduce("max", x, dims, keepdim), x.dtype
+    )
 
 
-_MIN_MAX: tuple[ReductionKind, ReductionKind] = ("min", "max")
+def _reduction(kind: ReductionKind, compute: torch.dtype | None = None) -> Lowering:
+    def lower(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        return finish(b, b.reduce(kind, x, dims_of(x, dim), keepdim, compute))
+
+    return lower
 
 
-@operator(aten.amax.default)
-def amax(b: Builder, x: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
-    """NaN wins."""
-    return finish(b, b.reduce("max", x, dims_of(x, dim), keepdim))
+def _extreme(kind: ReductionKind, position: ReductionKind) -> Lowering:
+    """(values, int64 positions along `dim`)."""
+
+    def lower(b: Builder, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        dims = dims_of(x, dim)
+        return b.cast(b.reduce(kind, x, dims, keepdim), x.dtype), b.reduce(position, x, dims, keepdim)
+
+    return lower
 
 
-@operator(aten.amin.default)
-def amin(b: Builder, x: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
-    """NaN wins."""
-    return finish(b, b.reduce("min", x, dims_of(x, dim), keepdim))
-
-
-@operator(aten.max.default)
-def max_all(b: Builder, x: Tensor) -> Tensor:
-    """NaN wins."""
-    return amax(b, x)
-
-
-@operator(aten.min.default)
-def min_all(b: Builder, x: Tensor) -> Tensor:
-    """NaN wins."""
-    return amin(b, x)
-
-
-@operator(aten.max.dim)
-def max_dim(b: Builder, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """(values, int64 positions along `dim`): NaN wins, and of equal ones the first."""
-    return _extreme(b, x, dim, keepdim, "max", "argmax")
-
-
-@operator(aten.min.dim)
-def min_dim(b: Builder, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """(values, int64 positions along `dim`): NaN wins, and of equal ones the first."""
-    return _extreme(b, x, dim, keepdim, "min", "argmin")
-
-
-def _extreme(
-    b: Builder, x: Tensor, dim: int, keepdim: bool, kind: ReductionKind, position: ReductionKind
-) -> tuple[Tensor, Tensor]:
-    dims = dims_of(x, dim)
-    values = b.reduce(kind, x, dims, keepdim)
-    return b.cast(values, x.dtype), b.reduce(position, x, dims, keepdim)
-
-
-@operator(aten.argmax.default)
-def argmax(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """int64, in the flattened tensor without `dim`: NaN wins, and of equal ones the first."""
-    return b.reduce("argmax", x, dims_of(x, dim), keepdim)
-
-
-@operator(aten.argmin.default)
-def argmin(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """int64, in the flattened tensor without `dim`: NaN wins, and of equal ones the first."""
-    return b.reduce("argmin", x, dims_of(x, dim), keepdim)
-
-
-@operator(aten.any.default, aten.any.dim, aten.any.dims)
-def any_(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """NaN is true; the result has the node's dtype (uint8 of uint8, else bool)."""
-    return finish(b, b.reduce("any", x, dims_of(x, dim), keepdim, torch.bool))
-
-
-@operator(aten.all.default, aten.all.dim, aten.all.dims)
-def all_(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """NaN is true; the result has the node's dtype (uint8 of uint8, else bool)."""
-    return finish(b, b.reduce("all", x, dims_of(x, dim), keepdim, torch.bool))
+# NaN wins; of equal elements the first has the position.
+declare(aten.amax.default, aten.max.default, lowering=_reduction("max"))
+declare(aten.amin.default, aten.min.default, lowering=_reduction("min"))
+declare(aten.argmax.default, lowering=_reduction("argmax"))
+declare(aten.argmin.default, lowering=_reduction("argmin"))
+declare(aten.max.dim, lowering=_extreme("max", "argmax"))
+declare(aten.min.dim, lowering=_extreme("min", "argmin"))
+# NaN is true; the result has the node's dtype (uint8 of uint8, else bool).
+declare(aten.any.default, aten.any.dim, aten.any.dims, lowering=_reduction("any", torch.bool))
+declare(aten.all.default, aten.all.dim, aten.all.dims, lowering=_reduction("all", torch.bool))
 
 
 # ---- moments
@@ -421,18 +338,6 @@ def std(
     return finish(b, variance, lambda v: call("sqrt", v), DIVISION)
 
 
-@operator(aten.std.default)
-def std_all(b: Builder, x: Tensor, unbiased: bool = True) -> Tensor:
-    """Of all elements."""
-    return std(b, x, None, correction=int(unbiased))
-
-
-@operator(aten.std.dim)
-def std_dim(b: Builder, x: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Tensor:
-    """Over `dim`, with a correction of 1 if `unbiased`."""
-    return std(b, x, dim, correction=int(unbiased), keepdim=keepdim)
-
-
 @operator(aten.std_mean.correction)
 def std_mean(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
@@ -445,18 +350,18 @@ def std_mean(
     return root, _running_mean(b, x, mean, dim)
 
 
-@operator(aten.std_mean.default)
-def std_mean_all(b: Builder, x: Tensor, unbiased: bool = True) -> tuple[Tensor, Tensor]:
-    """Of all elements."""
-    return std_mean(b, x, None, correction=int(unbiased))
+def _unbiased(lowering: Lowering) -> tuple[Lowering, Lowering]:
+    """Lowerings of the overloads `default` and `dim`, whose correction is 1 if `unbiased`, else 0."""
+
+    def over(b: Builder, x: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Any:
+        return lowering(b, x, dim, correction=int(unbiased), keepdim=keepdim)
+
+    return lambda b, x, unbiased=True: over(b, x, None, unbiased), over
 
 
-@operator(aten.std_mean.dim)
-def std_mean_dim(
-    b: Builder, x: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Over `dim`, with a correction of 1 if `unbiased`."""
-    return std_mean(b, x, dim, correction=int(unbiased), keepdim=keepdim)
+for _packet, _lowering in ((aten.std, std), (aten.std_mean, std_mean)):
+    for _overload, _lower in zip((_packet.default, _packet.dim), _unbiased(_lowering)):
+        declare(_overload, lowering=_lower)
 
 
 @operator(aten.var_mean.correction)
@@ -471,30 +376,25 @@ def var_mean(
 # ---- scans and soft maxima
 
 
-@operator(aten.cumsum.default, out=aten.cumsum.out)
-def cumsum(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
-    """None without dimensions."""
-    return _scan(b, x, dim, "sum")
+def _scan(kind: ReductionKind) -> Lowering:
+    def lower(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
+        if not x.shape:
+            return None
+        dim %= len(x.shape)
+        typed = b.cast(x, b.spec.dtype)
+        return typed if x.shape[dim] == 1 else b.scan(kind, typed, dim)
+
+    return lower
 
 
-@operator(aten.cumprod.default, out=aten.cumprod.out)
-def cumprod(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
-    """None without dimensions."""
-    return _scan(b, x, dim, "prod")
-
-
-def _scan(b: Builder, x: Tensor, dim: int, kind: ReductionKind) -> Tensor | None:
-    if not x.shape:
-        return None
-    dim %= len(x.shape)
-    typed = b.cast(x, b.spec.dtype)
-    return typed if x.shape[dim] == 1 else b.scan(kind, typed, dim)
+declare(aten.cumsum.default, lowering=_scan("sum"), out=aten.cumsum.out)
+declare(aten.cumprod.default, lowering=_scan("prod"), out=aten.cumprod.out)
 
 
 @operator(aten._softmax.default, out=aten._softmax.out)
 def softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """exp(x - max) / sum: in the dtype ATen computes in, rounded once."""
-    exponent, total = _exponentials(b, x, dim)
+    exponent, total, _ = _shifted(b, x, dim)
     return b.pointwise(lambda e, s: e / s, [exponent, total], exponent.dtype, cost=DIVISION)
 
 
@@ -541,11 +441,6 @@ def _less_statistics(make: Make, given: dict[str, Any], items: dict[int, Node]) 
 
 
 declare(aten._log_softmax.default, statistics=_row_statistics, from_statistics=_less_statistics)
-
-
-def _exponentials(b: Builder, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    exponent, total, _ = _shifted(b, x, dim)
-    return exponent, total
 
 
 def _shifted(b: Builder, x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:

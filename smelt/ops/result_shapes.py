@@ -42,8 +42,7 @@ def _of_range(given: Given) -> Iterator[Size]:
 
 
 def _of_triangle(given: Given, upper: bool) -> Iterator[Size]:
-    """The number of elements of a square's triangle that ends at a diagonal: those of a smaller half square, or its
-    complement."""
+    """The elements of a square's triangle that ends at a diagonal: a smaller half square, or its complement."""
     n, offset = given["row"], -given["offset"] if upper else given["offset"]
     if n == given["col"]:
         side = n + offset if offset <= 0 else n - 1 - offset

@@ -75,13 +75,9 @@ def _device_of(arguments: Any) -> torch.device | None:
     found = (
         n.spec.device if isinstance(n, Node) else n
         for n in leaves(arguments, (Node, torch.device))
-        if _has_device(n)
+        if isinstance(n, torch.device) or isinstance(n.spec, TensorSpec)
     )
     return next(found, None)
-
-
-def _has_device(leaf: Node | torch.device) -> bool:
-    return isinstance(leaf, torch.device) or isinstance(leaf.spec, TensorSpec)
 
 
 def _meta(value: Any) -> Any:

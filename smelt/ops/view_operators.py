@@ -24,6 +24,7 @@ from smelt.shapes.expr import Size, all_static, bounds, contiguous_stride, numel
 from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
+WrittenThrough = Callable[..., Node]
 
 declare("_unsafe_view", recompute=Class.VIEW, linear=("self",))  # its schema calls the result fresh
 declare(
@@ -301,11 +302,7 @@ def _common_ends(left: Sequence[Size], right: Sequence[Size]) -> list[tuple[int,
 # ---- shapes on a CPU
 
 
-def _unsafe_view_layout(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    return to_meta(x.view(size))
-
-
-declare(aten._unsafe_view.default, layout=_unsafe_view_layout)
+declare(aten._unsafe_view.default, layout=lambda x, size: to_meta(x.view(size)))
 
 
 # ---- what is written through a view, put into its base
@@ -319,16 +316,13 @@ def _through_reshape(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: 
         return e.emit(aten.view.default, (dense, list(base.spec.shape)))
 
 
-def _through_same(e: Emitter, base: Node, value: Node, *args: Any) -> Node:
-    return value
+def _through(inverse: OpOverload) -> WrittenThrough:
+    """The inverse of a view, with the view's own arguments."""
+    return lambda e, base, value, *args: e.emit(inverse, (value, *args))
 
 
-def _through_transpose(e: Emitter, base: Node, value: Node, a: int, b: int) -> Node:
-    return e.emit(aten.transpose.int, (value, a, b))
-
-
-def _through_t(e: Emitter, base: Node, value: Node) -> Node:
-    return e.emit(aten.t.default, (value,))
+def _scattered(scatter: OpOverload) -> WrittenThrough:
+    return lambda e, base, *args, **kwargs: _scatter_into(e, scatter, base, *args, **kwargs)
 
 
 def _through_permute(e: Emitter, base: Node, value: Node, dims: Sequence[int]) -> Node:
@@ -337,24 +331,12 @@ def _through_permute(e: Emitter, base: Node, value: Node, dims: Sequence[int]) -
     return e.emit(aten.permute.default, (value, [order.index(i) for i in range(rank)]))
 
 
-def _scattered(e: Emitter, op: OpOverload, base: Node, *args: Any, **kwargs: Any) -> Node:
+def _scatter_into(e: Emitter, op: OpOverload, base: Node, *args: Any, **kwargs: Any) -> Node:
     """`base` with a slice replaced. It has the layout of a row-major base, which holds for all sizes."""
     spec = base.spec
     is_symbolic = bool(syms_of(spec)) and spec.stride == contiguous_stride(spec.shape)
     known = replace(spec, offset=0, requires_grad=False) if is_symbolic else None
     return e.emit(op, (base, *args), kwargs, known)
-
-
-def _through_slice(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
-    return _scattered(e, aten.slice_scatter.default, base, value, *args, **kwargs)
-
-
-def _through_select(e: Emitter, base: Node, value: Node, dim: int, index: int) -> Node:
-    return _scattered(e, aten.select_scatter.default, base, value, dim, index)
-
-
-def _through_diagonal(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
-    return e.emit(aten.diagonal_scatter.default, (base, value, *args), kwargs)
 
 
 def _through_expand(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
@@ -366,18 +348,14 @@ def _through_expand(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: A
 
 
 def _through_split(e: Emitter, base: Node, value: Node, item: int, size: int, dim: int = 0) -> Node:
-    return _scattered(e, aten.slice_scatter.default, base, value, dim, item * size, (item + 1) * size)
+    return _scatter_into(e, aten.slice_scatter.default, base, value, dim, item * size, (item + 1) * size)
 
 
 def _through_split_sizes(
     e: Emitter, base: Node, value: Node, item: int, sizes: Sequence[int], dim: int = 0
 ) -> Node:
     start = sum(sizes[:item])
-    return _scattered(e, aten.slice_scatter.default, base, value, dim, start, start + sizes[item])
-
-
-def _through_unbind(e: Emitter, base: Node, value: Node, item: int, dim: int = 0) -> Node:
-    return _scattered(e, aten.select_scatter.default, base, value, dim, item)
+    return _scatter_into(e, aten.slice_scatter.default, base, value, dim, start, start + sizes[item])
 
 
 def _through_as_strided(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
@@ -388,43 +366,44 @@ def _through_as_strided(e: Emitter, base: Node, value: Node, *args: Any, **kwarg
     return e.emit(aten.as_strided_scatter.default, (base, value, *args), kwargs)
 
 
-def _through_dtype_view(e: Emitter, base: Node, value: Node, *args: Any) -> Node:
-    return e.emit(aten.view.dtype, (value, base.spec.dtype))
-
-
 def _through_from_real(e: Emitter, base: Node, value: Node) -> Node:
     dense = e.emit(CLONE, (value,), {"memory_format": torch.contiguous_format})
     return e.emit(aten.view_as_complex.default, (dense,))
 
 
-def _through_from_complex(e: Emitter, base: Node, value: Node) -> Node:
-    return e.emit(aten.view_as_real.default, (value,))
-
-
 declare(
-    aten.view.default,
-    aten._reshape_alias.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
+    *(aten.view.default, aten._reshape_alias.default, aten.unsqueeze.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
     written_through=_through_reshape,
 )
-declare(aten.alias.default, aten.detach.default, written_through=_through_same)
-declare(aten.transpose.int, written_through=_through_transpose)
-declare(aten.t.default, written_through=_through_t)
+declare(aten.alias.default, aten.detach.default, written_through=lambda e, base, value, *_: value)
+declare(aten.transpose.int, written_through=_through(aten.transpose.int))
+declare(aten.t.default, written_through=_through(aten.t.default))
 declare(aten.permute.default, written_through=_through_permute)
-declare(aten.slice.Tensor, written_through=_through_slice)
-declare(aten.select.int, written_through=_through_select)
-declare(aten.diagonal.default, written_through=_through_diagonal)
+declare(aten.slice.Tensor, written_through=_scattered(aten.slice_scatter.default))
+declare(aten.select.int, written_through=_scattered(aten.select_scatter.default))
+declare(
+    aten.diagonal.default,
+    written_through=lambda e, base, value, *args, **kwargs: e.emit(
+        aten.diagonal_scatter.default, (base, value, *args), kwargs
+    ),
+)
 declare(aten.expand.default, written_through=_through_expand)
 declare(aten.split.Tensor, written_through=_through_split)
 declare(aten.split_with_sizes.default, written_through=_through_split_sizes)
-declare(aten.unbind.int, written_through=_through_unbind)
+declare(
+    aten.unbind.int,
+    written_through=lambda e, base, value, item, dim=0: _scatter_into(
+        e, aten.select_scatter.default, base, value, dim, item
+    ),
+)
 declare(aten.as_strided.default, written_through=_through_as_strided)
-declare(aten.view.dtype, written_through=_through_dtype_view)
+declare(
+    aten.view.dtype,
+    written_through=lambda e, base, value, _: e.emit(aten.view.dtype, (value, base.spec.dtype)),
+)
 declare(aten.view_as_real.default, written_through=_through_from_real)
-declare(aten.view_as_complex.default, written_through=_through_from_complex)
+declare(aten.view_as_complex.default, written_through=_through(aten.view_as_real.default))
 
 
 # ---- while they are recorded
