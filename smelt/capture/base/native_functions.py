@@ -368,57 +368,14 @@ for _found, _what in (  # since torch 2.14
         REFUSED[_found] = UNSUPPORTED_CALL, _what
 
 # Methods of builtin containers that do not change the container
-PURE_METHODS = frozenset(
-    [
-        "get",
-        "keys",
-        "values",
-        "items",
-        "copy",
-        "index",
-        "count",
-        "union",
-        "intersection",
-        "difference",
-        "symmetric_difference",
-        "isdisjoint",
-        "issubset",
-        "issuperset",
-        "most_common",
-        "elements",
-        "__contains__",
-        "__len__",
-        "__getitem__",
-        "__iter__",
-        "__eq__",
-        "__ne__",
-        "__lt__",
-        "__le__",
-        "__gt__",
-        "__ge__",
-        "__repr__",
-        "__str__",
-        "__reversed__",
-        "__or__",
-        "__ror__",
-        "__and__",
-        "__rand__",
-        "__sub__",
-        "__rsub__",
-        "__xor__",
-        "__rxor__",
-        "__add__",
-        "__mul__",
-        "__rmul__",
-        "__sizeof__",
-        "__hash__",
-        "__format__",
-        "__class__",
-        "__getattribute__",
-        "__dir__",
-        "__bool__",
-    ]
-)
+PURE_METHODS = frozenset([
+    "get", "keys", "values", "items", "copy", "index", "count", "union", "intersection", "difference",
+    "symmetric_difference", "isdisjoint", "issubset", "issuperset", "most_common", "elements", "__contains__",
+    "__len__", "__getitem__", "__iter__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__",
+    "__str__", "__reversed__", "__or__", "__ror__", "__and__", "__rand__", "__sub__", "__rsub__", "__xor__",
+    "__rxor__", "__add__", "__mul__", "__rmul__", "__sizeof__", "__hash__", "__format__", "__class__",
+    "__getattribute__", "__dir__", "__bool__",
+])  # fmt: skip
 
 # C classes whose instances are immutable, or whose methods are all safe to call during capture
 PURE_TYPES: frozenset[type] = frozenset(

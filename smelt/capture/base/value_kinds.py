@@ -62,50 +62,17 @@ CellType = types.CellType
 ModuleType = types.ModuleType
 
 # Immutable values without identity: guarded by equality; they contain no other objects.
-LEAF_TYPES: frozenset[type] = frozenset(
-    {
-        int,
-        float,
-        bool,
-        str,
-        bytes,
-        complex,
-        type(None),
-        type(NotImplemented),
-        type(...),
-        slice,
-        range,
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-        torch.Size,
-        torch.finfo,
-        torch.iinfo,
-    }
-)
+LEAF_TYPES: frozenset[type] = frozenset({
+    int, float, bool, str, bytes, complex, type(None), type(NotImplemented), type(...), slice, range, torch.dtype,
+    torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo,
+})  # fmt: skip
 
 # Values that a trace depends on through their identity alone.
-IDENTITY_TYPES: frozenset[type] = frozenset(
-    {
-        FunctionType,
-        BuiltinType,
-        ModuleType,
-        types.CodeType,
-        types.MethodDescriptorType,
-        types.WrapperDescriptorType,
-        types.GetSetDescriptorType,
-        types.MemberDescriptorType,
-        types.ClassMethodDescriptorType,
-        types.GenericAlias,
-        types.UnionType,
-        types.MappingProxyType,
-        type(torch.ops.aten),
-        OpOverloadPacket,
-        OpOverload,
-        type(torch.ops),
-    }
-)
+IDENTITY_TYPES: frozenset[type] = frozenset({
+    FunctionType, BuiltinType, ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias,
+    types.UnionType, types.MappingProxyType, type(torch.ops.aten), OpOverloadPacket, OpOverload, type(torch.ops),
+})  # fmt: skip
 
 CONTAINER_TYPES: frozenset[type] = frozenset(
     {
@@ -118,9 +85,8 @@ CONTAINER_TYPES: frozenset[type] = frozenset(
         collections.Counter,
     }
 )
-Container: TypeAlias = (
-    "list[Any] | dict[Any, Any] | set[Any] | collections.deque[Any]"  # of the user's objects
-)
+# of the user's objects
+Container: TypeAlias = "list[Any] | dict[Any, Any] | set[Any] | collections.deque[Any]"
 C = TypeVar("C", bound=Container)
 CONTAINER_BASES = (list, dict, set, collections.deque)  # the base classes of containers
 

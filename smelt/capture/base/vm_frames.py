@@ -94,8 +94,7 @@ class Frame:
         self.loops: dict[int, tuple[int, int]] = {}
 
     def position(self, ticks: int) -> int:
-        """Encode a tick of this frame, so that it differs from those of all other frames that the caller's instruction
-        calls."""
+        """Encode a tick of this frame, different from those of all other frames that the caller's instruction calls."""
         return self.call_index * _CALLEE + ticks
 
     def stop_at(self, position: int) -> None:
@@ -151,9 +150,8 @@ def is_smelt_scope(scope: Mapping[str, object]) -> bool:
     return COMPILED_SCOPE in scope or str(scope.get("__name__", "")).startswith("smelt.")
 
 
-COMPILED_SCOPE = (
-    "__smelt_compiled__"  # a global of compiled frames, whose `__name__` may be that of the user's module
-)
+# a global of compiled frames, whose `__name__` may be that of the user's module
+COMPILED_SCOPE = "__smelt_compiled__"
 
 
 # A frame, the tick of its current instruction, and how the outcome of the next call becomes that instruction's result.

@@ -141,25 +141,46 @@ class FailedAttempt:
 # ---------------------------------------------------------------------------------------------------- retry rules
 
 
+NextAttempt = Callable[[Attempt, Attempt, FailedAttempt], Attempt | None]
+
+
 @dataclass(frozen=True)
 class RetryRule:
     """The next attempt after an error of this type.
 
-    `next_attempt(start, attempt, failed)` returns the next attempt, or None where the rule does not apply. `start` is
-    `attempt` without what is specific to one instruction of the program: the stop, and numbers specialized for an error that
-    may not recur. `persists`: if the next attempt succeeds, later captures of the function begin with it.
+    `next_attempt(start, attempt, failed)` returns the next attempt, or None where the rule does not apply; its docstring
+    says why. `start` is `attempt` without what is specific to one instruction of the program: the stop, and numbers
+    specialized for an error that may not recur. `persists`: if the next attempt succeeds, later captures of the function
+    begin with it.
     """
 
     error: type[Exception]
-    because: str
-    next_attempt: Callable[[Attempt, Attempt, FailedAttempt], Attempt | None]
+    next_attempt: NextAttempt
     persists: bool = False
     once: bool = False
 
 
+# The first rule that applies decides.
+RETRY_RULES: list[RetryRule] = []
+
+
+def _rule(
+    error: type[Exception], persists: bool = False, once: bool = False
+) -> Callable[[NextAttempt], NextAttempt]:
+    def add(next_attempt: NextAttempt) -> NextAttempt:
+        RETRY_RULES.append(RetryRule(error, next_attempt, persists, once))
+        return next_attempt
+
+    return add
+
+
+@_rule(NeedsFixedSize, persists=True)
 def _specialize_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """Specialize the sizes that prevented the capture, unless facts about them (equal or derived sizes, divisors, ranges)
-    may suffice; specialize all if they are unknown."""
+    """An operation supports specialized sizes only. Starts over, as the program may take another path. Persists: the
+    program or the compiler causes it.
+
+    Specializes the sizes that prevented the capture, unless facts about them (equal or derived sizes, divisors, ranges)
+    may suffice; all if they are unknown."""
     assert isinstance(failed.error, NeedsFixedSize)
     sizes = attempt.sizes
     for known in (
@@ -177,67 +198,98 @@ def _specialize_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -
     return replace(start, sizes=specialized) if specialized != sizes else None
 
 
+@_rule(Exception, persists=True)
+def _select_no_branches(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """A branch of a condition is more than a small computation, so only one may run. Persists: the program causes it."""
+    return replace(start, selects=False) if failed.selecting and attempt.selects else None
+
+
+@_rule(Unreadable, persists=True)
 def _specialize_formatted_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The program read text with a symbolic size. Starts over and persists, as for other specialized sizes."""
     sizes = attempt.sizes.specializing(failed.formatted_sizes, False)
     return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 
 
+@_rule(Unreadable)
 def _specialize_formatted_numbers(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The program read text with a symbolic number, so numbers in texts are specialized. Does not persist: the next capture
+    may take another path."""
     counts = attempt.symbolic_counts and failed.counts.isdisjoint(failed.formatted_numbers)
     retry = replace(attempt, symbolic=attempt.symbolic - failed.formatted_numbers, symbolic_counts=counts)
     return retry if failed.used_symbols and retry != attempt else None
 
 
+@_rule(PlainNumbersOnly)
 def _specialize_numbers(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """An operation has no symbolic form. Does not persist: the next capture may not reach it."""
     return attempt.specialized() if failed.used_symbols and attempt.has_symbolic_numbers else None
 
 
+@_rule(Exception)
 def _specialize_numbers_if_raised(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The program raised, perhaps only because a number was symbolic; if it raises again, the user gets eager's error. Does
+    not persist: other arguments may not raise."""
     refused = isinstance(failed.error, (Unsupported, NotCopies, BackendError))
     return None if refused else _specialize_numbers(start, attempt, failed)
 
 
+@_rule(BackendError, persists=True)
 def _specialize_numbers_from_now_on(
     start: Attempt, attempt: Attempt, failed: FailedAttempt
 ) -> Attempt | None:
+    """The graph takes numbers besides tensors, which the backend may not support. Persists: the backend stays the same."""
     if not (failed.used_symbols and attempt.has_symbolic_numbers):
         return None
     return replace(start.specialized(), stop=attempt.stop)
 
 
-def _return_views(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    return replace(start, copies=False) if attempt.copies else None
+@_rule(NotDifferentiable, persists=True)
+def _record_no_joint_graph(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The graph has no joint graph, so it runs eagerly under autograd. Persists: an operator mostly causes it, and another
+    attempt to record the joint graph costs a capture."""
+    return replace(start, joint_graph=False, stop=attempt.stop) if attempt.joint_graph else None
 
 
+@_rule(UserException, persists=True)
 def _report_not_compiling(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The program queried `is_compiling()` and raised; compiled code must not raise where eager does not. Persists: if it
+    does not raise now, that was the cause."""
     assert isinstance(failed.error, UserException)
     queried = attempt.reports_compiling and failed.error.queried_compiling
     return replace(start, reports_compiling=False, stop=attempt.stop) if queried else None
 
 
-def _record_no_joint_graph(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    return replace(start, joint_graph=False, stop=attempt.stop) if attempt.joint_graph else None
+@_rule(NotCopies, persists=True)
+def _return_views(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The program can distinguish a copy from the view that eager returns. Starts over: now the graph breaks at the index
+    operation. Persists: the next capture would break there, too."""
+    return replace(start, copies=False) if attempt.copies else None
 
 
+@_rule(NotRepeatable, persists=True)
 def _assume_no_conditions(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """A condition was assumed, but effects prevent an eager rerun. Persists: an operator mostly causes it."""
     return replace(start, assumes=False) if attempt.assumes else None
 
 
-def _select_no_branches(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    return replace(start, selects=False) if failed.selecting and attempt.selects else None
+@_rule(WorldChanged, once=True)
+def _repeat(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """Guarded state changed during capture, perhaps by an import in the backend. Does not persist."""
+    return start
 
 
+@_rule(Unsupported, persists=True)
 def _trust_marks(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """A function cannot be captured, but is marked as depending on its arguments alone. Persists: the function causes it."""
     refused = failed.marked and not attempt.trusts_marks
     return replace(start, trusts_marks=True) if refused else None
 
 
-def _repeat(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    return start
-
-
+@_rule(Unsupported)
 def _break_graph(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """Break the graph in the innermost frame that allows it. If that break fails, break in its caller, before the call."""
+    """An instruction cannot be captured, so the graph breaks before it, in the innermost frame that allows it. If that break
+    fails, it breaks in its caller, before the call. Does not persist: the next capture may not reach it."""
     assert isinstance(failed.error, Unsupported)
     stop = attempt.stop
     if stop is None:
@@ -247,118 +299,14 @@ def _break_graph(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Att
     return replace(start, stop=next_stop) if attempt.may_break and next_stop.path else None
 
 
+@_rule(Unsupported, persists=True)
 def _disable_unbacked_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """Disable unbacked sizes where the graph cannot break before the operation that does not support them. The error is
-    final if a break is needed and the caller allows none."""
+    """An operation does not support an unbacked size, and the graph cannot break before it. Persists: the compiler or the
+    program causes it. The error is final if a break is needed and the caller allows none."""
     assert isinstance(failed.error, Unsupported)
     final = not attempt.may_break and bool(failed.error.path)
-    return (
-        replace(start, unbacked_sizes=False)
-        if failed.used_unbacked and attempt.unbacked_sizes and not final
-        else None
-    )
-
-
-# The first rule that applies decides.
-RETRY_RULES: tuple[RetryRule, ...] = (
-    RetryRule(
-        NeedsFixedSize,
-        "an operation supports specialized sizes only. Starts over, as the program may take another path. Persists: the"
-        " program or the compiler causes it",
-        _specialize_sizes,
-        persists=True,
-    ),
-    RetryRule(
-        Exception,
-        "a branch of a condition does more than a small computation, so only one branch may run. Persists: the program"
-        " causes it",
-        _select_no_branches,
-        persists=True,
-    ),
-    RetryRule(
-        Unreadable,
-        "the program read text with a symbolic size. Starts over and persists, as for other specialized sizes",
-        _specialize_formatted_sizes,
-        persists=True,
-    ),
-    RetryRule(
-        Unreadable,
-        "the program read text with a symbolic number, so numbers in texts are specialized. Does not persist: the next"
-        " capture may take another path",
-        _specialize_formatted_numbers,
-    ),
-    RetryRule(
-        PlainNumbersOnly,
-        "an operation has no symbolic form, so all numbers are specialized. Does not persist: the next capture may not"
-        " reach it",
-        _specialize_numbers,
-    ),
-    RetryRule(
-        Exception,
-        "the program raised, perhaps only because a number was symbolic; if it raises again, the user gets eager's error."
-        " Does not persist: other arguments may not raise",
-        _specialize_numbers_if_raised,
-    ),
-    RetryRule(
-        BackendError,
-        "the graph takes numbers besides tensors, which the backend may not support. Persists: the backend stays the same",
-        _specialize_numbers_from_now_on,
-        persists=True,
-    ),
-    RetryRule(
-        NotDifferentiable,
-        "the graph has no joint graph, so it runs eagerly under autograd. Persists: an operator mostly causes it, and"
-        " another attempt to record the joint graph costs a capture",
-        _record_no_joint_graph,
-        persists=True,
-    ),
-    RetryRule(
-        UserException,
-        "the program queried `is_compiling()` and raised; compiled code must not raise where eager does not. Persists: if it"
-        " does not raise now, that was the cause",
-        _report_not_compiling,
-        persists=True,
-    ),
-    RetryRule(
-        NotCopies,
-        "the program can distinguish a copy from the view that eager returns. Starts over: now the graph breaks at the"
-        " index operation. Persists: the next capture would break there, too",
-        _return_views,
-        persists=True,
-    ),
-    RetryRule(
-        NotRepeatable,
-        "a condition was assumed, but the graph has effects that prevent an eager rerun. Persists: an operator mostly causes"
-        " it",
-        _assume_no_conditions,
-        persists=True,
-    ),
-    RetryRule(
-        WorldChanged,
-        "guarded state changed during capture, perhaps by an import in the backend. Does not persist",
-        _repeat,
-        once=True,
-    ),
-    RetryRule(
-        Unsupported,
-        "a function cannot be captured, but is marked as depending on its arguments alone. Persists: the function causes it",
-        _trust_marks,
-        persists=True,
-    ),
-    RetryRule(
-        Unsupported,
-        "an instruction cannot be captured, so the graph breaks before it. Does not persist: the next capture may not reach"
-        " it",
-        _break_graph,
-    ),
-    RetryRule(
-        Unsupported,
-        "an operation does not support an unbacked size, and the graph cannot break before it. Persists: the compiler or the"
-        " program causes it",
-        _disable_unbacked_sizes,
-        persists=True,
-    ),
-)
+    disables = failed.used_unbacked and attempt.unbacked_sizes and not final
+    return replace(start, unbacked_sizes=False) if disables else None
 
 
 def _next(
@@ -400,7 +348,7 @@ def first_success(
         if retry is None:
             return _final(attempt, failed.error, backend_error)
         rule, attempt = retry
-        log.debug("smelt: captured again after %r: %s", failed.error, rule.because)
+        log.debug("smelt: captured again after %r: %s", failed.error, rule.next_attempt.__doc__)
         on_retry(failed.error)
         if rule.persists:
             start = replace(attempt, stop=None)

@@ -70,8 +70,6 @@ class CapturedFrame:
     draws: tuple[Draw, ...]
     code: types.CodeType
     name: str
-    filename: str
-    first_line: int
     env: Environment
     has_handlers: bool  # the program has exception handlers
     assumed: bool  # a condition on a tensor was assumed
@@ -91,8 +89,7 @@ class CapturedFrame:
 
 @contextmanager
 def _capture_settings() -> Iterator[None]:
-    """Postpone garbage collection (a third of the capture time otherwise), raise the recursion limit for the VM, restore the
-    grad mode."""
+    """Postpone garbage collection (else a third of the time), raise the recursion limit, restore the grad mode."""
     grad = torch.is_grad_enabled()
     try:
         with collections_postponed(), deep_recursion():
@@ -313,8 +310,6 @@ def _capture(
         draws=tuple(env.log.draws),
         code=fn.__code__,
         name=name,
-        filename=fn.__code__.co_filename,
-        first_line=fn.__code__.co_firstlineno,
         env=env,
         has_handlers=vm.exceptions.has_handlers,
         assumed=vm.assumptions.assumed,

@@ -148,9 +148,8 @@ class FrameCompiler:
         resume_functions: ResumeFunctions | None = None,
     ) -> None:
         self.name = ""
-        self.is_generator_factory = (
-            False  # the function only creates a generator, whose frame is compiled separately
-        )
+        # the function only creates a generator, whose frame is compiled separately
+        self.is_generator_factory = False
         self.resume_functions = (
             ResumeFunctions(self._wrap_resume, decoded) if resume_functions is None else resume_functions
         )
@@ -160,9 +159,8 @@ class FrameCompiler:
         self.dynamic = dynamic
         self.record = Record(self._first_attempt())
         self._installed = 0  # the number of entries installed so far, evicted ones included
-        self.target: Callable[[], _native.Wrapped | None] = lambda: (
-            None
-        )  # the native callable, held compiler_ref
+        # the native callable, held compiler_ref
+        self.target: Callable[[], _native.Wrapped | None] = lambda: None
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> HookResult:
         try:
@@ -171,8 +169,7 @@ class FrameCompiler:
             return False
 
     def generator_factory(self, fn: FunctionType) -> FunctionType:
-        """The replacement of `fn`, which creates a generator or coroutine: its frame is compiled from one `yield` or `await`
-        to the next."""
+        """The replacement of `fn`, which creates a generator or coroutine that is compiled from `yield` to `yield`."""
         self.is_generator_factory = True
         return generator_factory(fn, self.resume_functions, decoded)
 
@@ -268,8 +265,7 @@ class FrameCompiler:
         return True if final is None else self._handle_failure(fn, final)
 
     def _add_entry(self, fn: FunctionType, slots: tuple[object, ...]) -> Exception | None:
-        """Add an entry for the entire frame, or for its instructions before a graph break. Returns the final error if that
-        fails."""
+        """Add an entry for the frame, or for its instructions before a graph break. Returns the final error, if any."""
         record = self.record
         why = self._explain_cache_misses(slots)
         if len(record.entries) >= self.config.recompile_limit:
@@ -397,8 +393,7 @@ class FrameCompiler:
         return title_of(fn.__qualname__, getattr(self.target(), "_smelt_original", fn))
 
     def _drop_superseded(self, fn: FunctionType) -> None:
-        """Evict superseded entries. A concurrent call on another thread may miss meanwhile; it then waits for the lock and
-        looks again."""
+        """Evict superseded entries. A concurrent call that misses meanwhile waits for the lock and looks again."""
         record = self.record
         evicted = superseded_entries(record.entries)
         if evicted:
@@ -555,8 +550,7 @@ class FrameCompiler:
     def _record_reason(
         self, name: str, reason: Reason, level: int = logging.WARNING, is_subgraph: bool = False
     ) -> bool:
-        """Record, emit and log a reason, once for each kind and line; False if it was known. `is_subgraph`: only a subgraph
-        runs eagerly."""
+        """Record, emit and log a reason, once for each kind and line; False if it was known."""
         events.emit("eager-fallback", name, reason=reason)
         known = any(r.kind is reason.kind and r.line == reason.line for r in self.record.reasons)
         if not known:

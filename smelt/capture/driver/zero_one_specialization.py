@@ -28,15 +28,13 @@ from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.traced import Traced
 
 _NOT_COMPARED = frozenset({"graph", "backward", "torch_level_tensors", "n_primals"})
-_FRAME_SPECIFIC = frozenset(
-    {"random_state", "set_random_state", "__builtins__"}
-)  # globals of compiled frames
+# globals of compiled frames
+_FRAME_SPECIFIC = frozenset({"random_state", "set_random_state", "__builtins__"})
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of an attempt, to be compared with that for other sizes. `resume_functions`, `functional`: arguments of
-    `compiled_frame`."""
+    """The result of an attempt, to be compared with that for other sizes."""
 
     fn: FunctionType
     slots: Sequence[object]
@@ -123,8 +121,7 @@ def _same(trial: Trial, other: CapturedFrame, number: int) -> bool:
 
 
 def _paired_sizes(a: Traced, b: Traced, number: int) -> tuple[Values, Values] | None:
-    """The sizes of both traces; a symbol without counterpart in `b` is `number`. None if `b` has other symbols or takes
-    other numbers."""
+    """The sizes of both traces; a symbol that `b` lacks is `number`. None if `b` has other symbols or numbers."""
     names = {(size_input.input, size_input.source): sym for sym, size_input in a.sizes.items()}
     others: dict[Sym | Node, Size] = {sym: names.get((p.input, p.source), 0) for sym, p in b.sizes.items()}
     if 0 in others.values() or _expressions(a) != _expressions(b):

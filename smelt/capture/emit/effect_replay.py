@@ -101,9 +101,8 @@ def _set_cell(e: fx.SetCell) -> Iterable[Store]:
 def _call(e: fx.Call) -> Iterable[Store]:
     fields, operands = [], [e.target]
     for name, value in zip(("",) * (len(e.args) - len(e.names)) + tuple(f"{n}=" for n in e.names), e.args):
-        if (
-            e.target is print and type(value) is str
-        ):  # `print` does not depend on the object's identity: a literal
+        # `print` does not depend on the object's identity: a literal
+        if e.target is print and type(value) is str:
             fields.append(name + repr(value).replace("{", "{{").replace("}", "}}"))
         else:
             fields.append(f"{name}{{}}")
@@ -125,20 +124,11 @@ def _manager_method(name: str, *args: object) -> Callable[[fx.Enter | fx.Exit], 
 
 provide(advance=advance)
 STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
-    fx.SetAttr: _set_attribute,
-    fx.DelAttr: _delete_attribute,
-    fx.SetItem: _set_item,
-    fx.DelItem: _delete_item,
-    fx.ReplaceContents: _replace_contents,
-    fx.SetChange: _change_set,
-    fx.Extend: _extend,
-    fx.SetCell: _set_cell,
-    fx.Advance: lambda e: (Store(f"advance({{}}, {e.count})", (e.target,)),),
-    fx.Call: _call,
-    fx.CacheHit: _call,
-    fx.Enter: _manager_method("__enter__"),
-    fx.Exit: _manager_method("__exit__", None, None, None),
-}
+    fx.SetAttr: _set_attribute, fx.DelAttr: _delete_attribute, fx.SetItem: _set_item, fx.DelItem: _delete_item,
+    fx.ReplaceContents: _replace_contents, fx.SetChange: _change_set, fx.Extend: _extend, fx.SetCell: _set_cell,
+    fx.Advance: lambda e: (Store(f"advance({{}}, {e.count})", (e.target,)),), fx.Call: _call, fx.CacheHit: _call,
+    fx.Enter: _manager_method("__enter__"), fx.Exit: _manager_method("__exit__", None, None, None),
+}  # fmt: skip
 
 
 def stores_of(effects: Iterable[fx.Effect]) -> tuple[Store, ...]:

@@ -36,19 +36,10 @@ from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber
 
 _BUILTINS = vars(builtins)
 # names that statements may use besides FRAME_NAMES
-_RESERVED = frozenset(
-    {
-        *_BUILTINS,
-        "inputs",
-        "graph",
-        "failure",
-        "error",
-        "rerun_eagerly",
-        "saved_state",
-        "random_state",
-        "set_random_state",
-    }
-)
+_RESERVED = frozenset({
+    *_BUILTINS, "inputs", "graph", "failure", "error", "rerun_eagerly", "saved_state", "random_state",
+    "set_random_state",
+})  # fmt: skip
 _MAX_NAME = 20  # characters of a text in its name
 _NESTING = 20  # maximum nesting of expressions: the parser has a limit
 
@@ -265,8 +256,7 @@ class Writer:
 
 
 def _is_literal(x: object) -> bool:
-    """Whether the literal of a constant evaluates to this very object. The interpreter interns the string literals that read
-    like names."""
+    """Whether the literal of a constant evaluates to this very object: only texts that read like names are interned."""
     if not isinstance(x, str):
         return is_interned(x)
     like_a_name = x.isascii() and x.replace("_", "a").isalnum()

@@ -30,8 +30,7 @@ editing_programs = _editors.asking
 
 
 def edited_program(traced: Traced) -> FunctionType | None:
-    """The function that replaces the torch-level graph; None if no editor replaces it. Raises ArtifactError if an edited
-    file is invalid."""
+    """The function that replaces the torch-level graph, or None. Raises ArtifactError if an edited file is invalid."""
     for editor in reversed(tuple(_editors)):
         function = editor(traced)
         if function is not None:

@@ -197,8 +197,7 @@ def native_view(env: Environment, value: Any, deep: bool = True) -> Any:
 
 
 def guard_compared(env: Environment, values: Iterable[object]) -> None:
-    """Guard the contents of values that native code compares, or whose truth it tests. Raises Unsupported if they hold real
-    tensors."""
+    """Guard the contents of values that native code compares or tests. Raises Unsupported for real tensors."""
     for value in values:
         if type(value) not in LEAF_TYPES and native_view(env, value) is not value:
             detail = f"native code compares a {type(value).__qualname__} that holds tensors"

@@ -28,9 +28,8 @@ class DynamicNumbers:
     def __init__(self, trace: Trace, facts: GuardFacts) -> None:
         self._trace = trace
         self._facts = facts
-        self.dynamic: frozenset[tuple[object, ...]] = (
-            frozenset()
-        )  # paths of the numbers that change between calls
+        # paths of the numbers that change between calls
+        self.dynamic: frozenset[tuple[object, ...]] = frozenset()
         self.symbolic_counts = False  # numbers in tensors of one element are symbolic from the first call on
         self.guards_conditions = True  # conditions on such numbers are guarded
         self.readings: set[Source] = set()  # reads of tensors of one element

@@ -33,9 +33,8 @@ class DynamicSizes:
         self._symbols: dict[Source, Sym] = {}
         self.observed: dict[Path, int] = {}  # the symbolic sizes, with their values in this call
         self.refused: dict[Source, int] = {}  # sizes that are specialized although they are marked as dynamic
-        self.may_be_one: set[Path] = (
-            set()
-        )  # symbolic sizes that were 1 in an earlier call, or whose mark allows 1
+        # symbolic sizes that were 1 in an earlier call, or whose mark allows 1
+        self.may_be_one: set[Path] = set()
         self._resolved: dict[Source, Int | int] = {}  # sizes resolved before the program read their tensors
         self._visited: set[Source] = set()
         self._roots: Sequence[Source] = ()
@@ -232,8 +231,7 @@ def _tensor_source(at: Source) -> Source | None:
 
 
 def _range(size: int, mark: Mark | None, low: int, high: int) -> Range:
-    """The range of a symbol whose value is now `size`: from `low` to `high`, intersected with that of the mark if that
-    contains `size`."""
+    """The range of a symbol whose value is now `size`: low..high, within that of its mark if that contains `size`."""
     least = low if mark is None or mark.min is None else max(low, mark.min)
     most = high if mark is None or mark.max is None else min(high, mark.max)
     return (least, most) if least <= size <= most else (low, high)

@@ -66,9 +66,8 @@ class WrappedObjects:
 class NativeViews:
     """Containers that native code reads (`container_contents.py`), by id."""
 
-    guarded: dict[int, bool] = field(
-        default_factory=dict
-    )  # contents are guarded: whether they include tensors
+    # contents are guarded: whether they include tensors
+    guarded: dict[int, bool] = field(default_factory=dict)
     # of those that do: the container, and its copy with fakes
     copies: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     stale: set[int] = field(default_factory=set)  # may have changed since their copies were created

@@ -117,8 +117,7 @@ class MutationLog:
 
     @property
     def changed(self) -> int:
-        """The number of changes: objects, names, items of advanced iterators, and random numbers, each of which changes its
-        generator."""
+        """The number of changes: objects, names, items of advanced iterators, and random numbers."""
         written = len(self._snapshots) + len(self._named) + len(self._cells) + len(self._tensors)
         return written + len(self.draws) + sum(a.count for a in self._advances)
 

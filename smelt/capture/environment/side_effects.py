@@ -52,8 +52,7 @@ class ReplaceContents(Effect):
 
 @dataclass(frozen=True, eq=False)
 class SetChange(Effect):
-    """`set.method(target, *args)`. The order of a set depends on its earlier contents, so a set is changed and not
-    refilled."""
+    """`set.method(target, *args)`. A set is not refilled: its order depends on its earlier contents."""
 
     method: str
     args: tuple[Any, ...]

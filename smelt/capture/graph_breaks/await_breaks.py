@@ -11,18 +11,21 @@ from typing import cast
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY314
 from smelt.capture.base.vm_frames import Frame
-from smelt.capture.graph_breaks.break_instructions import BreakInstruction, Successor, break_instruction
+from smelt.capture.graph_breaks.break_instructions import (
+    BREAK_INSTRUCTIONS,
+    BreakInstruction,
+    Successor,
+    at_positions,
+    break_instruction,
+)
 from smelt.capture.graph_breaks.resume_points import Placeholder
 from smelt.capture.reconstruction.frame_globals import provide
 
-
-@break_instruction("GET_AWAITABLE")
-def _get_awaitable(frame: Frame, arg: int) -> BreakInstruction:
-    *below, obj = frame.stack
-    result = Placeholder("awaited")
-    return BreakInstruction(
-        (result, obj), (Successor(frame.pc + 1, [*below, result]),), f"{{}} = awaitable_iterator({{}}, {arg})"
-    )
+BREAK_INSTRUCTIONS.update(
+    GET_AWAITABLE=at_positions(lambda arg: f"awaitable_iterator({{}}, {arg})", -1, result="awaited"),
+    GET_AITER=at_positions("async_iterator({})", -1, result="iterator"),
+    GET_ANEXT=at_positions("next_awaitable({})", -1, pops=0, result="awaited"),
+)
 
 
 @break_instruction("BEFORE_ASYNC_WITH")
@@ -31,22 +34,6 @@ def _before_async_with(frame: Frame, arg: int) -> BreakInstruction:
     leave, entered = Placeholder("leave"), Placeholder("entered")
     after = Successor(frame.pc + 1, [*below, leave, entered])
     return BreakInstruction((leave, entered, manager), (after,), "{}, {} = enter_async_context({})")
-
-
-@break_instruction("GET_AITER")
-def _get_aiter(frame: Frame, arg: int) -> BreakInstruction:
-    *below, obj = frame.stack
-    result = Placeholder("iterator")
-    return BreakInstruction(
-        (result, obj), (Successor(frame.pc + 1, [*below, result]),), "{} = async_iterator({})"
-    )
-
-
-@break_instruction("GET_ANEXT")
-def _get_anext(frame: Frame, arg: int) -> BreakInstruction:
-    result = Placeholder("awaited")
-    after = Successor(frame.pc + 1, [*frame.stack, result])
-    return BreakInstruction((result, frame.stack[-1]), (after,), "{} = next_awaitable({})")
 
 
 def enter_async_context(manager: AbstractAsyncContextManager[object]) -> tuple[object, object]:

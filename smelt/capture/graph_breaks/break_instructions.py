@@ -98,6 +98,26 @@ def _statement(frame: Frame, template: str, operands: Sequence[object], pops: in
     return BreakInstruction(tuple(operands), _next(frame, pops), template)
 
 
+def at_positions(
+    template: str | Callable[..., str], *at: int, pops: int | None = None, result: str | None = "result"
+) -> BreakRule:
+    """The rule of an instruction whose operands are the values at the positions `at` of the stack: an expression, whose
+    value is pushed, or, if `result` is None, a statement. It pops its operands unless `pops` has another number. The
+    template may depend on the argument of the instruction."""
+    count = len(at) if pops is None else pops
+
+    def rule(frame: Frame, arg: object) -> BreakInstruction:
+        text, operands = (
+            template if isinstance(template, str) else template(arg),
+            [frame.stack[i] for i in at],
+        )
+        if result is None:
+            return _statement(frame, text, operands, count)
+        return _expression(frame, text, operands, count, result)
+
+    return rule
+
+
 # ------------------------------------------------------------------------------------------------------- calls
 
 
@@ -218,28 +238,22 @@ def _binary(frame: Frame, arg: Callable[..., object]) -> BreakInstruction:
     return BreakInstruction((result, left, result, right), _next(frame, 2, result), text)
 
 
-@break_instruction("IS_OP")
-def _is(frame: Frame, arg: bool) -> BreakInstruction:
-    return _expression(frame, f"{{}} {'is not' if arg else 'is'} {{}}", frame.stack[-2:], 2)
-
-
-@break_instruction("CONTAINS_OP")
-def _contains(frame: Frame, arg: bool) -> BreakInstruction:
-    return _expression(frame, f"{{}} {'not in' if arg else 'in'} {{}}", frame.stack[-2:], 2)
-
-
-def _unary(template: str) -> BreakRule:
-    return lambda frame, arg: _expression(frame, template, frame.stack[-1:], 1)
-
+_CONVERSIONS = ("{}", "str({})", "repr({})", "ascii({})")
 
 BREAK_INSTRUCTIONS.update(
-    UNARY_NOT=_unary("not {}"),
-    UNARY_NEGATIVE=_unary("-{}"),
-    UNARY_POSITIVE=_unary("+{}"),
-    UNARY_INVERT=_unary("~{}"),
-    GET_ITER=_unary("iter({})"),
-    GET_YIELD_FROM_ITER=_unary("iter({})"),
-    LIST_TO_TUPLE=_unary("tuple({})"),
+    UNARY_NOT=at_positions("not {}", -1),
+    UNARY_NEGATIVE=at_positions("-{}", -1),
+    UNARY_POSITIVE=at_positions("+{}", -1),
+    UNARY_INVERT=at_positions("~{}", -1),
+    IS_OP=at_positions(lambda arg: "{} is not {}" if arg else "{} is {}", -2, -1),
+    CONTAINS_OP=at_positions(lambda arg: "{} not in {}" if arg else "{} in {}", -2, -1),
+    GET_ITER=at_positions("iter({})", -1),
+    GET_YIELD_FROM_ITER=at_positions("iter({})", -1),
+    GET_LEN=at_positions("len({})", -1, pops=0),
+    LIST_TO_TUPLE=at_positions("tuple({})", -1),
+    CONVERT_VALUE=at_positions(_CONVERSIONS.__getitem__, -1, result="text"),
+    FORMAT_SIMPLE=at_positions("format({})", -1, result="text"),
+    FORMAT_WITH_SPEC=at_positions("format({}, {})", -2, -1, result="text"),
 )
 
 
@@ -258,33 +272,12 @@ def _to_bool(frame: Frame, arg: int) -> BreakInstruction:
 _CONDITIONS = {"POP_JUMP_IF_TRUE": "{}", "POP_JUMP_IF_FALSE": "not {}"}
 
 
-@break_instruction("GET_LEN")
-def _get_len(frame: Frame, arg: int) -> BreakInstruction:
-    return _expression(frame, "len({})", frame.stack[-1:], 0)
-
-
 @break_instruction("FORMAT_VALUE")
 def _format_value(frame: Frame, arg: int) -> BreakInstruction:
     count = 2 if arg & 4 else 1
     value, *spec = frame.stack[-count:]
-    converted = ("{}", "str({})", "repr({})", "ascii({})")[arg & 3]
-    text = f"format({converted}, {{}})" if spec else f"format({converted})"
+    text = f"format({_CONVERSIONS[arg & 3]}{', {}' if spec else ''})"
     return _expression(frame, text, (value, *spec), count, "text")
-
-
-@break_instruction("CONVERT_VALUE")
-def _convert_value(frame: Frame, arg: int) -> BreakInstruction:
-    return _expression(frame, ("", "str({})", "repr({})", "ascii({})")[arg], frame.stack[-1:], 1, "text")
-
-
-@break_instruction("FORMAT_SIMPLE")
-def _format_simple(frame: Frame, arg: int) -> BreakInstruction:
-    return _expression(frame, "format({})", frame.stack[-1:], 1, "text")
-
-
-@break_instruction("FORMAT_WITH_SPEC")
-def _format_with_spec(frame: Frame, arg: int) -> BreakInstruction:
-    return _expression(frame, "format({}, {})", frame.stack[-2:], 2, "text")
 
 
 # ------------------------------------------------------------------------------------------ attributes and items
@@ -302,52 +295,17 @@ def _load_attr(frame: Frame, arg: tuple[str, bool]) -> BreakInstruction:
     return BreakInstruction((result, frame.stack[-1]), _next(frame, 1, *pushed), "{} = " + _attribute(name))
 
 
-@break_instruction("LOAD_METHOD")
-def _load_method(frame: Frame, arg: str) -> BreakInstruction:
-    return _load_attr(frame, (arg, True))
-
-
-@break_instruction("IMPORT_FROM")
-def _import_from(frame: Frame, arg: str) -> BreakInstruction:
-    return _expression(frame, _attribute(arg), frame.stack[-1:], 0)
-
-
-@break_instruction("STORE_ATTR")
-def _store_attr(frame: Frame, arg: str) -> BreakInstruction:
-    value, obj = frame.stack[-2:]
-    return _statement(frame, f"{_attribute(arg)} = {{}}", (obj, value), 2)
-
-
-@break_instruction("DELETE_ATTR")
-def _delete_attr(frame: Frame, arg: str) -> BreakInstruction:
-    return _statement(frame, f"del {_attribute(arg)}", frame.stack[-1:], 1)
-
-
-@break_instruction("BINARY_SUBSCR")
-def _binary_subscr(frame: Frame, arg: int) -> BreakInstruction:
-    return _expression(frame, "{}[{}]", frame.stack[-2:], 2, "item")
-
-
-@break_instruction("BINARY_SLICE")
-def _binary_slice(frame: Frame, arg: int) -> BreakInstruction:
-    return _expression(frame, "{}[{}:{}]", frame.stack[-3:], 3, "item")
-
-
-@break_instruction("STORE_SUBSCR")
-def _store_subscr(frame: Frame, arg: int) -> BreakInstruction:
-    value, obj, key = frame.stack[-3:]
-    return _statement(frame, "{}[{}] = {}", (obj, key, value), 3)
-
-
-@break_instruction("STORE_SLICE")
-def _store_slice(frame: Frame, arg: int) -> BreakInstruction:
-    value, obj, start, stop = frame.stack[-4:]
-    return _statement(frame, "{}[{}:{}] = {}", (obj, start, stop, value), 4)
-
-
-@break_instruction("DELETE_SUBSCR")
-def _delete_subscr(frame: Frame, arg: int) -> BreakInstruction:
-    return _statement(frame, "del {}[{}]", frame.stack[-2:], 2)
+BREAK_INSTRUCTIONS.update(
+    LOAD_METHOD=lambda frame, arg: _load_attr(frame, (arg, True)),
+    IMPORT_FROM=at_positions(_attribute, -1, pops=0),
+    STORE_ATTR=at_positions(lambda name: f"{_attribute(name)} = {{}}", -1, -2, result=None),
+    DELETE_ATTR=at_positions(lambda name: f"del {_attribute(name)}", -1, result=None),
+    BINARY_SUBSCR=at_positions("{}[{}]", -2, -1, result="item"),
+    BINARY_SLICE=at_positions("{}[{}:{}]", -3, -2, -1, result="item"),
+    STORE_SUBSCR=at_positions("{}[{}] = {}", -2, -1, -3, result=None),
+    STORE_SLICE=at_positions("{}[{}:{}] = {}", -3, -2, -1, -4, result=None),
+    DELETE_SUBSCR=at_positions("del {}[{}]", -2, -1, result=None),
+)
 
 
 @break_instruction("LOAD_GLOBAL")
@@ -422,13 +380,8 @@ BREAK_INSTRUCTIONS.update(
     SET_UPDATE=_container_update("set.update"),
     SET_ADD=_container_update("set.add"),
     DICT_UPDATE=_container_update("dict.update"),
+    DICT_MERGE=_container_update("merge_keywords"),
 )
-
-
-@break_instruction("DICT_MERGE")
-def _dict_merge(frame: Frame, arg: int) -> BreakInstruction:
-    value, target = frame.stack[-1], frame.stack[-1 - arg]
-    return _statement(frame, "merge_keywords({}, {})", (target, value), 1)
 
 
 @break_instruction("MAP_ADD")
@@ -452,23 +405,21 @@ def _build_map(frame: Frame, arg: int) -> BreakInstruction:
 # ------------------------------------------------------------------------------------------------------- jumps
 
 
-def _jump_if(condition: str) -> BreakRule:
-    return lambda frame, arg: BreakInstruction(
-        (frame.stack[-1],), (*_next(frame, 1), Successor(arg, frame.stack[:-1])), conditions=(condition,)
-    )
+def _jump_if(condition: str, pops: int = 1) -> BreakRule:
+    """The rule of a conditional jump; `pops`: whether it pops the condition where it jumps."""
 
+    def rule(frame: Frame, arg: int) -> BreakInstruction:
+        jumped = Successor(arg, frame.stack[: len(frame.stack) - pops])
+        return BreakInstruction((frame.stack[-1],), (*_next(frame, 1), jumped), conditions=(condition,))
 
-def _jump_or_pop(condition: str) -> BreakRule:
-    return lambda frame, arg: BreakInstruction(
-        (frame.stack[-1],), (*_next(frame, 1), Successor(arg, list(frame.stack))), conditions=(condition,)
-    )
+    return rule
 
 
 for _direction in ("", "FORWARD_", "BACKWARD_"):
     BREAK_INSTRUCTIONS[f"POP_JUMP_{_direction}IF_TRUE"] = _jump_if("{}")
     BREAK_INSTRUCTIONS[f"POP_JUMP_{_direction}IF_FALSE"] = _jump_if("not {}")
-BREAK_INSTRUCTIONS["JUMP_IF_TRUE_OR_POP"] = _jump_or_pop("{}")
-BREAK_INSTRUCTIONS["JUMP_IF_FALSE_OR_POP"] = _jump_or_pop("not {}")
+BREAK_INSTRUCTIONS["JUMP_IF_TRUE_OR_POP"] = _jump_if("{}", pops=0)
+BREAK_INSTRUCTIONS["JUMP_IF_FALSE_OR_POP"] = _jump_if("not {}", pops=0)
 
 
 # ----------------------------------------------------------------------- functions that compiled frames call
@@ -545,13 +496,7 @@ def merge_keywords(target: dict[str, object], more: Mapping[str, object]) -> Non
 
 
 provide(
-    tail=_native.tail_call,
-    send=_native.send,
-    exhausted=Sentinel("exhausted"),
-    enter_context=enter_context,
-    special_method=special_method,
-    raise_without_context=raise_without_context,
-    leave_frames=leave_frames,
-    read_global=read_global,
-    merge_keywords=merge_keywords,
-)
+    tail=_native.tail_call, send=_native.send, exhausted=Sentinel("exhausted"), enter_context=enter_context,
+    special_method=special_method, raise_without_context=raise_without_context, leave_frames=leave_frames,
+    read_global=read_global, merge_keywords=merge_keywords,
+)  # fmt: skip

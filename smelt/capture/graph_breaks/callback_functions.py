@@ -16,27 +16,16 @@ from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.break_instructions import BREAK_INSTRUCTIONS, BreakInstruction, Constant
 from smelt.capture.graph_breaks.resume_points import Placeholder
 
-COMPILED_CALLBACK = Constant(
-    None, "compiled_callback"
-)  # the placeholder of `ResumeFunctions.compiled_callback`
+# the placeholder of `ResumeFunctions.compiled_callback`
+COMPILED_CALLBACK = Constant(None, "compiled_callback")
 
 # function -> (index of the positional argument or -1, name of the keyword or "")
 CALLBACK_ARGUMENTS: dict[object, tuple[int, str]] = {
-    sorted: (-1, "key"),
-    min: (-1, "key"),
-    max: (-1, "key"),
-    map: (0, ""),
-    filter: (0, ""),
-    functools.reduce: (0, ""),
-    itertools.accumulate: (1, "func"),
-    itertools.dropwhile: (0, ""),
-    itertools.filterfalse: (0, ""),
-    itertools.groupby: (1, "key"),
-    itertools.starmap: (0, ""),
-    itertools.takewhile: (0, ""),
-    re.sub: (1, "repl"),
-    re.subn: (1, "repl"),
-}
+    sorted: (-1, "key"), min: (-1, "key"), max: (-1, "key"), map: (0, ""), filter: (0, ""),
+    functools.reduce: (0, ""), itertools.accumulate: (1, "func"), itertools.dropwhile: (0, ""),
+    itertools.filterfalse: (0, ""), itertools.groupby: (1, "key"), itertools.starmap: (0, ""),
+    itertools.takewhile: (0, ""), re.sub: (1, "repl"), re.subn: (1, "repl"),
+}  # fmt: skip
 _METHODS: dict[tuple[type, str], tuple[int, str]] = {
     (list, "sort"): (-1, "key"),
     (re.Pattern, "sub"): (0, "repl"),

@@ -81,8 +81,7 @@ class CodePosition:
         )
 
     def warning_globals(self) -> dict[str, object]:
-        """The globals that `warnings.warn` reads of a frame: the module's name and, for an imported module, its registry of
-        shown warnings."""
+        """The globals that `warnings.warn` reads: the module's name and, if it is imported, its registry of warnings."""
         name = self.scope.get("__name__")
         found: dict[str, object] = {} if name is None else {"__name__": name}
         module = sys.modules.get(name) if type(name) is str else None

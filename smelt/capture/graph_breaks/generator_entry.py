@@ -18,8 +18,7 @@ from smelt.capture.semantics.calls.argument_binding import VARARGS, VARKEYWORDS,
 def generator_factory(
     fn: types.FunctionType, resume_functions: ResumeFunctions, decode: Callable[[types.CodeType], Code]
 ) -> types.FunctionType:
-    """A function with the parameters of `fn` that returns a generator or coroutine, which runs in steps if it has
-    tensors."""
+    """A function like `fn` that returns a generator or coroutine, which runs in steps if it has tensors."""
     code = fn.__code__
 
     def begin(values: Sequence[object]) -> object:

@@ -249,8 +249,7 @@ def plan(
 def _user_frames(
     originals: OriginalCode, frames: Sequence[Frame]
 ) -> Iterator[tuple[CodePosition | None, bool]]:
-    """The positions of the user's frames, innermost first, and whether they handle exceptions there. The position is None
-    for code in C."""
+    """The positions of the user's frames (None in C code), innermost first, and whether they handle exceptions there."""
     for frame in reversed(frames):
         if is_continuation_stack(frame.function):
             for point, handles in suspended_points(frame.function, frame.pc):

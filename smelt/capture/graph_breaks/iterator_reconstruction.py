@@ -55,9 +55,8 @@ def _reduced(x: object) -> _Reduced:
     if type(x).__module__ == "itertools" and PY314:
         raise unsupported(x, "and its position is unknown")
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Pickle, copy, and deepcopy support"
-        )  # itertools warns from 3.12 on
+        # itertools warns from 3.12 on
+        warnings.filterwarnings("ignore", "Pickle, copy, and deepcopy support")
         reduced = cast(_Reduced, x.__reduce__())
     return reduced[0], reduced[1], reduced[2] if len(reduced) > 2 else None
 

@@ -121,12 +121,6 @@ def dropping_nothing(over: _Objects) -> Iterator[object]:
 _never = functools.partial(operator.is_, object())  # False for every object
 
 
-def _zip_longest(
-    size: int, active: int, over: tuple[_Maybe, ...], begun: bool, fill: _Maybe
-) -> IteratorRecipe:
-    return IteratorRecipe(zipped, (*(fill or (None,)), *(x[0] if x else () for x in over)))
-
-
 def zipped(fill: object, *over: _Objects) -> Iterator[object]:
     """`zip_longest` with positional arguments."""
     return itertools.zip_longest(*over, fillvalue=fill)
@@ -158,12 +152,6 @@ def _chosen(
     return None if rank is None else IteratorRecipe(make, (pool, count), rank + 1)
 
 
-def _permutations(
-    pool: _Maybe, indices: Sequence[int], cycles: object, begun: bool, count: int, ended: bool
-) -> IteratorRecipe | None:
-    return _chosen(itertools.permutations, pool[0], indices, count, begun, ended)
-
-
 def _combinations(make: _Make) -> Callable[..., IteratorRecipe | None]:
     return lambda pool, indices, begun, count, ended: _chosen(make, pool[0], indices, count, begun, ended)
 
@@ -180,9 +168,13 @@ _RULES: dict[type, Callable[..., IteratorRecipe | None]] = {
     itertools.compress: _of_two(itertools.compress),
     itertools.takewhile: _takewhile,
     itertools.dropwhile: _dropwhile,
-    itertools.zip_longest: _zip_longest,
+    itertools.zip_longest: lambda size, active, over, begun, fill: IteratorRecipe(
+        zipped, (*(fill or (None,)), *(x[0] if x else () for x in over))
+    ),
     itertools.product: _product,
-    itertools.permutations: _permutations,
+    itertools.permutations: lambda pool, indices, cycles, begun, count, ended: _chosen(
+        itertools.permutations, pool[0], indices, count, begun, ended
+    ),
     itertools.combinations: _combinations(itertools.combinations),
     itertools.combinations_with_replacement: _combinations(itertools.combinations_with_replacement),
 }

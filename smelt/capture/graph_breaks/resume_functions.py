@@ -157,8 +157,7 @@ class ResumeCallable(Protocol):
 
 
 class ResumeFunctions:
-    """The resume functions and continuation stacks of a compiled function; `wrap(function)` is the callable that compiles
-    it."""
+    """The resume functions and continuation stacks of a compiled function; `wrap(function)` compiles one."""
 
     def __init__(
         self, wrap: Callable[[types.FunctionType], ResumeCallable], decode: Callable[[types.CodeType], Code]

@@ -50,31 +50,15 @@ _STORES = {count: StackEffect(_pops(count), _no_values) for count in (1, 2, 3, 4
 _JUMP = StackEffect(_pops(1), _result, reexecutes=True)  # the condition is a bool then
 
 STACK_EFFECTS: dict[str, StackEffect] = {
-    "CALL": StackEffect(lambda arg: arg + 2, _result),
-    "CALL_KW": StackEffect(lambda arg: arg + 3, _result),
-    "CALL_FUNCTION_EX": StackEffect(lambda arg: 3 + arg, _result),
-    "LOAD_ATTR": _ATTRIBUTE,
+    "CALL": StackEffect(lambda arg: arg + 2, _result), "CALL_KW": StackEffect(lambda arg: arg + 3, _result),
+    "CALL_FUNCTION_EX": StackEffect(lambda arg: 3 + arg, _result), "LOAD_ATTR": _ATTRIBUTE,
     "LOAD_METHOD": StackEffect(_pops(1), lambda arg, result, frame: unbound_callable(result)),
-    "LOAD_SUPER_ATTR": StackEffect(_pops(3), _attribute),
-    "STORE_ATTR": _STORES[2],
-    "DELETE_ATTR": _STORES[1],
-    "BINARY_OP": _BINARY,
-    "COMPARE_OP": _BINARY,
-    "CONTAINS_OP": _BINARY,
-    "TO_BOOL": _UNARY,
-    "UNARY_NOT": _UNARY,
-    "UNARY_NEGATIVE": _UNARY,
-    "UNARY_POSITIVE": _UNARY,
-    "UNARY_INVERT": _UNARY,
-    "BINARY_SUBSCR": _BINARY,
-    "BINARY_SLICE": _TERNARY,
-    "STORE_SUBSCR": _STORES[3],
-    "STORE_SLICE": _STORES[4],
-    "DELETE_SUBSCR": _STORES[2],
-    "GET_ITER": _UNARY,
-    "GET_YIELD_FROM_ITER": _UNARY,
-    "BEFORE_WITH": StackEffect(_pops(1), _entered_context),
-}
+    "LOAD_SUPER_ATTR": StackEffect(_pops(3), _attribute), "STORE_ATTR": _STORES[2], "DELETE_ATTR": _STORES[1],
+    "BINARY_OP": _BINARY, "COMPARE_OP": _BINARY, "CONTAINS_OP": _BINARY, "TO_BOOL": _UNARY, "UNARY_NOT": _UNARY,
+    "UNARY_NEGATIVE": _UNARY, "UNARY_POSITIVE": _UNARY, "UNARY_INVERT": _UNARY, "BINARY_SUBSCR": _BINARY,
+    "BINARY_SLICE": _TERNARY, "STORE_SUBSCR": _STORES[3], "STORE_SLICE": _STORES[4], "DELETE_SUBSCR": _STORES[2],
+    "GET_ITER": _UNARY, "GET_YIELD_FROM_ITER": _UNARY, "BEFORE_WITH": StackEffect(_pops(1), _entered_context),
+}  # fmt: skip
 STACK_EFFECTS.update(
     (f"POP_JUMP_{direction}IF_{condition}", _JUMP)
     for direction in ("", "FORWARD_", "BACKWARD_")

@@ -272,8 +272,7 @@ class Interpreter(VM):
             self.work.ticks += frame.ticks - started
 
     def _record_propagation(self, frame: Frame, error: BaseException) -> None:
-        """Set the context and the traceback entries of `error`, which is raised in `frame`, reraised there, or propagates
-        from its callee."""
+        """Set the context and traceback entries of `error`, raised or reraised in `frame`, or propagating from a callee."""
         state = self.exceptions
         entries = interpreted_tracebacks.traceback_entries(self, frame)
         if error is not state.in_flight:

@@ -7,7 +7,7 @@ They are separate from the class because they create arrays through the trial ru
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, cast
 
 import numpy as np
@@ -32,16 +32,6 @@ def _array_ufunc(self: ArrayProxy, ufunc: np.ufunc, method: str, *args: object, 
     if method != "__call__" or kwargs:
         raise refusal(f"numpy.{ufunc.__name__}.{method} with {sorted(kwargs)}")
     return apply_ufunc(ufunc, args)
-
-
-def _array_function(
-    self: ArrayProxy,
-    function: Callable[..., object],
-    types: object,
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-) -> object:
-    return apply(function, args, kwargs)
 
 
 def _array(self: ArrayProxy, *args: object, **kwargs: object) -> object:
@@ -124,10 +114,6 @@ def _transpose(self: ArrayProxy, *axes: object) -> object:
     return apply(np.transpose, (self, *((axes,) if len(axes) > 1 else axes)), {})
 
 
-def _dot(self: ArrayProxy, other: object) -> object:
-    return apply(np.dot, (self, other), {})
-
-
 def _method_caller(name: str) -> _Method:
     """A method of arrays and NumPy scalars as a function."""
     return lambda array, *args, **kwargs: getattr(array, name)(*args, **kwargs)
@@ -197,7 +183,7 @@ _READERS = "bool int float index complex contains repr str format reduce_ex copy
 
 METHODS: dict[str, object] = {
     "__array_ufunc__": _array_ufunc,
-    "__array_function__": _array_function,
+    "__array_function__": lambda self, function, types, args, kwargs: apply(function, args, kwargs),
     "__array__": _array,
     "__len__": _len,
     "__iter__": _iter,
@@ -209,7 +195,7 @@ METHODS: dict[str, object] = {
     "flatten": _flatten,
     "reshape": _reshape,
     "transpose": _transpose,
-    "dot": _dot,
+    "dot": lambda self, other: apply(np.dot, (self, other), {}),
     **{f"__{name}__": _refused_reader(f"__{name}__") for name in _READERS.split()},
     **{name: _refused_reader(name) for name in ("tolist", "item", "tobytes", "nonzero")},
     **{f"__{name}__": _binary(ufunc) for name, ufunc in (_ARITHMETIC | _COMPARISONS).items()},

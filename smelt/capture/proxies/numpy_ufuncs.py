@@ -112,8 +112,7 @@ def _operand(value: object, dtype: _Dtype | None) -> torch.Tensor:
 
 
 def constant_tensor(value: object, dtype: _Dtype | None = None) -> torch.Tensor:
-    """A tensor of `dtype` (None: its own) from a number, a NumPy scalar or an array created by the program, which is
-    copied."""
+    """A tensor of `dtype` (None: its own) from a number, a NumPy scalar or (a copy of) the program's array."""
     if not isinstance(value, (int, float, bool, np.generic, np.ndarray)):
         raise refusal(f"an operand of type {type(value).__name__}")
     array = np.asarray(value)

@@ -22,42 +22,14 @@ from smelt.torch_private import OpOverload, OpOverloadPacket, SDPBackend
 
 LITERALS = frozenset({int, bool, str, bytes, type(None)})  # their repr is their source
 T = TypeVar("T")
-CONSTANTS: frozenset[type] = frozenset(
-    {
-        float,
-        complex,
-        type(...),
-        type(NotImplemented),
-        range,
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-        torch.finfo,
-        torch.iinfo,
-        OpOverloadPacket,
-        OpOverload,
-        SDPBackend,
-        types.BuiltinFunctionType,
-        types.MethodDescriptorType,
-        types.WrapperDescriptorType,
-        types.ClassMethodDescriptorType,
-        types.GetSetDescriptorType,
-        types.MemberDescriptorType,
-        types.CodeType,
-        types.ModuleType,
-        types.GenericAlias,
-        types.UnionType,
-        datetime.date,
-        datetime.time,
-        datetime.datetime,
-        datetime.timedelta,
-        datetime.timezone,
-        decimal.Decimal,
-        pathlib.PosixPath,
-        pathlib.WindowsPath,
-    }
-)
+CONSTANTS: frozenset[type] = frozenset({
+    float, complex, type(...), type(NotImplemented), range, torch.dtype, torch.device, torch.layout,
+    torch.memory_format, torch.finfo, torch.iinfo, OpOverloadPacket, OpOverload, SDPBackend,
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType,
+    types.ModuleType, types.GenericAlias, types.UnionType, datetime.date, datetime.time, datetime.datetime,
+    datetime.timedelta, datetime.timezone, decimal.Decimal, pathlib.PosixPath, pathlib.WindowsPath,
+})  # fmt: skip
 
 
 def is_bound(x: types.BuiltinFunctionType) -> bool:

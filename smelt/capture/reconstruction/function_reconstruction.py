@@ -46,9 +46,8 @@ def _annotations(f: types.FunctionType) -> dict[str, object]:
 
 
 def _function_needs(f: types.FunctionType) -> list[object]:
-    own: object = object.__getattribute__(
-        f, "__builtins__"
-    )  # mypy forgets the attribute when it reads its cache
+    # mypy forgets the attribute when it reads its cache
+    own: object = object.__getattribute__(f, "__builtins__")
     standard = f.__globals__.get("__builtins__", own)
     if own is not vars(builtins) or standard not in (builtins, vars(builtins)):
         raise unsupported(f, "with builtins of its own")

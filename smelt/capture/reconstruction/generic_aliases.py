@@ -83,9 +83,8 @@ if TEMPLATE is not None and INTERPOLATION is not None:
 
 # Members of a class: embeddable where the class is. For a class that the program created they are refused.
 _OF_CLASS = ReconstructionKind(lambda x: (x.__objclass__,), lambda x, text: text.constant(x, x.__name__))
-MEMBER = ReconstructionKind(
-    lambda x: (type(x),), lambda x, text: text.constant(x, type(x).__name__)
-)  # of an enumeration
+# of an enumeration
+MEMBER = ReconstructionKind(lambda x: (type(x),), lambda x, text: text.constant(x, type(x).__name__))
 
 ALIASES: dict[type, ReconstructionKind] = {
     types.GenericAlias: ReconstructionKind(lambda x: (x.__origin__, *x.__args__), _generic_text),

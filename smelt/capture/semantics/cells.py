@@ -75,8 +75,7 @@ def register_function(vm: VM, fn: FunctionType) -> None:
 
 
 def register_closure(vm: VM, frame: Frame, fn: FunctionType) -> None:
-    """Record a function created in `frame` by the trace. Its closure may share environment cells with the frame's
-    function."""
+    """Record a function created in `frame` by the trace. Its closure may share environment cells with the frame."""
     register_function(vm, fn)
     closure_ids = {id(c) for c in fn.__closure__ or ()}
     if not closure_ids or id(frame.function) not in vm.env.sources:
@@ -89,8 +88,7 @@ def register_closure(vm: VM, frame: Frame, fn: FunctionType) -> None:
 
 
 def closure_position(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int] | None:
-    """The environment function whose closure has the cell in slot `arg`, and the index there; None for a cell created by the
-    trace."""
+    """The environment function with the cell in slot `arg`, and the index there; None if the trace created the cell."""
     first = frame.code.nlocals - frame.code.nfree
     if arg < first:
         return None

@@ -44,8 +44,7 @@ _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
-    """`fn(left, right)` where one operand is symbolic: an expression or an operator for numbers and tensors, else the plain
-    number."""
+    """`fn(left, right)` of a symbolic operand: an expression, an operator of numbers and tensors, or the plain number."""
     if type(left) in _OPERANDS and type(right) in _OPERANDS:
         return fn(left, right)
     if np.int64 in (type(left), type(right)):
@@ -276,8 +275,7 @@ def load_proxy_attr(vm: VM, obj: SymbolicRange | SymbolicList | NumpyInt, name: 
 
 
 def load_attr(vm: VM, number: object, name: str) -> object:
-    """`number.name` of a symbolic number: everything but `real` and the class is read from the plain number, which
-    specializes."""
+    """`number.name` of a symbolic number: specializes, except for `real` and the class."""
     if name == "real":
         return number
     if name == "__class__":

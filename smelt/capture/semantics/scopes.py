@@ -42,8 +42,7 @@ def use_as_globals(vm: VM, scope: dict[str, object]) -> None:
 
 
 def expose_globals(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
-    """The namespace for `globals()`. The program may then use it as a dictionary, so an environment namespace must not
-    change."""
+    """The namespace for `globals()`. It may be used as a dictionary, so an environment namespace must not change."""
     if id(namespace) in vm.scopes.created:
         return namespace
     if vm.env.log.has_written_any_name(namespace):

@@ -67,9 +67,7 @@ def _object_getattribute(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     return attributes.object_getattribute(vm, obj, name)
 
 
-@builtin(types.ModuleType.__getattribute__)
-def _module_getattribute(vm: VM, args: tuple[types.ModuleType, str], kwargs: Kwargs) -> object:
-    return load_from_module(vm, *args)
+builtin(types.ModuleType.__getattribute__)(lambda vm, args, kwargs: load_from_module(vm, *args))
 
 
 @builtin(type.__getattribute__)
@@ -86,9 +84,7 @@ def _object_setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) ->
     store(vm, *args)
 
 
-@builtin(type.__setattr__)
-def _type_setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
-    attributes.store_named(vm, *args)
+builtin(type.__setattr__)(lambda vm, args, kwargs: attributes.store_named(vm, *args))
 
 
 @builtin(object.__delattr__)
@@ -105,9 +101,7 @@ def _module_getattr(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     return attributes.load_module_entry(vm, obj, name, vm.env.overlay.instance_dict(obj) or {})
 
 
-@function(nn.Module.__setattr__)
-def _module_setattr(vm: VM, args: tuple[nn.Module, str, object], kwargs: Kwargs) -> None:
-    attributes.store_in_module(vm, *args)
+function(nn.Module.__setattr__)(lambda vm, args, kwargs: attributes.store_in_module(vm, *args))
 
 
 @builtin(vars)

@@ -60,14 +60,11 @@ def _is_instance_of_subclass(vm: VM, fake: FakeTensor, subclass: type, classes: 
     return classes in subclass.__mro__
 
 
-@builtin(issubclass)
-def _issubclass(vm: VM, args: Args, kwargs: Kwargs) -> bool:
-    return _check_class(vm, issubclass, args[0], type(args[0]), args[1])
+builtin(issubclass)(lambda vm, args, kwargs: _check_class(vm, issubclass, args[0], type(args[0]), args[1]))
 
 
 def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, classes: object) -> bool:
-    """`check(obj, classes)`, natively if no Python code runs: metaclasses, `__subclasshook__` and a `__class__` property may
-    be Python code."""
+    """`check(obj, classes)`, natively unless metaclasses, `__subclasshook__` or a `__class__` property are Python code."""
     plain = type(classes) is type or (type(classes) is tuple and all(type(c) is type for c in classes))
     nested = type(classes) is tuple and any(type(c) is tuple for c in classes)
     if (plain or nested) and (kind in LEAF_TYPES or _has_plain_class_attr(vm, kind)):
@@ -78,9 +75,8 @@ def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, cl
     return native_callbacks.call_in_window(vm, check, (obj, classes))
 
 
-_RESERVED_LEVELS = (
-    10  # levels below the recursion limit at which the check gets exactly eager's remaining levels
-)
+# levels below the recursion limit at which the check gets exactly eager's remaining levels
+_RESERVED_LEVELS = 10
 
 
 def _is_deeply_nested(classes: object, levels: int) -> bool:
@@ -152,9 +148,7 @@ def _id(vm: VM, args: Args, kwargs: Kwargs) -> int:
     )
 
 
-@function(typing.cast)
-def _cast(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return args[1] if len(args) == 2 else kwargs["val"]
+function(typing.cast)(lambda vm, args, kwargs: args[1] if len(args) == 2 else kwargs["val"])
 
 
 # ------------------------------------------------------------------------------- creating classes and instances
@@ -228,8 +222,7 @@ def _create_class(
 
 
 def _create_class_natively(vm: VM, constructor: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
-    """Call a C constructor of a class. It runs `__set_name__` and `__init_subclass__`, which receive the class before it is
-    returned."""
+    """Call a C constructor of a class. `__set_name__` and `__init_subclass__` get the class before it is returned."""
     # C code would use the module of its calling frame.
     if type(args[-1]) is dict and "__module__" not in args[-1]:
         args = (*args[:-1], {**args[-1], "__module__": vm.current_frame.globals.get("__name__", "builtins")})
@@ -249,9 +242,7 @@ def _type_new(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return _create_class_natively(vm, type.__new__, args, kwargs)
 
 
-@builtin(type.__init__)
-def _type_init(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    return None
+builtin(type.__init__)(lambda vm, args, kwargs: None)
 
 
 @builtin(type.__call__)
@@ -260,9 +251,7 @@ def _type_call(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return vm.instantiate(cast(type, args[0]), args[1:], kwargs)
 
 
-@builtin(object.__init__, object.__init_subclass__)
-def _object_init(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    return None
+builtin(object.__init__, object.__init_subclass__)(lambda vm, args, kwargs: None)
 
 
 BUILTINS[types.SimpleNamespace] = lambda vm, args, kwargs: types.SimpleNamespace(*args, **kwargs)

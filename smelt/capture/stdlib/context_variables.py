@@ -6,7 +6,7 @@ import contextvars
 import functools
 from collections.abc import Callable
 
-from smelt.capture.base.call_handlers import Kwargs, builtin, method, unsupported
+from smelt.capture.base.call_handlers import builtin, method, unsupported
 from smelt.capture.base.value_kinds import MISSING
 from smelt.capture.environment import wrap_values
 from smelt.capture.vm.vm import VM
@@ -32,11 +32,7 @@ def _get(vm: VM, variable: contextvars.ContextVar[object], *default: object) -> 
     return wrap_values.wrap(env, reader(), env.sources.const(reader).child("call", "get"))
 
 
-@builtin(contextvars.ContextVar.get)
-def _get_by_name(
-    vm: VM, args: tuple[contextvars.ContextVar[object], *tuple[object, ...]], kwargs: Kwargs
-) -> object:
-    return _get(vm, *args)
+builtin(contextvars.ContextVar.get)(lambda vm, args, kwargs: _get(vm, *args))
 
 
 @method(contextvars.ContextVar, "set")

@@ -160,9 +160,8 @@ def _copy_native(
             memo[id(obj)] = copied
         _copy_attributes(vm, obj, copied, copy_component)
         return copied
-    if (
-        hasattr(kind, "__next__") and id(obj) in vm.env.sources
-    ):  # the copy may share iterators with the original
+    # the copy may share iterators with the original
+    if hasattr(kind, "__next__") and id(obj) in vm.env.sources:
         raise unsupported(f"copying an environment {kind.__qualname__}")
     if kind in PURE_TYPES or kind is bytearray:
         vm.env.facts.check_readable(obj)

@@ -30,14 +30,8 @@ def _property_get(vm: VM, args: tuple[property, object], kwargs: Kwargs) -> obje
     return found if obj is None else attributes.load_property(vm, obj, found)
 
 
-@builtin(property.__set__)
-def _property_set(vm: VM, args: tuple[property, object, object], kwargs: Kwargs) -> None:
-    attributes.store_property(vm, args[1], args[0], args[2])
-
-
-@builtin(property.__delete__)
-def _property_delete(vm: VM, args: tuple[property, object], kwargs: Kwargs) -> None:
-    attributes.delete_property(vm, args[1], args[0])
+builtin(property.__set__)(lambda vm, args, kwargs: attributes.store_property(vm, args[1], args[0], args[2]))
+builtin(property.__delete__)(lambda vm, args, kwargs: attributes.delete_property(vm, args[1], args[0]))
 
 
 @builtin(classmethod.__get__)
@@ -48,9 +42,7 @@ def _classmethod_get(vm: VM, args: tuple[object, ...], kwargs: Kwargs) -> object
     )
 
 
-@builtin(staticmethod.__get__)
-def _staticmethod_get(vm: VM, args: tuple[staticmethod, object], kwargs: Kwargs) -> object:
-    return cast(object, args[0].__func__)
+builtin(staticmethod.__get__)(lambda vm, args, kwargs: args[0].__func__)
 
 
 def _accessor_handler(name: str) -> Handler:

@@ -18,15 +18,8 @@ from smelt.capture.semantics.calls import imports
 from smelt.capture.vm.vm import VM
 from smelt.reasons import OUTPUT
 
-
-@builtin(globals)
-def _globals(vm: VM, args: Args, kwargs: Kwargs) -> dict[str, object]:
-    return scopes.expose_globals(vm, vm.current_frame.globals)
-
-
-@builtin(locals)
-def _locals(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return scopes.local_names(vm, vm.current_frame)
+builtin(globals)(lambda vm, args, kwargs: scopes.expose_globals(vm, vm.current_frame.globals))
+builtin(locals)(lambda vm, args, kwargs: scopes.local_names(vm, vm.current_frame))
 
 
 @builtin(compile)
@@ -55,8 +48,7 @@ _PROBE_FILENAME = "<source inspected by smelt>"
 
 
 def _compiles_with(warning: Literal["error", "ignore"], source: str | bytes, mode: str, flags: int) -> bool:
-    """Whether Python compiles `source` when its warnings are errors or are ignored. Other threads' warnings are
-    unaffected."""
+    """Whether Python compiles `source` when its warnings are errors or ignored, without effect on other threads."""
     with warnings.catch_warnings():
         warnings.filterwarnings(warning, module=re.escape(_PROBE_FILENAME))
         try:
@@ -66,14 +58,8 @@ def _compiles_with(warning: Literal["error", "ignore"], source: str | bytes, mod
     return True
 
 
-@builtin(eval)
-def _eval(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return _evaluate(vm, "eval", args, kwargs)
-
-
-@builtin(exec)
-def _exec(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    _evaluate(vm, "exec", args, kwargs)
+builtin(eval)(lambda vm, args, kwargs: _evaluate(vm, "eval", args, kwargs))
+builtin(exec)(lambda vm, args, kwargs: _evaluate(vm, "exec", args, kwargs))
 
 
 def _evaluate(vm: VM, mode: str, args: Args, kwargs: Kwargs) -> object:
@@ -99,8 +85,7 @@ def _strip_blanks(source: str | bytes) -> str | bytes:
 
 
 def _namespaces(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, object], object]:
-    """Dictionaries of global and local names. Raises Unsupported for an environment dictionary that the code could write
-    to."""
+    """Dictionaries of global and local names. Raises Unsupported if the code could write to the environment's."""
     if scope is None:
         scope = vm.current_frame.globals
         names = scopes.local_names(vm, vm.current_frame) if names is None else names

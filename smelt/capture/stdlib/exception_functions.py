@@ -14,14 +14,11 @@ def _exc_info(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-@builtin(sys.exception)
-def _exception(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return vm.handled_exception()
+builtin(sys.exception)(lambda vm, args, kwargs: vm.handled_exception())
 
 
 def _group_method(name: str) -> Handler:
-    """Handler of a group method, whose C code accepts only a Python function as the condition: it receives one that calls
-    the VM."""
+    """Handler of a group method, whose C code takes only a Python function as condition: one that calls the VM."""
 
     def handler(vm: VM, group: object, condition: object) -> object:
         called = vm.native_callable(condition)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
 from smelt.capture.base.call_handlers import CODE_HANDLERS, Args, Kwargs, builtin, function, unsupported
@@ -106,14 +106,8 @@ CODE_HANDLERS[_nested_code(_SINGLE_DISPATCH, "wrapper")] = _wrapper
 CODE_HANDLERS[_nested_code(_SINGLE_DISPATCH, "register")] = _register
 
 
-@function(functools.singledispatch)
-def _single_dispatch(vm: VM, args: tuple[Callable[..., object]], kwargs: Kwargs) -> object:
-    return _native_single_dispatch(*args, **kwargs)
+function(functools.singledispatch)(lambda vm, args, kwargs: _native_single_dispatch(*args, **kwargs))
 
 
-def _lambda_codes(outer: FunctionType) -> Iterator[types.CodeType]:
-    return (code for code in nested_codes(outer.__code__) if code.co_name == "<lambda>")
-
-
-for _found in _lambda_codes(_SINGLE_DISPATCH):
+for _found in (code for code in nested_codes(_SINGLE_DISPATCH.__code__) if code.co_name == "<lambda>"):
     CODE_HANDLERS[_found] = _register

@@ -65,9 +65,7 @@ def _chain_from_iterable(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return _chained(VMIterables(vm, vm.get_iter(args[0])))
 
 
-@builtin(itertools.chain)
-def _chain(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return _chained(VMIterables(vm, iter(tuple(args))))
+builtin(itertools.chain)(lambda vm, args, kwargs: _chained(VMIterables(vm, iter(tuple(args)))))
 
 
 def _iterable_handler(constructor: Callable[..., object]) -> Handler:

@@ -55,9 +55,8 @@ def _is_retained(code: Code, at: int, variables: set[int], is_own: bool) -> bool
         if attribute == "f_back":
             return _is_retained(code, at + 1, variables, is_own=False)
         return attribute == "f_locals" and not is_own
-    if (
-        name == "STORE_FAST" and not code.flags & SUSPENDABLE
-    ):  # a generator's variables survive its suspension
+    # a generator's variables survive its suspension
+    if name == "STORE_FAST" and not code.flags & SUSPENDABLE:
         if argument in variables:
             return False
         variables.add(argument)

@@ -65,7 +65,7 @@ def _run_graphs(
 ) -> list[FakeTensor]:
     """Record an aten node that runs the subgraphs of `handle`; return its results."""
     with DisableTorchFunction(), DisableTorchDispatch():
-        outputs = [wrap(_meta(spec), spec.device, spec) for spec in specs]
+        outputs = [wrap(empty_like_spec(spec, torch.device("meta")), spec.device, spec) for spec in specs]
     nodes = [f.aten_node or parts.inputs.aten_node(f) for f in tensors]
     call, before = parts.call, parts.call.node
     call.node = source or before
@@ -75,10 +75,6 @@ def _run_graphs(
     finally:
         call.node = before
     return outputs
-
-
-def _meta(spec: TensorSpec) -> torch.Tensor:
-    return empty_like_spec(spec, torch.device("meta"))
 
 
 @dataclass(frozen=True)

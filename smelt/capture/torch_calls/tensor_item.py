@@ -48,8 +48,7 @@ class _Unknown(Exception):
 
 
 def number(vm: VM, tensor: FakeTensor) -> Number | None:
-    """The current value of `tensor`: a number, symbolic where calls may differ, or a guarded bool; None if it is
-    unbacked."""
+    """The current value of `tensor`: a number, symbolic if calls differ, or a guarded bool; None if unbacked."""
     numbers = vm.env.numbers
     if not numbers.symbolic_counts or (tensor.dtype is torch.bool and not numbers.guards_conditions):
         return None
@@ -286,8 +285,7 @@ class _ItemReader:
         return _rounded(cast(Number, compute(*operands)), node.spec.dtype)
 
     def _operands(self, node: Node, dtype: torch.dtype, at: int = 0) -> list[Number | None]:
-        """The operands of an operator on tensors of `dtype`, for the element at index `at`; None for a tensor that it
-        writes."""
+        """The operands of an operator on `dtype`, for the element at index `at`; None for a tensor that it writes."""
         kwargs = {k: v for k, v in node.kwargs.items() if k not in _LAYOUT}
         if kwargs.pop("alpha", 1) != 1 or any(v not in (None, False) for v in kwargs.values()):
             raise _Unknown

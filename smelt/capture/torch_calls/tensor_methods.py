@@ -98,9 +98,7 @@ for _name in (
         TENSOR_METHODS[_name] = _not_for_inputs(_name)
 
 
-@function(torch.Tensor.__iter__)
-def _tensor_iter(vm: VM, args: tuple[FakeTensor], kwargs: Kwargs) -> object:
-    return iter(args[0].unbind(0))
+function(torch.Tensor.__iter__)(lambda vm, args, kwargs: iter(args[0].unbind(0)))
 
 
 # ------------------------------------------------------------------------------------------- creating tensors

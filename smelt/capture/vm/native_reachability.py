@@ -81,17 +81,8 @@ _PLAIN = {
 }
 # Iterables of C whose iterators call no other code.
 _PLAIN_ITERABLES: tuple[Any, ...] = (
-    [],
-    (),
-    {},
-    {}.values(),
-    {}.items(),
-    set(),
-    "",
-    b"",
-    range(0),
-    range(1 << 70),
-)
+    [], (), {}, {}.values(), {}.items(), set(), "", b"", range(0), range(1 << 70),
+)  # fmt: skip
 PLAIN_ITERATORS: frozenset[type] = frozenset(
     type(iter(x)) for x in (*_PLAIN_ITERABLES, reversed([]), reversed({}))
 )

@@ -44,8 +44,7 @@ class Frames:
         self.call_site = frame, frame.ticks, result_handlers
 
     def take_call_site(self) -> CallSite | None:
-        """Clear and return `call_site`; an operation with several calls sets it again before the one that returns its
-        result."""
+        """Clear and return `call_site`, which an operation of several calls sets before the one that returns its result."""
         call_site, self.call_site = self.call_site, None
         return call_site
 

@@ -20,17 +20,7 @@ from smelt.capture.interpreter.opcodes import (
 from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, unknown
 
 __all__ = [
-    "HANDLERS",
-    "await_opcodes",
-    "container_opcodes",
-    "exception_opcodes",
-    "function_opcodes",
-    "intrinsic_opcodes",
-    "jump_opcodes",
-    "match_opcodes",
-    "name_opcodes",
-    "operator_opcodes",
-    "stack_opcodes",
-    "template_string_opcodes",
+    "HANDLERS", "await_opcodes", "container_opcodes", "exception_opcodes", "function_opcodes", "intrinsic_opcodes",
+    "jump_opcodes", "match_opcodes", "name_opcodes", "operator_opcodes", "stack_opcodes", "template_string_opcodes",
     "unknown",
-]
+]  # fmt: skip

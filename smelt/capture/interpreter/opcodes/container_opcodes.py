@@ -9,7 +9,7 @@ from smelt.capture.base.bytecode import PY313, PY314
 from smelt.capture.base.value_kinds import MISSING, C
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.environment import container_contents, environment_mutations
-from smelt.capture.interpreter.opcodes.opcode_table import opcode
+from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.proxies import text_proxy
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.calls.argument_binding import callable_name
@@ -28,14 +28,11 @@ def _take(stack: list[object], count: int) -> list[object]:
     return items
 
 
-@opcode("BUILD_TUPLE")
-def _build_tuple(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(tuple(_take(frame.stack, arg)))
-
-
-@opcode("BUILD_LIST")
-def _build_list(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(_take(frame.stack, arg))
+HANDLERS.update(
+    BUILD_TUPLE=lambda vm, frame, arg: frame.stack.append(tuple(_take(frame.stack, arg))),
+    BUILD_LIST=lambda vm, frame, arg: frame.stack.append(_take(frame.stack, arg)),
+    BUILD_SLICE=lambda vm, frame, arg: frame.stack.append(slice(*_take(frame.stack, arg))),
+)
 
 
 @opcode("BUILD_SET")
@@ -68,11 +65,6 @@ def _build_const_key_map(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("BUILD_STRING")
 def _build_string(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-arg:] = (text_proxy.join_all(frame.stack[-arg:]),)
-
-
-@opcode("BUILD_SLICE")
-def _build_slice(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(slice(*_take(frame.stack, arg)))
 
 
 @opcode("LIST_TO_TUPLE")

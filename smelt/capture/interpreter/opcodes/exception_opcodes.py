@@ -7,10 +7,15 @@ from smelt.capture.base.bytecode import EXIT_DEPTH
 from smelt.capture.base.value_kinds import MISSING, unbound_callable
 from smelt.capture.base.vm_frames import Frame, PreviousException
 from smelt.capture.graph_breaks.break_instructions import not_a_manager_text
-from smelt.capture.interpreter.opcodes.opcode_table import opcode
+from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.values import raise_exceptions
 from smelt.capture.vm.vm import VM
+
+HANDLERS.update(
+    RERAISE=lambda vm, frame, arg: vm.reraise(frame.stack[-1]),
+    LOAD_ASSERTION_ERROR=lambda vm, frame, arg: frame.stack.append(AssertionError),
+)
 
 
 @opcode("PUSH_EXC_INFO")
@@ -45,11 +50,6 @@ def prep_reraise_star(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-2:] = (raise_exceptions.combine_raised(vm, *frame.stack[-2:]),)
 
 
-@opcode("RERAISE")
-def _reraise(vm: VM, frame: Frame, arg: int) -> None:
-    vm.reraise(frame.stack[-1])
-
-
 @opcode("RAISE_VARARGS")
 def _raise_varargs(vm: VM, frame: Frame, arg: int) -> None:
     handled = vm.handled_exception()
@@ -64,11 +64,6 @@ def _raise_varargs(vm: VM, frame: Frame, arg: int) -> None:
         vm.exceptions.program_interrupt = error
     vm.exceptions.in_flight = None  # so that an exception that is raised again gets a new context
     raise error
-
-
-@opcode("LOAD_ASSERTION_ERROR")
-def _load_assertion_error(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(AssertionError)
 
 
 @opcode("BEFORE_WITH")

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from smelt.capture.base.vm_frames import Frame
-from smelt.capture.interpreter.opcodes.opcode_table import opcode
+from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.semantics.values import match_statement
 from smelt.capture.vm.vm import VM
 
-
-@opcode("GET_LEN")
-def _get_len(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(vm.call(len, (frame.stack[-1],), {}))
-
-
-@opcode("MATCH_SEQUENCE")
-def _match_sequence(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(match_statement.is_sequence(frame.stack[-1]))
-
-
-@opcode("MATCH_MAPPING")
-def _match_mapping(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(match_statement.is_mapping(frame.stack[-1]))
-
-
-@opcode("MATCH_KEYS")
-def _match_keys(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(match_statement.match_keys(vm, *frame.stack[-2:]))
+HANDLERS.update(
+    GET_LEN=lambda vm, frame, arg: frame.stack.append(vm.call(len, (frame.stack[-1],), {})),
+    MATCH_SEQUENCE=lambda vm, frame, arg: frame.stack.append(match_statement.is_sequence(frame.stack[-1])),
+    MATCH_MAPPING=lambda vm, frame, arg: frame.stack.append(match_statement.is_mapping(frame.stack[-1])),
+    MATCH_KEYS=lambda vm, frame, arg: frame.stack.append(match_statement.match_keys(vm, *frame.stack[-2:])),
+)
 
 
 @opcode("MATCH_CLASS")

@@ -6,10 +6,15 @@ import sys
 
 from smelt.capture.base.value_kinds import MISSING, unbound_callable
 from smelt.capture.base.vm_frames import Frame
-from smelt.capture.interpreter.opcodes.opcode_table import opcode
+from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.semantics import attributes, scopes
 from smelt.capture.semantics.calls import imports
 from smelt.capture.vm.vm import VM
+
+HANDLERS.update(
+    LOAD_LOCALS=lambda vm, frame, arg: frame.stack.append(frame.namespace),
+    STORE_GLOBAL=lambda vm, frame, arg: scopes.store_global(vm, frame.globals, arg, frame.stack.pop()),
+)
 
 
 @opcode("LOAD_GLOBAL")
@@ -31,11 +36,6 @@ def _load_from_dict_or_globals(vm: VM, frame: Frame, arg: str) -> None:
     frame.stack[-1] = scopes.load_global(vm, frame.globals, arg) if found is MISSING else found
 
 
-@opcode("LOAD_LOCALS")
-def _load_locals(vm: VM, frame: Frame, arg: str) -> None:
-    frame.stack.append(frame.namespace)
-
-
 @opcode("STORE_NAME")
 def _store_name(vm: VM, frame: Frame, arg: str) -> None:
     frame.namespace[arg] = frame.stack.pop()
@@ -44,11 +44,6 @@ def _store_name(vm: VM, frame: Frame, arg: str) -> None:
 @opcode("DELETE_NAME")
 def _delete_name(vm: VM, frame: Frame, arg: str) -> None:
     del frame.namespace[arg]
-
-
-@opcode("STORE_GLOBAL")
-def _store_global(vm: VM, frame: Frame, arg: str) -> None:
-    scopes.store_global(vm, frame.globals, arg, frame.stack.pop())
 
 
 @opcode("DELETE_GLOBAL")

@@ -5,9 +5,19 @@ from __future__ import annotations
 from smelt.capture.base.value_kinds import MISSING, NULL, CellType
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.finalizers import check_dropped_argument
-from smelt.capture.interpreter.opcodes.opcode_table import opcode
+from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.semantics import cells
 from smelt.capture.vm.vm import VM
+
+HANDLERS.update(
+    PUSH_NULL=lambda vm, frame, arg: frame.stack.append(NULL),
+    COPY=lambda vm, frame, arg: frame.stack.append(frame.stack[-arg]),
+    LOAD_CONST=lambda vm, frame, arg: frame.stack.append(arg),
+    LOAD_SMALL_INT=lambda vm, frame, arg: frame.stack.append(arg),
+    LOAD_COMMON_CONSTANT=lambda vm, frame, arg: frame.stack.append(arg),
+    LOAD_CLOSURE=lambda vm, frame, arg: frame.stack.append(frame.locals[arg]),
+    LOAD_DEREF=lambda vm, frame, arg: frame.stack.append(_load_cell(vm, frame, arg)),
+)
 
 
 @opcode("NOP", "RESUME", "CACHE", "PRECALL", "NOT_TAKEN")
@@ -22,25 +32,10 @@ def _pop_top(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.pop()
 
 
-@opcode("PUSH_NULL")
-def _push_null(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(NULL)
-
-
 @opcode("SWAP")
 def _swap(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     stack[-1], stack[-arg] = stack[-arg], stack[-1]
-
-
-@opcode("COPY")
-def _copy(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(frame.stack[-arg])
-
-
-@opcode("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT")
-def _load_const(vm: VM, frame: Frame, arg: object) -> None:
-    frame.stack.append(arg)
 
 
 _UNBOUND = "cannot access local variable {!r} where it is not associated with a value"
@@ -86,11 +81,6 @@ def _copy_free_vars(vm: VM, frame: Frame, arg: int) -> None:
     frame.locals[frame.code.nlocals - arg :] = frame.function.__closure__ or ()
 
 
-@opcode("LOAD_CLOSURE")
-def _load_closure(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(frame.locals[arg])
-
-
 def _load_cell(vm: VM, frame: Frame, arg: int) -> object:
     value = cells.cell_contents(vm, frame, arg)
     if value is MISSING:
@@ -106,11 +96,6 @@ def _unbound_cell(frame: Frame, arg: int) -> NameError:
         f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope",
         name=name,
     )
-
-
-@opcode("LOAD_DEREF")
-def _load_deref(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(_load_cell(vm, frame, arg))
 
 
 @opcode("LOAD_CLASSDEREF")

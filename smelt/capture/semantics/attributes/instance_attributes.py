@@ -53,8 +53,7 @@ class Descriptor(Protocol):
 
 
 def load_generic(vm: VM, obj: object, name: str) -> object:
-    """`object.__getattribute__`, then the class's `__getattr__`, also after an AttributeError from a property or another
-    descriptor."""
+    """`object.__getattribute__`, then the class's `__getattr__`, also after a descriptor's AttributeError."""
     info = vm.type_info(type(obj))
     if info.getattr is MISSING:
         return object_getattribute(vm, obj, name)
@@ -214,10 +213,6 @@ def _guard_empty_slot(vm: VM, obj: object, name: str) -> None:
         vm.env.facts.guard("slot", vm.env.sources[id(obj)], (name, False), key=name)
 
 
-def _load_property(vm: VM, obj: object, name: str, found: property) -> object:
-    return load_property(vm, obj, found)
-
-
 def load_property(vm: VM, obj: object, found: property) -> object:
     """Call the getter of a property. Raises AttributeError if it has none."""
     if found.fget is None:
@@ -281,8 +276,7 @@ def _check_pure_getter(found: object, obj: object, name: str) -> None:
 
 
 def wrap_class_attr(vm: VM, found: object, owner: type, name: str, part: str | None = None) -> object:
-    """`found`, the attribute `name` of the class `owner`, or its attribute `part` (the function of a staticmethod), as an
-    environment object."""
+    """The attribute `name` of the class `owner`, or its `part` (a staticmethod's function), as an environment object."""
     value = found if part is None else getattr(found, part)
     if type(value) is FunctionType or owner is None or vm.env.sources.is_created_class(owner):
         return value
@@ -304,7 +298,7 @@ def load_python_data(vm: VM, obj: object, name: str, found: object) -> object:
 
 
 DATA_LOADERS: dict[Sentinel, Callable[..., object]] = {
-    PROPERTY: _load_property,
+    PROPERTY: lambda vm, obj, name, found: load_property(vm, obj, found),
     NATIVE_DATA: _load_native_data,
     PYTHON_DATA: load_python_data,
 }

@@ -174,19 +174,9 @@ def _load_subclass_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
     return load_generic(vm, tensor, name)
 
 
-_GUARDED_METADATA = frozenset(
-    (
-        "shape",
-        "dtype",
-        "device",
-        "layout",
-        "ndim",
-        "requires_grad",
-        "is_sparse",
-        "is_sparse_csr",
-        "is_quantized",
-    )
-)
+_GUARDED_METADATA = frozenset((
+    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_sparse", "is_sparse_csr", "is_quantized",
+))  # fmt: skip
 
 
 def load_random_attr(vm: VM, generator: random.Random, name: str) -> object:

@@ -108,8 +108,7 @@ def _load_missing(vm: VM, module: types.ModuleType, name: str) -> object:
 
 
 def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
-    """An attribute of a Python function. Code and defaults share one guard; `__globals__` is the dictionary of
-    `globals()`."""
+    """An attribute of a Python function. Code and defaults share one guard; `__globals__` is `globals()`."""
     env = vm.env
     if name == "__globals__":
         return scopes.expose_globals(vm, function.__globals__)

@@ -91,9 +91,8 @@ def _load_local(vm: VM, obj: threading.local, name: str) -> object:
 
 def _thread_dict(vm: VM, obj: threading.local) -> dict[str, object]:
     """The attribute dictionary of `obj` for this thread: an environment object whose source is a call."""
-    if (
-        vm.type_info(type(obj)).find("__init__")[0] is FUNCTION
-    ):  # it would run on a thread that has not used the object
+    # it would run on a thread that has not used the object
+    if vm.type_info(type(obj)).find("__init__")[0] is FUNCTION:
         raise _refusal(obj, "__dict__", "is read", UNSUPPORTED_CALL)
     read = vm.env.memo.reads_of(obj).setdefault("__dict__", functools.partial(getattr, obj, "__dict__"))
     own: dict[str, object] = cast("Callable[[], dict[str, object]]", read)()

@@ -46,8 +46,7 @@ def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> obj
 
 
 def guard_absent(vm: VM, obj: object, name: str, own: dict[str, object]) -> None:
-    """Guard that an environment object, whose `__dict__` is `own`, has no attribute `name`, including a module's
-    dictionaries."""
+    """Guard that an environment object with the `__dict__` `own` has no attribute `name`, as a module has them."""
     source = vm.env.sources.get(id(obj))
     if source is None or not vm.env.log.was_absent(obj, name):
         return

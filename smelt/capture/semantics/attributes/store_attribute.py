@@ -157,8 +157,7 @@ def _check_not_special(owner: object, name: str) -> None:
 
 
 def _prepare_class_mutation(vm: VM, owner: type, name: str) -> None:
-    """Prepare a change of an environment class's attribute. Raises Unsupported for an attribute that native code may
-    read."""
+    """Prepare a change of an environment class's attribute. Raises Unsupported if native code may read it."""
     env = vm.env
     if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))

@@ -134,18 +134,10 @@ def _refuse(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object
 
 
 # Attributes that depend on whether a tensor was computed with gradients.
-HISTORY_ATTRIBUTES = frozenset(
-    (
-        "requires_grad",
-        "grad_fn",
-        "_grad_fn",
-        "is_leaf",
-        "requires_grad_",
-        "retain_grad",
-        "retains_grad",
-        "register_hook",
-    )
-)
+HISTORY_ATTRIBUTES = frozenset((
+    "requires_grad", "grad_fn", "_grad_fn", "is_leaf", "requires_grad_", "retain_grad", "retains_grad",
+    "register_hook",
+))  # fmt: skip
 
 # Tensor attributes that metadata guards do not cover.
 TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] = {
@@ -171,18 +163,12 @@ def shape_of(tensor: FakeTensor) -> torch.Size:
 
 
 TENSOR_METADATA: dict[str, Callable[[FakeTensor], object]] = {
-    "shape": shape_of,
-    "dtype": lambda t: t.spec.dtype,
-    "device": lambda t: t.spec.device,
-    "ndim": lambda t: len(t.spec.shape),
-    "__class__": class_of_fake,
-    "is_cuda": lambda t: t.spec.device.type == "cuda",
-    "is_meta": lambda t: t.spec.device.type == "meta",
-    "is_sparse": lambda t: False,
-    "is_quantized": lambda t: False,
-    "is_nested": lambda t: False,
+    "shape": shape_of, "dtype": lambda t: t.spec.dtype, "device": lambda t: t.spec.device,
+    "ndim": lambda t: len(t.spec.shape), "__class__": class_of_fake,
+    "is_cuda": lambda t: t.spec.device.type == "cuda", "is_meta": lambda t: t.spec.device.type == "meta",
+    "is_sparse": lambda t: False, "is_quantized": lambda t: False, "is_nested": lambda t: False,
     "layout": lambda t: torch.strided,
-}
+}  # fmt: skip
 
 
 def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> None:

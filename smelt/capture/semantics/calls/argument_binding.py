@@ -100,9 +100,8 @@ def _default(
     """A default argument as a VM value."""
     sources = vm.env.sources
     by_code = sources.is_guarded_by_code(fn)
-    decided = (
-        kind == "default" and not by_code
-    )  # the guard on the function covers them; keyword defaults are a dictionary
+    # the guard on the function covers them; keyword defaults are a dictionary
+    decided = kind == "default" and not by_code
     if id(fn) not in sources or (decided and type(value) in LEAF_TYPES):
         return value
     if by_code and kind == "default":

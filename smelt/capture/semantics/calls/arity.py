@@ -19,8 +19,7 @@ from smelt.capture.base.call_handlers import unsupported
 
 
 class Arity(NamedTuple):
-    """At most `most` positional arguments (None: any number), at least `least` arguments in total, keywords in `names`
-    (None: any)."""
+    """At most `most` positional arguments, at least `least` in total, keywords in `names`; None: any."""
 
     least: int
     most: int | None
@@ -33,49 +32,24 @@ def _names(*names: str) -> frozenset[str]:
 
 # Builtins without a signature.
 _WITHOUT_SIGNATURE: dict[Any, Arity] = {
-    getattr: Arity(2, 3),
-    next: Arity(1, 2),
-    iter: Arity(1, 2),
-    __import__: Arity(1, 5, _names("name", "globals", "locals", "fromlist", "level")),
-    vars: Arity(0, 1),
-    dir: Arity(0, 1),
-    min: Arity(1, None, _names("key", "default")),
-    max: Arity(1, None, _names("key", "default")),
-    zip: Arity(0, None, _names("strict")),
-    map: Arity(2, None),
-    filter: Arity(2, 2),
-    enumerate: Arity(1, 2, _names("iterable", "start")),
-    reversed: Arity(1, 1),
-    super: Arity(0, 2),
-    dict: Arity(0, 1, None),
-    list: Arity(0, 1),
-    tuple: Arity(0, 1),
-    set: Arity(0, 1),
-    frozenset: Arity(0, 1),
-    bool: Arity(0, 1),
-    int: Arity(0, 2, _names("base")),
-    float: Arity(0, 1),
-    complex: Arity(0, 2, _names("real", "imag")),
-    str: Arity(0, 3, _names("object", "encoding", "errors")),
-    bytes: Arity(0, 3, _names("source", "encoding", "errors")),
-    dict.pop: Arity(2, 3),
-    dict.update: Arity(1, 2, None),
-    functools.partial: Arity(1, None, None),
-    functools.reduce: Arity(2, 3),
-    memoryview: Arity(1, 1, _names("object")),
-    collections.deque: Arity(0, 2, _names("iterable", "maxlen")),
-    collections.Counter: Arity(0, 1, None),
-    collections.defaultdict: Arity(0, 2, None),
-    collections.OrderedDict: Arity(0, 1, None),
-    torch.Size: Arity(0, 1),
-    itertools.takewhile: Arity(2, 2),
-    itertools.dropwhile: Arity(2, 2),
-    itertools.filterfalse: Arity(2, 2),
-    itertools.starmap: Arity(2, 2),
+    getattr: Arity(2, 3), next: Arity(1, 2), iter: Arity(1, 2),
+    __import__: Arity(1, 5, _names("name", "globals", "locals", "fromlist", "level")), vars: Arity(0, 1),
+    dir: Arity(0, 1), min: Arity(1, None, _names("key", "default")), max: Arity(1, None, _names("key", "default")),
+    zip: Arity(0, None, _names("strict")), map: Arity(2, None), filter: Arity(2, 2),
+    enumerate: Arity(1, 2, _names("iterable", "start")), reversed: Arity(1, 1), super: Arity(0, 2),
+    dict: Arity(0, 1, None), list: Arity(0, 1), tuple: Arity(0, 1), set: Arity(0, 1), frozenset: Arity(0, 1),
+    bool: Arity(0, 1), int: Arity(0, 2, _names("base")), float: Arity(0, 1),
+    complex: Arity(0, 2, _names("real", "imag")), str: Arity(0, 3, _names("object", "encoding", "errors")),
+    bytes: Arity(0, 3, _names("source", "encoding", "errors")), dict.pop: Arity(2, 3),
+    dict.update: Arity(1, 2, None), functools.partial: Arity(1, None, None), functools.reduce: Arity(2, 3),
+    memoryview: Arity(1, 1, _names("object")), collections.deque: Arity(0, 2, _names("iterable", "maxlen")),
+    collections.Counter: Arity(0, 1, None), collections.defaultdict: Arity(0, 2, None),
+    collections.OrderedDict: Arity(0, 1, None), torch.Size: Arity(0, 1), itertools.takewhile: Arity(2, 2),
+    itertools.dropwhile: Arity(2, 2), itertools.filterfalse: Arity(2, 2), itertools.starmap: Arity(2, 2),
     itertools.compress: Arity(2, 2, _names("data", "selectors")),
     itertools.accumulate: Arity(1, 2, _names("iterable", "func", "initial")),
     itertools.groupby: Arity(1, 2, _names("iterable", "key")),
-}
+}  # fmt: skip
 
 
 _ARITIES: dict[Any, Arity] = {}

@@ -117,9 +117,8 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     if isinstance(obj, torch.jit.ScriptModule):
         return call_script_module(vm, obj, args, kwargs)
     if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.callables"):
-        return call_module(
-            vm, cast(nn.Module, obj), args, kwargs
-        )  # a compiled module inside another: one graph
+        # a compiled module inside another: one graph
+        return call_module(vm, cast(nn.Module, obj), args, kwargs)
     original = getattr(obj, "_smelt_original", None) if type(obj).__module__ == "smelt._native" else None
     if original is not None:
         return call(vm, original, args, kwargs)
@@ -144,23 +143,12 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
 _NUMPY_FUNCTIONS = {("numpy", "ufunc"), ("numpy", "_ArrayFunctionDispatcher")}
 
 CALLERS: dict[type, Callable[..., object]] = {
-    FunctionType: call_function,
-    MethodType: call_method,
-    types.BuiltinFunctionType: call_builtin,
-    types.MethodDescriptorType: call_descriptor,
-    types.WrapperDescriptorType: call_descriptor,
-    types.ClassMethodDescriptorType: call_descriptor,
-    types.MethodWrapperType: call_method_wrapper,
-    type(re.compile("").match): call_builtin,
-    functools.partial: call_partial,
-    functools._lru_cache_wrapper: call_lru_cached,
-    type: construct,
-    types.GenericAlias: call_alias,
-    OpOverloadPacket: run_native,
-    OpOverload: run_native,
-    ScriptFunction: call_script,
-    ScriptMethod: refuse_script_method,
-    operator.attrgetter: call_getter,
-    operator.methodcaller: call_methodcaller,
+    FunctionType: call_function, MethodType: call_method, types.BuiltinFunctionType: call_builtin,
+    types.MethodDescriptorType: call_descriptor, types.WrapperDescriptorType: call_descriptor,
+    types.ClassMethodDescriptorType: call_descriptor, types.MethodWrapperType: call_method_wrapper,
+    type(re.compile("").match): call_builtin, functools.partial: call_partial,
+    functools._lru_cache_wrapper: call_lru_cached, type: construct, types.GenericAlias: call_alias,
+    OpOverloadPacket: run_native, OpOverload: run_native, ScriptFunction: call_script,
+    ScriptMethod: refuse_script_method, operator.attrgetter: call_getter, operator.methodcaller: call_methodcaller,
     operator.itemgetter: call_getter,
-}
+}  # fmt: skip

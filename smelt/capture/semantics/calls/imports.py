@@ -18,8 +18,7 @@ from smelt.reasons import IMPORT, Reason
 def run_import(
     vm: VM, name: str, scope: dict[str, object] | None, names: Sequence[str] | None, level: int
 ) -> object:
-    """Run `__import__(name, scope, None, names, level)`. Raises Unsupported if module code would run after deferred
-    effects."""
+    """`__import__(name, scope, None, names, level)`. Raises Unsupported if module code would follow deferred effects."""
     if not level and name not in sys.modules and not vm.env.log.empty:
         raise Unsupported(Reason(IMPORT, name))  # the module's code runs now, before the deferred effects
     with vm.trace.paused():

@@ -240,8 +240,7 @@ class _CachedFunction(Protocol):
 
 
 class _CallCounter:
-    """Calls of cached functions that captures made. A compiled frame omits each of them once, so that the cache's statistics
-    match eager."""
+    """Cached calls of captures. A compiled frame omits each once, so that the cache's statistics match eager."""
 
     def __init__(self) -> None:
         self._made: weakref.WeakKeyDictionary[_CachedFunction, dict[object, tuple[object, object]]]

@@ -24,8 +24,7 @@ from smelt.tracing.symbolic.symbolic_ranges import without_proxies
 
 
 def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
-    """Call of a cached function. The result in its cache is used and guarded; if that is impossible, the VM interprets the
-    function."""
+    """Call of a cached function. Its cached result is guarded; if that is impossible, the function is interpreted."""
     handler = FUNCTIONS.get(fn.__wrapped__)
     if handler is not None:
         return handler(vm, args, kwargs)
@@ -58,8 +57,7 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
 
 
 def _is_recomputable(module: str) -> bool:
-    """Whether cached functions of this module return equal results whose identity does not matter; einops computes shapes
-    from shapes."""
+    """Whether this module's cached functions return equal results without identity: einops computes shapes from shapes."""
     return is_native_module(module) or module.partition(".")[0] == "einops"
 
 

@@ -78,11 +78,7 @@ def runs_in_vm(fn: BuiltinType) -> bool:
     owner = fn.__self__
     if is_free_function(owner):
         return fn in BUILTINS or fn in REFUSED or refusal(fn) is not None
-    return not _is_immutable(owner)
-
-
-def _is_immutable(owner: object) -> bool:
-    return type(owner) in LEAF_TYPES or type(owner) in (tuple, frozenset, FakeTensor)
+    return not (type(owner) in LEAF_TYPES or type(owner) in (tuple, frozenset, FakeTensor))
 
 
 def is_opaque(value: object) -> bool:

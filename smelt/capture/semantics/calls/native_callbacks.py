@@ -191,8 +191,7 @@ def native_lookup(vm: VM, fn: Callable[..., object], obj: object, key: object, *
 
 
 def _refuse_comparison(vm: VM, fn: FunctionType, *slots: object) -> object:
-    """Frame hook callback during a lookup in an environment container. Guards repeat the lookup and must not run user
-    code."""
+    """Frame hook callback during a lookup in an environment container, which guards repeat without user code."""
     if runs_natively(fn):
         return _native.NATIVELY
     error = Unsupported(Reason(UNSUPPORTED_OBJECT, f"keys are compared by {fn.__qualname__}"))

@@ -105,8 +105,7 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
 
 
 def set_user_module(vm: VM, value: T) -> T:
-    """Set `__module__` of a library object that records its caller's module (`namedtuple`, `Enum`, `TypeVar`) to the user's
-    module."""
+    """Set `__module__` of an object that records its caller's module (`namedtuple`, `Enum`, `TypeVar`)."""
     if str(getattr(value, "__module__", "")).startswith("smelt.capture."):
         name = vm.current_frame.globals.get("__name__", "__main__")
         with contextlib.suppress(AttributeError, TypeError):

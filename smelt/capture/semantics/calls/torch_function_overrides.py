@@ -46,16 +46,14 @@ _CONSTRUCTORS = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.f
 
 
 def needs_override_dispatch(vm: VM, fn: object, args: Sequence[object], kwargs: Kwargs) -> bool:
-    """Whether a call of the torch function `fn` must go to torch's override dispatch, even if the VM has a handler for
-    `fn`."""
+    """Whether a call of `fn` must go to torch's override dispatch, even if the VM has a handler for it."""
     if not may_be_overridable(fn) or not is_handled(vm.trace.call, tuple(args), kwargs):
         return False
     return is_overridable(fn) or (fn in _CONSTRUCTORS and is_under_modes(vm.trace.call))
 
 
 def check_replaced_under_modes(vm: VM, fn: Callable[..., object]) -> None:
-    """Raise Unsupported for a torch function that the VM replaces, under user modes: they must observe the calls inside
-    torch's own code."""
+    """Raise Unsupported for a torch function that the VM replaces, under user modes, which observe torch's own calls."""
     module = str(fn.__module__)
     if (
         module.startswith("torch.")
@@ -79,8 +77,7 @@ def call_operator(vm: VM, fn: Callable[..., object], *args: object) -> object:
 def dispatch_handlers(
     vm: VM, func: object, args: tuple[object, ...], kwargs: Mapping[str, object] | None
 ) -> object:
-    """Result of a call's handlers; NotImplemented if torch calls none. Raises Unsupported if every handler returns
-    NotImplemented."""
+    """Result of a call's handlers; NotImplemented if torch calls none. Raises Unsupported if all return that."""
     vm.frames.call_site = None
     if vm.trace.call.modes:
         return call_mode_handler(vm, func, mode_types(vm.trace.call, func, args, kwargs or {}), args, kwargs)

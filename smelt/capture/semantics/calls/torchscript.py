@@ -299,10 +299,6 @@ def _loop(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
 _MAX_ITERATIONS = 10_000
 
 
-def _list(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
-    return [list(args)]
-
-
 def _tuple(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     if not node.output().type().annotation_str.startswith("Tuple["):
         raise _refusal("a named tuple")
@@ -313,16 +309,8 @@ def _unpack(run: _GraphInterpreter, node: Node, args: Args) -> Sequence[object]:
     return cast("Sequence[object]", args[0])
 
 
-def _dict(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
-    return [dict(zip(args[::2], args[1::2]))]
-
-
 def _attribute(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     return [run.read(cast(_ModuleRef, args[0]), node.s("name"))]
-
-
-def _identity(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
-    return [args[0]]
 
 
 def _index(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
@@ -332,10 +320,6 @@ def _index(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
 
 def _is(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     return [args[0] is args[1]]  # one of them is None
-
-
-def _is_not(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
-    return [args[0] is not args[1]]
 
 
 def _uninitialized(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
@@ -351,16 +335,16 @@ _STRUCTURES: dict[str, Callable[[_GraphInterpreter, Node, Args], Sequence[object
     "prim::Constant": _constant,
     "prim::If": _if,
     "prim::Loop": _loop,
-    "prim::ListConstruct": _list,
+    "prim::ListConstruct": lambda run, node, args: [list(args)],
     "prim::TupleConstruct": _tuple,
-    "prim::DictConstruct": _dict,
+    "prim::DictConstruct": lambda run, node, args: [dict(zip(args[::2], args[1::2]))],
     "prim::ListUnpack": _unpack,
     "prim::TupleUnpack": _unpack,
     "prim::GetAttr": _attribute,
     "prim::TupleIndex": _index,
     "aten::__is__": _is,
-    "aten::__isnot__": _is_not,
-    "prim::unchecked_cast": _identity,
+    "aten::__isnot__": lambda run, node, args: [args[0] is not args[1]],
+    "prim::unchecked_cast": lambda run, node, args: [args[0]],
     "prim::Uninitialized": _uninitialized,
     "prim::NumToTensor": _tensor_of_number,
 }

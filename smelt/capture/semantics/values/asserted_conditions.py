@@ -70,8 +70,7 @@ def _may_assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
 
 
 def _record_check(vm: VM, condition: object) -> None:
-    """Record a check on the CPU, which waits for the condition as eager does: a failed check on a GPU would end the
-    process."""
+    """Record a check on the CPU, which waits as eager does: a failed check on a GPU would end the process."""
     vm.call_native(assert_async, (vm.call_native(_cpu, (condition,)),))
     vm.assumptions.assumed = True
 

@@ -39,9 +39,8 @@ def skip_to_difference(vm: VM, frame: Frame, compare: Callable[..., object]) -> 
     comparisons: list[Comparison] = [(first, compare, frame.pc)]
     while (following := _next_comparison(frame, comparisons[-1], target)) is not None:
         comparisons.append(following)
-    stops = (
-        frame.ticks < frame.stop <= frame.ticks + comparisons[-1][2] - frame.pc
-    )  # capture stops at one of these instructions
+    # capture stops at one of these instructions
+    stops = frame.ticks < frame.stop <= frame.ticks + comparisons[-1][2] - frame.pc
     if len(comparisons) < 2 or stops or symbols.all_equal([pair for pair, _, _ in comparisons]) is not False:
         return False
     compare, at = next(

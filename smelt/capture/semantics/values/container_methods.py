@@ -51,9 +51,8 @@ _NON_COMPARING_METHODS = frozenset(
     )
 )  # fmt: skip
 
-_LAZY_METHODS = frozenset(
-    ("keys", "values", "items", "__iter__", "__reversed__")
-)  # results read the container later
+# results read the container later
+_LAZY_METHODS = frozenset(("keys", "values", "items", "__iter__", "__reversed__"))
 SEARCHES = ("index", "count", "remove")
 _C_METHOD_TYPES = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _Sequence = list[object] | collections.deque[object] | tuple[object, ...]
@@ -189,9 +188,7 @@ def _dict_get(vm: VM, obj: dict[object, object], key: object, default: object = 
     return vm.wrap_item(obj, key, found)
 
 
-@method(dict, "__contains__")
-def _dict_contains(vm: VM, obj: dict[object, object], key: object) -> bool:
-    return contains_key(vm, obj, key)
+method(dict, "__contains__")(lambda vm, obj, key: contains_key(vm, obj, key))
 
 
 def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:

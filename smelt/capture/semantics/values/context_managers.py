@@ -142,8 +142,7 @@ def leave_manager(vm: VM, manager: object, leave: Callable[[], T]) -> T:
 
 
 def _guarded_attributes(vm: VM, manager: object) -> dict[str, object]:
-    """Guarded attributes of a manager that was entered before a graph break. Raises Unsupported unless leaving it can be
-    reverted."""
+    """Guarded attributes of a manager entered before a graph break. Raises Unsupported if leaving is irreversible."""
     if not isinstance(manager, _REVERTIBLE):
         what = type(manager).__qualname__
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))

@@ -26,19 +26,12 @@ _MODULE_ATTRIBUTES = ("__spec__", "__loader__", "__name__", "__file__")
 
 # Components that the texts of C objects show.
 _COMPONENTS: tuple[tuple[Any, Callable[[Any], Iterable[object]]], ...] = (
-    (tuple, tuple.__iter__),
-    (list, list.__iter__),
-    (set, set.__iter__),
-    (frozenset, frozenset.__iter__),
-    (collections.deque, collections.deque.__iter__),
-    (dict, lambda x: (*dict.keys(x), *dict.values(x))),
-    (MethodType, lambda x: (x.__func__, x.__self__)),
-    ((classmethod, staticmethod), lambda x: (x.__func__,)),
-    (types.GenericAlias, lambda x: (x.__origin__, *x.__args__)),
-    (types.UnionType, lambda x: x.__args__),
-    (types.SimpleNamespace, lambda x: vars(x).values()),
-    (BaseException, lambda x: x.args),
-)
+    (tuple, tuple.__iter__), (list, list.__iter__), (set, set.__iter__), (frozenset, frozenset.__iter__),
+    (collections.deque, collections.deque.__iter__), (dict, lambda x: (*dict.keys(x), *dict.values(x))),
+    (MethodType, lambda x: (x.__func__, x.__self__)), ((classmethod, staticmethod), lambda x: (x.__func__,)),
+    (types.GenericAlias, lambda x: (x.__origin__, *x.__args__)), (types.UnionType, lambda x: x.__args__),
+    (types.SimpleNamespace, lambda x: vars(x).values()), (BaseException, lambda x: x.args),
+)  # fmt: skip
 
 
 def use_names(vm: VM, value: object, depth: int = _MAX_DEPTH) -> None:

@@ -64,8 +64,7 @@ def _is_fixed(value: object) -> bool:
 
 
 class _StructureCopier:
-    """Copier of nested builtin containers into containers with the same text. `unknown`: the text depends on tensors or
-    symbolic numbers."""
+    """Copier of nested containers with the same text. `unknown`: the text depends on tensors or symbolic numbers."""
 
     def __init__(self, vm: VM) -> None:
         self.vm = vm

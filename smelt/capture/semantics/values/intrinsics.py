@@ -49,6 +49,5 @@ UNARY: dict[int, Callable[..., object]] = {
     **_table(1, range(7, 12)),  # a TypeVar, ParamSpec, TypeVarTuple; Generic[...]; a type alias
 }
 PREP_RERAISE_STAR = 1  # in CALL_INTRINSIC_2; an instruction of its own in 3.11
-BINARY: dict[int, Callable[..., object]] = _table(
-    2, range(2, 6 if PY313 else 5)
-)  # a bound and a constrained TypeVar; __type_params__; the default of a type parameter
+# a bound and a constrained TypeVar; __type_params__; the default of a type parameter
+BINARY: dict[int, Callable[..., object]] = _table(2, range(2, 6 if PY313 else 5))

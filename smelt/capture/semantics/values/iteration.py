@@ -39,9 +39,8 @@ from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, SymbolicRange
 
-TUPLE_CALLS_LENGTH_HINT = (
-    not PY314
-)  # whether `tuple(x)` and `f(*x)` call the length hint of x before iterating, as `list(x)` does
+# whether `tuple(x)` and `f(*x)` call the length hint of x before iterating, as `list(x)` does
+TUPLE_CALLS_LENGTH_HINT = not PY314
 _LENGTH_HINT_CALLERS = (list, tuple, torch.Size) if TUPLE_CALLS_LENGTH_HINT else (list,)
 
 
@@ -154,8 +153,7 @@ def next_item(vm: VM, iterator: object) -> object:
 
 
 def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False) -> Sequence[object]:
-    """All elements of an iterable (at most `limit`) as a list or tuple of VM values. `hinted`: first call its length hint,
-    as `list` does."""
+    """All elements (at most `limit`) as a list or tuple. `hinted`: first call the length hint, as `list` does."""
     if vm.env.native_views.stale:
         container_contents.refresh_copies(vm.env)
     if type(obj) is tuple:
@@ -212,9 +210,7 @@ def _reversed(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return reversed(cast("Sequence[object]", vm.iterable(obj)))  # raises what `reversed` raises
 
 
-@builtin(zip)
-def _zip(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return zip(*[vm.iterable(a) for a in args], **cast("dict[str, bool]", kwargs))
+builtin(zip)(lambda vm, args, kwargs: zip(*[vm.iterable(a) for a in args], **kwargs))
 
 
 @builtin(map)
@@ -255,8 +251,7 @@ def _argsort(views: list[object], reverse: bool) -> list[int]:
 
 
 def comparison_kwargs(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
-    """Keyword arguments of a C function that compares `values`, or their keys: guards everything that the comparison
-    reads."""
+    """Keywords of a C function that compares `values`, or their keys; guards everything that the comparison reads."""
     if kwargs.get("key") is None:
         container_contents.guard_compared(vm.env, values)
         return kwargs
@@ -278,9 +273,8 @@ def element_function(
     """`fn` as native code may call it with elements of an iterable: every call returns to the VM, including C functions,
     which may read environment elements."""
     vm.env.facts.check_readable(fn)
-    if (
-        not callable(fn) or type(fn) is KEY_WRAPPER
-    ):  # it stores its argument, and comparisons return to the VM
+    # it stores its argument, and comparisons return to the VM
+    if not callable(fn) or type(fn) is KEY_WRAPPER:
         return cast("Callable[..., object]", fn)
     return VMCallable(vm, fn, finish)
 

@@ -42,8 +42,7 @@ def match_keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[obje
 def match_class(
     vm: VM, subject: object, cls: object, count: int, names: tuple[str, ...]
 ) -> tuple[object, ...] | None:
-    """MATCH_CLASS: the subjects of the sub-patterns of `cls(...)`, `count` positional ones first; None if `subject` does not
-    match."""
+    """MATCH_CLASS: the subjects of the sub-patterns of `cls(...)`, `count` positional ones first, or None."""
     if not isinstance(cls, type):
         raise TypeError(f"called match pattern must be a {'class' if PY312 else 'type'}")
     if not vm.call(builtins.isinstance, (subject, cls), {}):

@@ -48,8 +48,7 @@ def is_numpy_call(fn: object, args: Sequence[object]) -> bool:
 
 @contextmanager
 def observe_errors(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[None]:
-    """Context of a call of NumPy's `fn`. Raises Unsupported if it has errors that NumPy would report. `traced`: the graph
-    computes the call."""
+    """Context of a call of NumPy's `fn`, `traced` in the graph. Raises Unsupported for errors that NumPy would report."""
     errors: dict[str, int] = {}
     if traced:
         _guard_state(vm)
@@ -59,9 +58,8 @@ def observe_errors(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[
     kinds = {_KINDS[error] for error in errors}
     reported = {kind for kind in kinds if state[kind] != "ignore"}
     outer = {kind for kind in kinds - reported if not any(_ignores(manager, kind) for manager in managers)}
-    if reported or (
-        outer and managers
-    ):  # within `errstate` a guard would read another state than the program's
+    # within `errstate` a guard would read another state than the program's
+    if reported or (outer and managers):
         name = getattr(fn, "__name__", type(fn).__name__)
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"numpy.{name} reports errors: {', '.join(errors)}"))
     if outer:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import cast
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import Args, Kwargs, function
+from smelt.capture.base.call_handlers import function
 from smelt.capture.environment import container_contents
 from smelt.capture.semantics import result_polyfills
 from smelt.capture.vm.vm import VM
@@ -62,9 +62,7 @@ def contexts(error: BaseException) -> Iterator[BaseException]:
         at = at.__context__
 
 
-@function(result_polyfills.reraise_error)
-def _reraise(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    vm.reraise(cast(BaseException, args[0]))
+function(result_polyfills.reraise_error)(lambda vm, args, kwargs: vm.reraise(args[0]))
 
 
 def chain(error: BaseException, handled: BaseException | None) -> None:

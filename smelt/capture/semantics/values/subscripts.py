@@ -145,9 +145,8 @@ def _container_item(vm: VM, obj: Container, key: object, call_site: CallSite | N
         if isinstance(obj, dict) and not contains_key(vm, obj, key):
             return _missing_item(vm, obj, key, call_site)
     elif isinstance(obj, dict):
-        value = vm.native_lookup(
-            dict.get, obj, key, MISSING
-        )  # one lookup: the key's `__hash__` may be user code
+        # one lookup: the key's `__hash__` may be user code
+        value = vm.native_lookup(dict.get, obj, key, MISSING)
         return _missing_item(vm, obj, key, call_site) if value is MISSING else wrap_item(vm, obj, key, value)
     base = cast("type[list[object]]", next(b for b in CONTAINER_BASES if isinstance(obj, b)))
     return wrap_item(vm, obj, key, vm.native_lookup(base.__getitem__, obj, key))
@@ -234,8 +233,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
 
 
 def _guard_order(vm: VM, obj: dict[object, object], key: object) -> None:
-    """Guard that a key which precedes new keys exists: stores are replayed in key order, which equals store order only
-    then."""
+    """Guard that a key which precedes new keys exists: only then key order, in which stores are replayed, is theirs."""
     log, source = vm.env.log, vm.env.sources.get(id(obj))
     if source is None or not log.has_stores(obj) or not is_lookup_key(key) or log.was_stored(obj, key):
         return

@@ -8,22 +8,10 @@ from smelt.capture.environment.side_effects import Call
 from smelt.capture.vm.vm import VM
 
 # Packages whose streams and log handlers do not expose what is written.
-_KNOWN_PACKAGES = frozenset(
-    {
-        "_io",
-        "io",
-        "codecs",
-        "logging",
-        "_pytest",
-        "pytest",
-        "ipykernel",
-        "IPython",
-        "colorama",
-        "tqdm",
-        "rich",
-        "smelt",
-    }
-)
+_KNOWN_PACKAGES = frozenset({
+    "_io", "io", "codecs", "logging", "_pytest", "pytest", "ipykernel", "IPython", "colorama", "tqdm", "rich",
+    "smelt",
+})  # fmt: skip
 
 
 def is_trusted_output(value: object) -> bool:

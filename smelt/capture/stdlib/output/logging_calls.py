@@ -24,8 +24,7 @@ _Location = tuple[str, int, str] | int
 
 
 def _log_handler(level: int | None, exception: bool = False) -> Handler:
-    """Handler of a logger method; a record of a disabled level is not created. `level` None: the level is the first
-    argument."""
+    """Handler of a logger method; `level` None: it is the first argument. Disabled levels create no record."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> None:
         logger, *values = args
@@ -33,9 +32,8 @@ def _log_handler(level: int | None, exception: bool = False) -> Handler:
         if vm.call(attributes.load_attr(vm, logger, "isEnabledFor"), (record_level,), {}):
             if kwargs.get("exc_info", exception):
                 error = unsupported("logging an exception with its traceback", OUTPUT)
-                error.breaks = (
-                    False  # the traceback of an exception raised during capture differs from eager's
-                )
+                # the traceback of an exception raised during capture differs from eager's
+                error.breaks = False
                 raise error
             if isinstance(logger, logging.LoggerAdapter):
                 _log_adapted(vm, logger, record_level, values, kwargs)

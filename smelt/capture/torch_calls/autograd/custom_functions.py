@@ -48,7 +48,7 @@ def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
         bound = inspect.signature(forward).bind(*rest, **kwargs)
         bound.apply_defaults()
         rest, kwargs = list(bound.args), bound.kwargs
-    if not torch.is_grad_enabled() or not any(_requires_grad(v) for v in rest):
+    if not torch.is_grad_enabled() or not any(type(v) is FakeTensor and v.requires_grad for v in rest):
         return _run_apply(vm, cls, rest, kwargs)
     if vm.env.sources.is_created_class(cls):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was created inside the function")
@@ -64,10 +64,6 @@ if isinstance(_APPLY, classmethod):
     FUNCTIONS[_APPLY.__func__] = _apply
 else:  # since torch 2.14
     CLASS_METHODS[_APPLY.__objclass__, "apply"] = _apply
-
-
-def _requires_grad(value: object) -> bool:
-    return type(value) is FakeTensor and value.requires_grad
 
 
 def _run_apply(vm: VM, cls: type[_Function], args: Args, kwargs: Kwargs) -> object:
