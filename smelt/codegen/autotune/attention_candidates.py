@@ -294,8 +294,7 @@ class _Finder:
         batch: tuple[int, int],
         sizes: tuple[int, int, int],
     ) -> list[_Read]:
-        """The ways to read an operand: from memory, and with the kernel that computes it fused. Raises _Refused if
-        there are none."""
+        """The ways to read an operand: from memory, and with its kernel fused. Raises _Refused if there are none."""
         index = memory_index(matrix, batch)
         dtype = self.schedule.buffers[buffer].spec.dtype
         candidates = []
@@ -325,8 +324,7 @@ class _Read:
 
 
 def _scaled(value: Value | None, beta: float, alpha: float) -> Value | None:
-    """The sum of a product and a bias, both scaled by numbers, with the roundings of `value`. A bias scaled by 0 is
-    not read."""
+    """The sum of a product and a bias, both scaled, rounded as `value` is. A bias scaled by 0 is not read."""
     if value is None or (beta == 1 and alpha == 1):
         return value
     total = value.args[0] if value.op == "cast" else value
@@ -347,8 +345,7 @@ def _number(size: Size) -> int:
 
 
 def _refused(specs: Sequence[TensorSpec], epilogue: Epilogue) -> str | None:
-    """Why a product of A, B and this result cannot be part of attention; None if it can. Operands of float32 may have
-    been converted."""
+    """Why a product of A, B and this result cannot be part of attention, or None."""
     if specs[0].dtype not in (*DTYPES, f32) or specs[1].dtype is not specs[0].dtype:
         return f"dtypes {[s.dtype for s in specs]}"
     return None if all(s.device.type == "cuda" for s in specs) else "devices"

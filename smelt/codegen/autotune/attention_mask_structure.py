@@ -99,15 +99,6 @@ def _index_expression(value: Value) -> Size | None:
 
 _OTHERWISE = dict(ge="lt", lt="ge", gt="le", le="gt")
 _BOUNDS: dict[str, Callable[[Value, bool], int | None]] = dict(
-    logical_and=_of_both,
-    bitwise_and=_of_both,
-    logical_or=_of_either,
-    bitwise_or=_of_either,
-    logical_not=_of_not,
-    bitwise_not=_of_not,
-    where=_of_chosen,
-    ge=_of_order,
-    gt=_of_order,
-    le=_of_order,
-    lt=_of_order,
-)
+    logical_and=_of_both, bitwise_and=_of_both, logical_or=_of_either, bitwise_or=_of_either, logical_not=_of_not,
+    bitwise_not=_of_not, where=_of_chosen, ge=_of_order, gt=_of_order, le=_of_order, lt=_of_order,
+)  # fmt: skip

@@ -75,8 +75,7 @@ class Tuner:
     store: Store | None
 
     def replaced(self, schedule: Schedule, aligned: Sequence[bool]) -> list[Item | LaunchItem]:
-        """The items of `schedule`, with products where they are faster. `aligned`: which buffers begin at a multiple of 16
-        bytes."""
+        """The items of `schedule`, with products where they are faster. `aligned`: buffers at multiples of 16 bytes."""
         if torch.cuda.is_current_stream_capturing():
             return list(schedule.items)
         with _LOCK:
@@ -181,7 +180,7 @@ class Tuner:
         """On disk: the choice, and its code."""
         if not self.store or not made_by():
             return
-        self.store.put(key, _as_bytes(found))
+        self.store.put(key, json.dumps(found and [found.variant, *astuple(found.tile)]).encode())
         if found is not None:
             source = _source(group.variants[found.variant], found.tile, aligned)
             keep(source, candidates[found], self.arch, self.store)
@@ -298,10 +297,6 @@ def _that_agrees(
         log.warning("smelt: the generated kernel %s is wrong and not used", code.name)
         return None
     return run
-
-
-def _as_bytes(choice: Choice | None) -> bytes:
-    return json.dumps(choice and [choice.variant, *astuple(choice.tile)]).encode()
 
 
 def _from_bytes(content: bytes) -> Choice | None:

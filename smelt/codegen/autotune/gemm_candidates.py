@@ -37,8 +37,7 @@ Generated = TiledProduct | TiledAttention
 
 @dataclass(frozen=True)
 class Variant:
-    """`product` in place of the schedule's items at `positions`; `buffers` in the order of its parameters, the result
-    last."""
+    """`product` in place of the items at `positions`; `buffers` in the order of its parameters, the result last."""
 
     product: Generated
     buffers: tuple[int, ...]

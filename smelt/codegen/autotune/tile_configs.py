@@ -10,43 +10,18 @@ MOST = 10  # tiles that are tried for a product
 
 # rows, columns, steps (of 16 bits), warps, stages; those that are mostly best first
 TILES: tuple[tuple[int, int, int, int, int], ...] = (
-    (128, 256, 64, 8, 3),
-    (128, 128, 64, 4, 4),
-    (128, 128, 64, 8, 3),
-    (256, 128, 64, 8, 3),
-    (128, 64, 64, 4, 4),
-    (64, 128, 64, 4, 4),
-    (64, 64, 64, 4, 4),
-    (64, 256, 64, 4, 4),
-    (128, 128, 32, 4, 4),
-    (64, 64, 128, 4, 3),
-    (128, 32, 64, 4, 4),
-    (64, 32, 64, 4, 5),
-    (32, 128, 64, 4, 5),
-    (32, 64, 128, 4, 4),
-    (16, 64, 128, 4, 4),
-    (16, 128, 64, 4, 5),
-    (16, 32, 256, 4, 3),
-    (16, 32, 128, 4, 5),
-    (16, 16, 256, 4, 4),
-)
+    (128, 256, 64, 8, 3), (128, 128, 64, 4, 4), (128, 128, 64, 8, 3), (256, 128, 64, 8, 3), (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4), (64, 64, 64, 4, 4), (64, 256, 64, 4, 4), (128, 128, 32, 4, 4), (64, 64, 128, 4, 3),
+    (128, 32, 64, 4, 4), (64, 32, 64, 4, 5), (32, 128, 64, 4, 5), (32, 64, 128, 4, 4), (16, 64, 128, 4, 4),
+    (16, 128, 64, 4, 5), (16, 32, 256, 4, 3), (16, 32, 128, 4, 5), (16, 16, 256, 4, 4),
+)  # fmt: skip
 
 
 # queries, keys, warps, stages; those that are mostly best first
 ATTENTION_TILES: tuple[tuple[int, int, int, int], ...] = (
-    (128, 64, 4, 3),
-    (128, 64, 8, 3),
-    (64, 64, 4, 3),
-    (128, 128, 8, 2),
-    (64, 128, 4, 2),
-    (128, 32, 4, 3),
-    (64, 32, 4, 3),
-    (64, 64, 8, 2),
-    (32, 64, 4, 3),
-    (16, 128, 4, 3),
-    (16, 64, 4, 3),
-    (16, 32, 4, 2),
-)
+    (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2), (64, 128, 4, 2), (128, 32, 4, 3),
+    (64, 32, 4, 3), (64, 64, 8, 2), (32, 64, 4, 3), (16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2),
+)  # fmt: skip
 
 
 def tiles(p: TiledProduct, workers: int) -> list[Tile]:
@@ -63,8 +38,7 @@ def tiles(p: TiledProduct, workers: int) -> list[Tile]:
 
 
 def attention_tiles(a: TiledAttention, workers: int) -> list[Tile]:
-    """Like `tiles`, for attention: blocks of few queries if there are few, or if multiprocessors would otherwise be
-    idle."""
+    """Like `tiles`, for attention: few queries in a block if multiprocessors would otherwise be idle."""
     found = []
     for x, r, warps, stages in ATTENTION_TILES:
         programs = a.batch * -(-a.queries // x)

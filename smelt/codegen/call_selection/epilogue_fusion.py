@@ -23,8 +23,7 @@ _INDICES: dict[int, tuple[Sym, ...]] = {2: (ROW, COL), 3: (BATCH, ROW, COL)}
 
 @dataclass(frozen=True)
 class EpilogueKernel:
-    """The kernel at `position` as an epilogue: it reads buffers `inputs` and writes `out`, at `index`, over BATCH, ROW
-    and COL."""
+    """The kernel at `position` as an epilogue: reads `inputs`, writes `out` at `index`, over BATCH, ROW and COL."""
 
     position: int
     name: str
@@ -37,8 +36,7 @@ class EpilogueKernel:
 
 @dataclass(frozen=True)
 class DenseEpilogue(EpilogueKernel):
-    """An epilogue whose result is laid out along the product's dimensions, as `out_spec`, whose shape is the
-    product's."""
+    """An epilogue whose result is laid out along the product's dimensions, as `out_spec`."""
 
     out_spec: TensorSpec
 
@@ -58,8 +56,7 @@ def readers_of(schedule: Schedule) -> dict[int, list[int]]:
 def dense_epilogue(
     schedule: Schedule, position: int, spec: TensorSpec, readers: dict[int, list[int]]
 ) -> DenseEpilogue | str:
-    """The kernel after the product at `position` as its epilogue, or the reason why not. `spec`: the result as
-    matrices."""
+    """The kernel after the product at `position` as its epilogue, or why not. `spec`: the result as matrices."""
     found = epilogue_kernel(schedule, position, spec, readers)
     if isinstance(found, str):
         return found

@@ -164,8 +164,7 @@ _FORMS: dict[OpOverload, _Form] = {
 
 
 def position_of_a(op: OpOverload) -> int | None:
-    """The position of A among the arguments of an operator that takes A and B, adjacent and unchanged; None for
-    others."""
+    """The position of A among the arguments of an operator that takes A and B, adjacent and unchanged, or None."""
     form = _FORMS.get(op)
     return None if form is None or form.flatten or form.b != form.a + 1 else form.a
 

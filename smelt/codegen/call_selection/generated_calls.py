@@ -75,8 +75,7 @@ def _put(
     product_item: ProductItem,
     fused: DenseEpilogue | None,
 ) -> None:
-    """Insert a product. With a fused epilogue it takes the kernel's position, since all operands of the kernel are
-    defined there."""
+    """Insert a product; with an epilogue at the kernel's position, where all operands of the kernel are defined."""
     if fused is None:
         items[position] = product_item
     else:

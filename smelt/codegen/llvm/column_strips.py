@@ -430,8 +430,7 @@ def _is_cheap(kernel: Kernel, v: Value, sym: Sym) -> bool:
 
 
 def _group_rows(stage: Stage) -> int:
-    """Rows per group: limited by memory streams and code size; few for maps, which have no partial results to load and
-    store."""
+    """Rows per group: limited by memory streams and code size; few for maps, which have no partial results."""
     values = list(walk(stage_values(stage)))
     moving = len(set(_moving(stage)))
     ops = sum(8 * (v.op in MATH_OPS) + (v.op not in ("const", "index")) for v in values)

@@ -38,8 +38,7 @@ def _is_linear(e: Size, sym: Sym) -> bool:
 
 
 def over_one_point(kernel: Kernel) -> Kernel:
-    """A kernel without loops as a kernel over a loop of one point, which may be flat (step counters are updated like
-    weights)."""
+    """A kernel without loops, such as a step counter's update, as a kernel over a loop of one point."""
     if kernel.outer or len(kernel.stages) != 1 or not isinstance(kernel.stages[0], MapStage):
         return kernel
     sym = Sym("o0", 0, 0)

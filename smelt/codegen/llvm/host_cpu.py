@@ -20,8 +20,7 @@ LLVM = 22  # the oldest version with this syntax of masked loads and stores; old
 
 @dataclass(frozen=True)
 class Host:
-    """`bits`: the width of a vector register. `masks`: masked loads cost next to nothing (AVX-512). `scalef`: y * 2**n
-    is one instruction."""
+    """`bits`: the width of a vector. `masks`: masked loads are cheap (AVX-512). `scalef`: y * 2**n is one instruction."""
 
     cpu: str
     features: str

@@ -209,8 +209,7 @@ class Builder:
         return self.pure(f"shufflevector {before}, {x}, <{lanes} x i32> <{picks}>", x.elem, lanes, depth)
 
     def convert(self, opcode: str, a: Ref, elem: str) -> Ref:
-        """A conversion instruction (zext, fptrunc, bitcast, ...) to elements of type `elem`; `a` itself if it has that
-        type."""
+        """A conversion (zext, fptrunc, bitcast, ...) to elements of type `elem`; `a` itself if it has that type."""
         if a.elem == elem:
             return a
         return self.pure(f"{opcode} {a} to {type_text(elem, a.lanes)}", elem, a.lanes, a.depth)
@@ -224,8 +223,7 @@ class Builder:
         return self.pure(f"freeze {a}", a.elem, a.lanes, a.depth)
 
     def intrinsic(self, name: str, *args: Ref, tail: str = "") -> Ref:
-        """An LLVM intrinsic overloaded on the type of its operands, which is also its result type. `tail`: immediate
-        operands."""
+        """An LLVM intrinsic on, and with the result of, the type of its operands. `tail`: immediate operands."""
         wide, lanes, depth = self.broadcast(args)
         elem = wide[0].elem
         full = f"@llvm.{name}.{suffix(elem, lanes)}"

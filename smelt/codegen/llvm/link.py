@@ -15,9 +15,8 @@ from smelt.errors import PlanError
 from smelt.plan.machine_code import Function, Library, Processor
 from smelt.runtime.fork_locks import LINKS, hold_at_fork
 
-_LINKED: WeakKeyDictionary[Library, Any] = (
-    WeakKeyDictionary()
-)  # its functions by name; freed with the library
+# its functions by name; freed with the library
+_LINKED: WeakKeyDictionary[Library, Any] = WeakKeyDictionary()
 _COUNTER = itertools.count()
 _LOCK = hold_at_fork(threading.RLock(), LINKS)
 

@@ -29,20 +29,14 @@ class Type:
 
 
 TYPES: dict[torch.dtype, Type] = {
-    torch.float32: Type("float", "float", "f", 4),
-    torch.float64: Type("double", "double", "f", 8),
-    torch.float16: Type("float", "half", "f", 2, "half"),
-    torch.bfloat16: Type("float", "i16", "f", 2, "bfloat"),
-    torch.bool: Type("i1", "i8", "b", 1),
-    torch.uint8: Type("i8", "i8", "u", 1),
-    torch.int8: Type("i8", "i8", "s", 1),
-    torch.int16: Type("i16", "i16", "s", 2),
-    torch.int32: Type("i32", "i32", "s", 4),
-    torch.int64: Type("i64", "i64", "s", 8),
-    torch.uint16: Type("i16", "i16", "u", 2),
-    torch.uint32: Type("i32", "i32", "u", 4),
+    torch.float32: Type("float", "float", "f", 4), torch.float64: Type("double", "double", "f", 8),
+    torch.float16: Type("float", "half", "f", 2, "half"), torch.bfloat16: Type("float", "i16", "f", 2, "bfloat"),
+    torch.bool: Type("i1", "i8", "b", 1), torch.uint8: Type("i8", "i8", "u", 1),
+    torch.int8: Type("i8", "i8", "s", 1), torch.int16: Type("i16", "i16", "s", 2),
+    torch.int32: Type("i32", "i32", "s", 4), torch.int64: Type("i64", "i64", "s", 8),
+    torch.uint16: Type("i16", "i16", "u", 2), torch.uint32: Type("i32", "i32", "u", 4),
     torch.uint64: Type("i64", "i64", "u", 8),
-}
+}  # fmt: skip
 
 
 def from_memory(b: Builder, x: Ref, t: Type) -> Ref:
@@ -99,7 +93,7 @@ def convert(b: Builder, x: Ref, source: Type, target: Type) -> Ref:
         return rounded(b, _to_float(b, x, source, target), target)
     if source.kind == "f":
         return _float_to_int(b, x, target)
-    return _int_to_int(b, x, source, target)
+    return _resize(b, x, target.elem, signed=source.kind == "s")
 
 
 def _to_float(b: Builder, x: Ref, source: Type, target: Type) -> Ref:
@@ -114,10 +108,6 @@ def _float_to_int(b: Builder, x: Ref, target: Type) -> Ref:
     """A float as an integer. Out of range is poison in LLVM; x86 gives a definite number, which `freeze` pins."""
     wide = "i64" if target.bytes == 8 or (target.kind == "u" and target.bytes == 4) else "i32"
     return _resize(b, b.freeze(b.convert("fptosi", x, wide)), target.elem, signed=True)
-
-
-def _int_to_int(b: Builder, x: Ref, source: Type, target: Type) -> Ref:
-    return _resize(b, x, target.elem, signed=source.kind == "s")
 
 
 def _resize(b: Builder, x: Ref, elem: str, signed: bool) -> Ref:

@@ -61,9 +61,8 @@ class Body:
         if v.op == "result":
             return self.results[v.args[0]]
         operands = [self.value(p, a) for a in v.args]
-        if (
-            v.op == "where"
-        ):  # LLVM would turn a select of zero and a load into a masked load, which waits for the mask
+        # LLVM would turn a select of zero and a load into a masked load, which waits for the mask
+        if v.op == "where":
             operands = [self.b.freeze(r) if a.op == "load" else r for a, r in zip(v.args, operands)]
         if v.op == "cast":
             return convert(self.b, operands[0], TYPES[v.args[0].dtype], TYPES[v.dtype])

@@ -19,9 +19,8 @@ from smelt.codegen.llvm.parallel_emission import emit_object
 from smelt.plan.machine_code import Library
 from smelt.runtime.fork_locks import EMISSION, hold_at_fork
 
-MODULE_CHARACTERS = (
-    60_000  # characters of a module that justify a thread: about 40 ms; a module costs about 2 ms
-)
+# characters of a module that justify a thread: about 40 ms; a module costs about 2 ms
+MODULE_CHARACTERS = 60_000
 
 _LOCK = hold_at_fork(threading.RLock(), EMISSION)
 

@@ -75,23 +75,13 @@ def _one_over(b: Builder, x: Ref) -> Ref:
     return b.op("fdiv", b.like(x, 1.0), x)
 
 
-def _extreme(predicate: str) -> Code:
-    """Maximum or minimum; NaN propagates: the ordered comparison gives y if either is NaN, so only a NaN x needs a
-    correction."""
+def _extreme(predicate: str, ignores_nan: bool = False) -> Code:
+    """Maximum or minimum. The ordered comparison gives y if either is NaN: only a NaN x needs a correction where NaN
+    propagates, and only a NaN y where it is ignored."""
 
     def code(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
-        best = b.select(b.compare(predicate, x, y), x, y)
-        return b.select(b.compare("fcmp uno", x, x), x, best)
-
-    return code
-
-
-def _extreme_number(predicate: str) -> Code:
-    """Maximum or minimum that ignores NaN."""
-
-    def code(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
-        best = b.select(b.compare(predicate, x, y), x, y)
-        return b.select(b.compare("fcmp uno", y, y), x, best)
+        best, tested = b.select(b.compare(predicate, x, y), x, y), y if ignores_nan else x
+        return b.select(b.compare("fcmp uno", tested, tested), x, best)
 
     return code
 
@@ -152,8 +142,8 @@ FLOAT: dict[str, Code] = dict(
     copysign=lambda b, t, x, y: b.intrinsic("copysign", x, y),
     maximum=_extreme("fcmp ogt"),
     minimum=_extreme("fcmp olt"),
-    fmax=_extreme_number("fcmp ogt"),
-    fmin=_extreme_number("fcmp olt"),
+    fmax=_extreme("fcmp ogt", ignores_nan=True),
+    fmin=_extreme("fcmp olt", ignores_nan=True),
     eq=_compare("fcmp oeq"),
     ne=_compare("fcmp une"),
     lt=_compare("fcmp olt"),
@@ -174,10 +164,6 @@ FLOAT: dict[str, Code] = dict(
 def _signed(signed: str, unsigned: str, make: Callable[[str], Code]) -> Code:
     s, u = make(signed), make(unsigned)
     return lambda b, t, *xs: (s if t.kind == "s" else u)(b, t, *xs)
-
-
-def _abs_int(b: Builder, t: Type, x: Ref) -> Ref:
-    return b.intrinsic("abs", x, tail="i1 false") if t.kind == "s" else x
 
 
 def _sign_int(b: Builder, t: Type, x: Ref) -> Ref:
@@ -286,7 +272,7 @@ def _write_philox(b: Builder, seed: Ref, counter: Ref, subsequence: Ref, lane: R
 
 INT: dict[str, Code] = dict(
     neg=lambda b, t, x: b.op("sub", b.like(x, 0), x),
-    abs=_abs_int,
+    abs=lambda b, t, x: b.intrinsic("abs", x, tail="i1 false") if t.kind == "s" else x,
     sign=_sign_int,
     floor=_same,
     ceil=_same,
@@ -330,28 +316,20 @@ INT["fmax"], INT["fmin"] = INT["maximum"], INT["minimum"]
 # ---- bool: i1, ordered False < True
 
 BOOL: dict[str, Code] = dict(
+    {name: _binary("and") for name in ("mul", "minimum", "logical_and", "bitwise_and")},
+    **{name: _binary("or") for name in ("add", "maximum", "logical_or", "bitwise_or")},
+    **{name: _binary("xor") for name in ("ne", "logical_xor", "bitwise_xor")},
     abs=_same,
     sign=_same,
     isnan=lambda b, t, x: b.const("i1", False),
     isinf=lambda b, t, x: b.const("i1", False),
     logical_not=lambda b, t, x: _not(b, x),
     bitwise_not=lambda b, t, x: _not(b, x),
-    add=_binary("or"),
-    mul=_binary("and"),
-    maximum=_binary("or"),
-    minimum=_binary("and"),
     eq=lambda b, t, x, y: _not(b, b.op("xor", x, y)),
-    ne=_binary("xor"),
     lt=lambda b, t, x, y: b.op("and", _not(b, x), y),
     gt=lambda b, t, x, y: b.op("and", x, _not(b, y)),
     le=lambda b, t, x, y: b.op("or", _not(b, x), y),
     ge=lambda b, t, x, y: b.op("or", x, _not(b, y)),
-    logical_and=_binary("and"),
-    logical_or=_binary("or"),
-    logical_xor=_binary("xor"),
-    bitwise_and=_binary("and"),
-    bitwise_or=_binary("or"),
-    bitwise_xor=_binary("xor"),
     where=_where,
 )
 BOOL["fmax"], BOOL["fmin"] = BOOL["maximum"], BOOL["minimum"]

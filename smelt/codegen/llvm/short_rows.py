@@ -42,8 +42,7 @@ def has_short_rows(kernel: Kernel, choice: Choice, lanes: int) -> bool:
 
 
 def _instructions(stages: Sequence[Stage]) -> int:
-    """The weighted instructions of one vector of each stage. Values of sizes alone count as constants: they are
-    invariant in a row."""
+    """The weighted instructions of one vector of each stage. Values of sizes alone are invariant in a row."""
     values = [v for s in stages for v in stage_values(s)]
     loops = {l.sym for s in stages for l in stage_loops(s)}
     return sum(12 * (v.op in MATH_OPS) + 1 for v in walk(values, lambda v: _varies(v, loops)))
@@ -110,8 +109,7 @@ def of_length(kernel: Kernel, row: Row, decisions: Decisions, target: Host) -> t
 def _narrowed(
     kernel: Kernel, row: Row, lanes: int, unit: int, vectors: tuple[int, int]
 ) -> tuple[Kernel, dict[Sym, Size]]:
-    """The kernel for rows of more vectors than vectors[0], and at most vectors[1], where the symbol is a multiple of
-    `unit`."""
+    """The kernel for rows of vectors[0] + 1 to vectors[1] vectors, where the symbol is a multiple of `unit`."""
     ends = (vectors[0] * lanes + 1 - row.remainder, vectors[1] * lanes - row.remainder)
     low, high = max(-(-ends[0] // row.factor), row.sym.lo), min(ends[1] // row.factor, row.sym.hi)
     low, high = -(-low // unit), high // unit

@@ -115,7 +115,7 @@ def choose(kernel: Kernel, lanes: int) -> Choice:
     best = _inner(facts, lanes)
     for loop in kernel.outer:
         size = likely(loop.size)
-        if size < 2 or not _locals_fit(kernel, lanes):
+        if size < 2 or local_bytes(kernel, lanes) > LOCAL_BYTES:
             continue
         cost = sum(f.trips * _vector_cost(f, loop.sym, lanes, True) for f in facts)
         cost *= _waste(size, lanes) / lanes
@@ -147,10 +147,6 @@ def _inner(facts: list[_StageFacts], lanes: int) -> Choice:
         syms.append(loops[best].sym if vector < scalar else None)
         total += min(vector, scalar)
     return Choice(None, tuple(syms), total + 4)
-
-
-def _locals_fit(kernel: Kernel, lanes: int) -> bool:
-    return local_bytes(kernel, lanes) <= LOCAL_BYTES
 
 
 def local_bytes(kernel: Kernel, lanes: int) -> int:

@@ -65,8 +65,7 @@ class _Inspect:
         return getattr(inspect, name)
 
     def signature(self, function: Callable[..., Any]) -> inspect.Signature:
-        """As inspect's. Bound methods are created at each access and hold their objects, so the cache is keyed by
-        their functions."""
+        """As inspect's, cached by the function of a bound method, which is created at each access."""
         if inspect.isfunction(function):
             return self._of_function(function)
         if inspect.ismethod(function) and inspect.isfunction(function.__func__):

@@ -214,9 +214,8 @@ class _Attention(TilePrinter):
             return self._named(at, text, axes, fixed=False)
 
         most = named(f"_maximum({self.most}, tl.reduce({score}, 1, _maximum)[:, None])", X)
-        near = named(
-            f"tl.where({most} == float('-inf'), 0.0, {most})", X
-        )  # of infinities differences are NaN
+        # of infinities differences are NaN
+        near = named(f"tl.where({most} == float('-inf'), 0.0, {most})", X)
         weights = named(self._exp(f"{score} - {near}"), X | R)
         factor = named(self._exp(f"{self.most} - {near}"), X)
         self.lines += [

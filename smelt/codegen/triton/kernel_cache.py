@@ -44,8 +44,7 @@ def write(store: Store, source: Source, arch: Arch, image: Image) -> None:
 
 
 def made_by() -> tuple[str, ...] | None:
-    """The compiler's identity: this package, Triton, and the variables that change its output; None if Triton's
-    version is unknown."""
+    """This package, Triton, and the variables that change its output; None if Triton's version is unknown."""
     return None if (version := _version()) is None else (_OURS, version, _environment())
 
 

@@ -173,8 +173,7 @@ def triton_source(
 
 @dataclass
 class Position:
-    """A position in the program: loop symbols rewritten over x and r, the block's axes there, values that already have
-    names."""
+    """A position: loop symbols rewritten over x and r, the block's axes there, values that have names."""
 
     rewrite: dict[Sym, Size]
     axes: Axes
@@ -586,9 +585,8 @@ class Printer:
         """The reduced value, neutral at absent points, as a whole block."""
         text = self._reduced(at, r)
         other_value = self.other_values.get(_loaded(r.value))
-        if (
-            at.r and "r" in at.masks and other_value != _neutral(r)
-        ):  # outer points that do not exist are not stored
+        # outer points that do not exist are not stored
+        if at.r and "r" in at.masks and other_value != _neutral(r):
             text = f"tl.where({at.masks['r']}, {text}, {_typed_neutral(r)})"
         return text if text in self.axes_of else self._named(at, text, at.axes)
 
@@ -964,8 +962,7 @@ class _SiblingSums(Printer):
         return name
 
     def _loop(self, first: Sequence[str], blocks: frozenset[str]) -> list[str]:
-        """The statements of one block of rows, as a loop over those of a chunk. `first`: the statements that begin the
-        blocks."""
+        """One block of rows, as a loop over those of a chunk. `first`: the statements that begin the blocks."""
         of_rows = frozenset(("x", "xs", "xmask", "xsmask"))
         before, inside = row_loops.hoist(row_loops.statements(self.lines), of_rows | blocks)
         read = frozenset(i for i, b in enumerate(self.kernel.buffers) if b.role == "in")
@@ -992,8 +989,7 @@ class _SiblingSums(Printer):
         where: frozenset[str],
         suffix: str,
     ) -> list[str]:
-        """The statements that load the block of rows from the k-th on under other names: a `loaded` name gets the
-        suffix `_next`."""
+        """Statements that load the rows from the k-th on under other names: a `loaded` name gets the suffix `_next`."""
         lines = [*self._rows(k), *(s.text for s in early)]
         return [
             row_loops.suffixed(row_loops.suffixed(line, where, suffix), loaded, "_next") for line in lines

@@ -51,8 +51,7 @@ def load_kernels(functions: Iterable[Function], device: int, store: Store | None
 
 
 def load_early(function: Function, device: int, store: Store | None) -> None:
-    """Load a kernel while others are still being compiled. The driver's errors are left to `load_kernels`, which tries
-    again."""
+    """Load a kernel while others are compiled. Errors are left to `load_kernels`, which tries again."""
     with suppress(RuntimeError):
         _load(kernel_of(function), function.library.objects[0], device, store)
 

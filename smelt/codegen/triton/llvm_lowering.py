@@ -17,8 +17,7 @@ _LAYOUT = re.compile(r'^target datalayout = "(.*)"$', re.M)
 
 
 def shorten(backend: Any, ir: Any, arch: int) -> None:
-    """Change this backend only, for `sm_<arch>`; an unknown version of it stays as it is. `ir`: Triton's module of
-    that name."""
+    """Change this backend only, for `sm_<arch>`, unless its version is unknown. `ir`: Triton's module of that name."""
     own = getattr(type(backend), "make_llir", None)
     is_recognized = isinstance(own, FunctionType) and {"llvm", "nvidia"} <= own.__globals__.keys()
     if is_recognized and hasattr(ir.builder, "get_string_attr"):

@@ -16,26 +16,11 @@ from smelt.codegen.triton.triton_import import library
 
 # Operations whose results point into the memory that their operands point into. Loops and conditions are among them
 # through the values they yield.
-_DERIVED = frozenset(
-    [
-        "tt.addptr",
-        "tt.splat",
-        "tt.broadcast",
-        "tt.expand_dims",
-        "tt.reshape",
-        "tt.trans",
-        "tt.bitcast",
-        "tt.advance",
-        "tt.make_tensor_ptr",
-        "tt.cat",
-        "tt.make_tensor_descriptor",
-        "tt.join",
-        "tt.split",
-        "tt.unsplat",
-        "tt.reinterpret_tensor_descriptor",
-        "arith.select",
-    ]
-)
+_DERIVED = frozenset([
+    "tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans", "tt.bitcast", "tt.advance",
+    "tt.make_tensor_ptr", "tt.cat", "tt.make_tensor_descriptor", "tt.join", "tt.split", "tt.unsplat",
+    "tt.reinterpret_tensor_descriptor", "arith.select",
+])  # fmt: skip
 _READING = frozenset(
     ["tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.experimental_descriptor_load"]
 )
@@ -172,8 +157,7 @@ class _Pointers:
         self._columns(results, *(values for region in inside for values in self._ends.get(region, ())))
 
     def _while(self, op: Any, operands: Values, results: Values, inside: list[int]) -> None:
-        """The first region decides and passes values to the second and to the results; the second passes them to the
-        first."""
+        """The first region passes values to the second and to the results; the second passes them to the first."""
         test, body = inside
         self._columns(operands, *self._blocks[test], *self._ends.get(body, ()))
         self._columns(results, *self._blocks.get(body, ()), *(end[1:] for end in self._ends[test]))

@@ -23,9 +23,8 @@ class Ptx:
 
 def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
     """PTX for processors `sm_<arch>`, with the kernel called `name`. Thread-safe; needs triton, but no other program."""
-    given = dict(
-        ptx_version=ptx_version(arch), enable_reflect_ftz=False
-    )  # libdevice preserves denormals, as eager's kernels do
+    # libdevice preserves denormals, as eager's kernels do
+    given = dict(ptx_version=ptx_version(arch), enable_reflect_ftz=False)
     text, found = triton_passes.run(source, arch, "ptx", options=given)
     if found["global_scratch_size"]:
         raise NotImplementedError(
@@ -63,6 +62,5 @@ _DEBUG = re.compile(r"\n(?:[ \t]*(?:\.loc\b|\.file\b|//)|\$L__(?:tmp|func_begin|
 
 
 def _undebugged(text: str) -> str:
-    """PTX without lines of the printed source, which no user has, and comments: a third of the text that the driver
-    reads."""
+    """PTX without the lines of the printed source and comments: a third of the text that the driver reads."""
     return _DEBUG.sub("", "\n" + text.partition("\n\t.section\t.debug")[0] + "\n").lstrip("\n")

@@ -27,18 +27,8 @@ _FLOATS = dict(fadd="add.rn", fsub="sub.rn", fmul="mul.rn", fdiv="div.rn")
 _INTEGERS = dict(add="add", sub="sub", ashr="shr")
 _BITS = {"shl": "shl", "and": "and", "or": "or", "xor": "xor"}
 _COMPARISONS = dict(
-    oeq="eq",
-    one="ne",
-    olt="lt",
-    ole="le",
-    ogt="gt",
-    oge="ge",
-    uno="nan",
-    eq="eq",
-    ne="ne",
-    slt="lt",
-    sgt="gt",
-)
+    oeq="eq", one="ne", olt="lt", ole="le", ogt="gt", oge="ge", uno="nan", eq="eq", ne="ne", slt="lt", sgt="gt",
+)  # fmt: skip
 _CONVERSIONS = dict(sitofp="cvt.rn", fptosi="cvt.rzi", fpext="cvt", fptrunc="cvt.rn", sext="cvt", trunc="cvt")
 _ROUNDINGS = dict(rint="cvt.rni", floor="cvt.rmi", ceil="cvt.rpi", trunc="cvt.rzi")
 
@@ -171,8 +161,7 @@ def tanh(b: Assembler, x: Ref) -> Ref:
 
 
 def erf(b: Assembler, x: Ref) -> Ref:
-    """As `vmath.erf`; erfc, a fifth of erf at most, is a power of two. (GELU of bfloat16 has as much to compute as to
-    move.)"""
+    """As `vmath.erf`; erfc, a fifth of erf at most, is a power of two: GELU of bfloat16 is bound by arithmetic, too."""
     a = vector_math.absolute(b, x)
     small = b.fma(x, b.polynomial(b.op("fmul", x, x), vector_math.ERF_SMALL), x)
     power = b.polynomial(b.emit("min.f32", "float", a, b.like(a, 4.0)), ERFC_POWER)
@@ -215,8 +204,7 @@ ERFC_HALF_END = 5.7 / math.sqrt(2)  # erfc is less than half of 1's last place b
 
 
 def one_plus_erf(b: Assembler, x: Ref) -> Ref:
-    """1 + (1 - erfc) of |x| with the sign of x; below 0 as inexact as a sum of float32 is, by 2**-24. At -inf 0, as
-    eager's."""
+    """1 + (1 - erfc) of |x| with the sign of x, inexact by 2**-24 below 0, as a sum of float32 is. 0 at -inf."""
     a = b.emit("min.f32", "float", vector_math.absolute(b, x), b.like(x, ERFC_HALF_END))
     erfc = b.emit("ex2.approx.ftz.f32", "float", b.polynomial(a, ERFC_HALF))
     erf = b.intrinsic("copysign", b.op("fsub", b.like(x, 1.0), erfc), x)

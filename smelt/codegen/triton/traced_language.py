@@ -26,25 +26,10 @@ Combine = Callable[..., Any]
 class Language:
     """What a kernel's text calls `tl`. `ir` is Triton's module of its form; `asserts`: whether assertions are compiled."""
 
-    int1, int8, int16, int32, int64 = (
-        scalar_types.INT1,
-        scalar_types.INT8,
-        scalar_types.INT16,
-        scalar_types.INT32,
-        scalar_types.INT64,
-    )
-    uint8, uint16, uint32, uint64 = (
-        scalar_types.UINT8,
-        scalar_types.UINT16,
-        scalar_types.UINT32,
-        scalar_types.UINT64,
-    )
-    float16, bfloat16, float32, float64 = (
-        scalar_types.FP16,
-        scalar_types.BF16,
-        scalar_types.FP32,
-        scalar_types.FP64,
-    )
+    int1, int8, int16, int32, int64 = INT1, INT8, scalar_types.INT16, INT32, scalar_types.INT64
+    uint8, uint16 = scalar_types.UINT8, scalar_types.UINT16
+    uint32, uint64 = scalar_types.UINT32, scalar_types.UINT64
+    float16, bfloat16, float32, float64 = scalar_types.FP16, BF16, FP32, scalar_types.FP64
     PropagateNan = SimpleNamespace(ALL=True, NONE=False)
     static_range = range
     pointer_type = staticmethod(pointer)

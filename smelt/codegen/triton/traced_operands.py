@@ -84,8 +84,7 @@ def _operator(
 
 
 def _comparison(name: str) -> Callable[[Operand, Operand | float], Operand]:
-    """A comparison. A number becomes a scalar first, as its type counts. Only for NaN is the comparison ordered or
-    unordered."""
+    """A comparison. A number becomes a scalar first. Only for NaN does ordered or unordered differ."""
     equality = name in ("EQ", "NE")
     of_floats = f"create_fcmp{'UNE' if name == 'NE' else 'O' + name}"
     signed, unsigned = (f"create_icmp{'' if equality else sign}{name}" for sign in "SU")
@@ -239,10 +238,8 @@ def cast(x: Operand, kind: Kind) -> Operand:
         return x != Operand(x.form, x.form.builder.get_null_value(x.form.type(source_kind)), source_kind, ())
     name = _conversion(source_kind, kind)
     if name == "create_int_cast":
-        form = x.form
-        signed = source_kind.signed
-        handle = form.builder.create_int_cast(x.handle, form.type(kind, x.shape), signed)
-        return Operand(form, handle, kind, x.shape)
+        handle = x.form.builder.create_int_cast(x.handle, x.form.type(kind, x.shape), source_kind.signed)
+        return Operand(x.form, handle, kind, x.shape)
     return _converted(x, kind, name)
 
 

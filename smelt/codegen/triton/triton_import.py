@@ -31,19 +31,12 @@ OPTIONS: dict[str, Any] = dict(enable_fp_fusion=False, sanitize_overflow=False)
 # as many, for products, asynchronous copies and warps of different tasks: each looks at all of a kernel to find none. (8.5
 # of a kernel's 39 ms become 4.4; of 110 kernels of models none has other instructions.)
 TO_THREADS: tuple[tuple[str, str], ...] = (
-    ("ttgpuir", "add_coalesce"),
-    ("ttgpuir", "add_remove_layout_conversions"),
-    ("ttgpuir", "add_optimize_thread_locality"),
-    ("ttir", "add_triton_licm"),
-    ("common", "add_canonicalizer"),
-    ("ttir", "add_loop_aware_cse"),
-    ("ttgpuir", "add_remove_layout_conversions"),
-    ("ttgpuir", "add_reduce_data_duplication"),
-    ("ttgpuir", "add_reorder_instructions"),
-    ("common", "add_cse"),
-    ("common", "add_symbol_dce"),
-    ("common", "add_canonicalizer"),
-)
+    ("ttgpuir", "add_coalesce"), ("ttgpuir", "add_remove_layout_conversions"),
+    ("ttgpuir", "add_optimize_thread_locality"), ("ttir", "add_triton_licm"), ("common", "add_canonicalizer"),
+    ("ttir", "add_loop_aware_cse"), ("ttgpuir", "add_remove_layout_conversions"),
+    ("ttgpuir", "add_reduce_data_duplication"), ("ttgpuir", "add_reorder_instructions"), ("common", "add_cse"),
+    ("common", "add_symbol_dce"), ("common", "add_canonicalizer"),
+)  # fmt: skip
 
 KERNELS_OF_CONTEXT = 64
 
@@ -154,8 +147,7 @@ class Library:
         context: Context,
         generator: Any = None,
     ) -> tuple[Any, Any]:
-        """Like `module`, for any `triton.jit` function; constants and attributes by position. `generator`: replaces
-        Triton's own."""
+        """Like `module`, for any `triton.jit` function; constants and attributes are by position."""
         ast = self.compiler.ASTSource(
             fn=function, signature=signature, constexprs=constants, attrs=attributes
         )
@@ -167,9 +159,8 @@ class Library:
             context=context.mlir_context,
         )
         make = functools.partial(generator.ast_to_ttir, function, ast) if generator else ast.make_ir
-        accepted = (
-            inspect.signature(make).parameters.keys() & arguments.keys()
-        )  # `target` came with Triton 3.6
+        # `target` came with Triton 3.6
+        accepted = inspect.signature(make).parameters.keys() & arguments.keys()
         with _PARSES:
             return make(**{name: arguments[name] for name in accepted}), ast.language
 

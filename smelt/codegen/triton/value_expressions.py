@@ -191,8 +191,18 @@ def _sqrt(dtype: torch.dtype, x: str) -> str:
     return f"tl.sqrt_rn({x})" if dtype is torch.float32 else f"tl.sqrt({x})"
 
 
+_INFIX = dict(
+    add="+", sub="-", mul="*", truncdiv="//", fmod="%", bitwise_and="&", bitwise_or="|", bitwise_xor="^",
+    shift_left="<<", shift_right=">>",
+)  # fmt: skip
+# with the comparison of swapped operands
+_COMPARISONS = dict(
+    eq=("==", "=="), ne=("!=", "!="), lt=("<", ">"), le=("<=", ">="), gt=(">", "<"), ge=(">=", "<=")
+)
 # Plain Triton; operands of `dtype`.
 OPS: dict[str, Callable[..., str]] = dict(
+    {name: _infix(symbol) for name, symbol in _INFIX.items()},
+    **{name: _comparison(*symbols) for name, symbols in _COMPARISONS.items()},
     neg=lambda d, x: f"(-{x})",
     abs=_call("tl.abs"),
     sign=lambda d, x: f"(({x} > 0).to({NAMES[d]}) - ({x} < 0).to({NAMES[d]}))",
@@ -200,32 +210,16 @@ OPS: dict[str, Callable[..., str]] = dict(
     isinf=lambda d, x: f"(tl.abs({x}) == float('inf'))",
     logical_not=lambda d, x: f"({x} == 0)",
     bitwise_not=lambda d, x: f"({x} ^ True)" if d is torch.bool else f"(~{x})",
-    add=_infix("+"),
-    sub=_infix("-"),
-    mul=_infix("*"),
     div=_divide,
     floordiv=_call("_floordiv"),
-    truncdiv=_infix("//"),
     remainder=_call("_remainder"),
-    fmod=_infix("%"),
     maximum=_extreme("maximum", "ALL", "|"),
     minimum=_extreme("minimum", "ALL", "&"),
     fmax=_extreme("maximum", "NONE", "|"),
     fmin=_extreme("minimum", "NONE", "&"),
-    eq=_comparison("==", "=="),
-    ne=_comparison("!=", "!="),
-    lt=_comparison("<", ">"),
-    le=_comparison("<=", ">="),
-    gt=_comparison(">", "<"),
-    ge=_comparison(">=", "<="),
     logical_and=_logical("&"),
     logical_or=_logical("|"),
     logical_xor=_logical("^"),
-    bitwise_and=_infix("&"),
-    bitwise_or=_infix("|"),
-    bitwise_xor=_infix("^"),
-    shift_left=_infix("<<"),
-    shift_right=_infix(">>"),
     where=_call("tl.where"),
     fma=_call("tl.fma"),
 )

@@ -17,8 +17,7 @@ BATCH, ROW, COL = Sym("gemm_batch"), Sym("gemm_row"), Sym("gemm_col")
 
 @dataclass(frozen=True)
 class Epilogue:
-    """C = value(product). Loads number `inputs` from 0, with indices over BATCH, ROW and COL. `value` None: the
-    product itself."""
+    """C = value(product), or the product. Loads number `inputs` from 0, with indices over BATCH, ROW and COL."""
 
     inputs: tuple[Buffer, ...] = ()
     value: Value | None = None

@@ -176,8 +176,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _TileAt:
-    """The current tile of a loop over tiles: its index, whether it is tall, its first row, its height, its packed
-    copy."""
+    """The current tile of a loop: its index, whether it is tall, its first row, its height, its packed copy."""
 
     tile_index: str
     tall: str

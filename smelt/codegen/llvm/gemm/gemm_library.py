@@ -26,15 +26,10 @@ from smelt.plan.machine_code import Library
 from smelt.runtime.fork_locks import LIBRARY, hold_at_fork
 
 _FUNCTIONS: dict[str, Callable[[Tile], str]] = {
-    "pack_rows": pack_rows,
-    "pack_rows_any": pack_rows_any,
-    "pack_rows_transposed": pack_rows_transposed,
-    "pack_panel": pack_panel,
-    "pack_panel_any": pack_panel_any,
-    "pack_panel_transposed": pack_panel_transposed,
-    "block": block,
-    "driver": driver,
-}
+    "pack_rows": pack_rows, "pack_rows_any": pack_rows_any, "pack_rows_transposed": pack_rows_transposed,
+    "pack_panel": pack_panel, "pack_panel_any": pack_panel_any, "pack_panel_transposed": pack_panel_transposed,
+    "block": block, "driver": driver,
+}  # fmt: skip
 _ALWAYS = ("block", "driver", "pack_panel_any", "pack_rows_any")  # called by other functions, or tiny
 _LIBRARIES: dict[str, Library] = {}  # by symbol; grows only, lives as long as the process
 _LOCK = hold_at_fork(threading.RLock(), LIBRARY)
@@ -52,8 +47,7 @@ def provide(tile: Tile, names: Iterable[str]) -> dict[str, Library]:
 
 
 def _compile(tile: Tile, names: Sequence[str]) -> None:
-    """Compile functions without optimizer passes: the text is written as it should run; instruction selection does the
-    rest."""
+    """Compile functions without optimizer passes: the text is written as it should run."""
     symbols = [tile.function(n) for n in names]
     shared = [s for s in map(tile.function, _ALWAYS) if s in _LIBRARIES]
     text = [

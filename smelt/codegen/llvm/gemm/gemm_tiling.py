@@ -10,9 +10,8 @@ import torch
 from smelt.codegen.llvm.host_cpu import host, processor
 from smelt.shapes.expr import Size, ceil_div, static
 
-A_BYTES = (
-    384 * 1024
-)  # packed block of A: leaves most of an L2 of 1 MiB to B and C, and is most of 470 KiB of stack
+# packed block of A: leaves most of an L2 of 1 MiB to B and C, and is most of 470 KiB of stack
+A_BYTES = 384 * 1024
 KC_BYTES = 1024  # depth of a block of K, as bytes of one row
 
 
