@@ -30,9 +30,8 @@ class ProductCosts:
     # The backward of a 1x1 convolution as products (ops/convolution_backward.py)
     channels: int  # on either side, at least: images that are channels first
     channels_last: int  # the same for channels-last images
-    small_elements: (
-        int  # of a product that is one item of work, at most: each image has a product, which are summed
-    )
+    # of a product that is one item of work, at most: each image has a product, which are summed
+    small_elements: int
 
     # A window over planes that are gathered from channels-last float32 images (codegen/gemm_profitability.py)
     gathered_taps: int  # elements of the window, at least
@@ -82,9 +81,8 @@ class Costs:
 
     # What a row keeps (schedule/kernel_assembly.py)
     scratch_bytes: int  # of all scratch memory of a row
-    scratch_cost: (
-        float  # additions: what costs more is kept in scratch rather than computed again in another stage
-    )
+    # additions: what costs more is kept in scratch rather than computed again in another stage
+    scratch_cost: float
 
     # Reductions shared among workers (schedule/split_reductions.py)
     split_points: int  # points of a reduction that one worker should not be left alone with
@@ -102,16 +100,14 @@ class Costs:
     scatters: bool  # a kernel may store where tensors say, and fails where that is out of range
 
     # The plan (plan/parallel_launches.py, plan/build_plan.py)
-    parallel_launch_chunks: (
-        int  # pieces of work for each worker from which on a launch gains nothing from company
-    )
+    # pieces of work for each worker from which on a launch gains nothing from company
+    parallel_launch_chunks: int
     gil_bytes: int  # bytes touched by a plan from which on it gives other Python threads a turn
 
     # ATen's random numbers on a GPU (ops/random_numbers.py)
     draw_blocks: int  # blocks of 256 threads that draw, at most; 0: numbers are drawn by ATen's calls
-    draw_captured: (
-        bool  # where the generator stands is read from memory: it may be captured into a CUDA graph
-    )
+    # where the generator stands is read from memory: it may be captured into a CUDA graph
+    draw_captured: bool
 
     # Depthwise convolutions of channels-last images in half precision (ops/depthwise_convolution.py) that are generated
     depthwise_taps: int  # elements of the window for each that the window moves by, at most; or else ...

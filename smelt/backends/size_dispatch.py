@@ -98,8 +98,7 @@ class WithEagerFallback:
 
 
 def eager_fallback(graph: Graph) -> Compiled:
-    """Runs `graph`, which needs no gradients, operator by operator. Writes to inputs count in their versions, as they do
-    where a plan runs."""
+    """Runs `graph`, which needs no gradients, operator by operator. Writes to inputs count in their versions."""
     targets = {
         effects(node.target).argument(name, node.args, node.kwargs)
         for node in graph

@@ -33,8 +33,7 @@ def floating(dtype: torch.dtype) -> torch.dtype:
 
 
 def result_type(operands: Sequence[Any]) -> torch.dtype:
-    """torch's type promotion: tensors with dimensions decide the category first, then 0-d tensors, then Python
-    numbers."""
+    """torch's type promotion: the category is that of tensors with dimensions, then 0-d tensors, then numbers."""
     ranks: list[torch.dtype | None] = [None, None, None]
     for x in operands:
         rank, dtype = _rank(x)

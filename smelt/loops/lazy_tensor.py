@@ -36,8 +36,7 @@ class Load(Protocol):
     def __call__(self, tensor: Tensor, index: Index) -> Value: ...
 
     def where(self, mask: Value) -> Load:
-        """A load that reads elements only where `mask` (bool) holds; elsewhere its value is an arbitrary number or
-        NaN."""
+        """A load that reads elements only where `mask` (bool) holds; elsewhere its value is arbitrary or NaN."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +120,7 @@ class Tensor:
 
 @dataclass(eq=False)
 class Number(Tensor):
-    """A Python number that a call passes, in memory as a 0-d tensor, or that sizes determine. It is promoted as a
-    number."""
+    """A number that a call passes, in memory as a 0-d tensor, or that sizes determine; promoted as a number."""
 
     @property
     def type(self) -> type:

@@ -75,8 +75,7 @@ def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
 
 
 def call(op: str, *args: Value) -> Value:
-    """An operation of POINTWISE whose result has the dtype of its last operand (`compare` builds those with bool
-    results)."""
+    """An operation of POINTWISE with the dtype of its last operand (`compare` builds those with bool results)."""
     return Value(op, args, args[-1].dtype)
 
 
@@ -125,8 +124,7 @@ def where(condition: Value, a: Value, b: Value) -> Value:
 
 
 class Moved:
-    """Expressions over other symbols: `symbols` maps each symbol, `buffer` each buffer number. Shared subexpressions
-    stay shared."""
+    """Expressions over other symbols (`symbols`) and buffers (`buffer`); shared subexpressions stay shared."""
 
     def __init__(
         self, symbols: Mapping[Sym, Size], buffer: Callable[[int], int] = lambda number: number

@@ -51,8 +51,7 @@ class Builder:
         return tensor
 
     def call(self, op: OpOverload, args: Sequence[Any], spec: TensorSpec | None = None) -> Tensor:
-        """The result of another ATen operator on tensors built before, with the node's own spec unless another is
-        passed."""
+        """The result of another ATen operator on earlier tensors, with the node's own spec unless another is passed."""
         spec = spec or self.spec
         result = Tensor(self.name, spec, Stored(), self.line)
         self.made.append(Extern(op, tuple(args), {}, (result,), self.name, self.line))
@@ -207,8 +206,7 @@ class Builder:
         body: Callable[[Load, Index, Index], Value],
         cost: float = 1.0,
     ) -> Tensor:
-        """The reduction of `body` over `sizes`. Of one element it is a map, since fusion relies on reductions having
-        loops."""
+        """The reduction of `body` over `sizes`; a map of one element, since fusion relies on reductions having loops."""
         if not all(s == 1 for s in sizes):
             return self.tensor(shape, dtype, Reduce(tuple(inputs), kind, sizes, body, cost))
 

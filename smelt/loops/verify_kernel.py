@@ -252,14 +252,7 @@ def _verify_work(kernel: Kernel) -> Iterator[Problem]:
 
 # By the names that they have in the docstring of `smelt.loops.kernel_ir`. What later ones read, earlier ones have checked.
 STATEMENTS: dict[str, Callable[[Kernel], Iterator[Problem]]] = {
-    "loops": _verify_loops,
-    "work": _verify_work,
-    "buffers": _verify_buffers,
-    "indices": _verify_indices,
-    "sizes": _verify_sizes,
-    "results": _verify_results,
-    "dtypes": _verify_dtypes,
-    "order": _verify_order,
-    "points": _verify_points,
-    "sums": _verify_sums,
-}
+    "loops": _verify_loops, "work": _verify_work, "buffers": _verify_buffers, "indices": _verify_indices,
+    "sizes": _verify_sizes, "results": _verify_results, "dtypes": _verify_dtypes, "order": _verify_order,
+    "points": _verify_points, "sums": _verify_sums,
+}  # fmt: skip

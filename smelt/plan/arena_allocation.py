@@ -36,8 +36,7 @@ def aligned(nbytes: int, alignment: int) -> int:
 
 @dataclass
 class _Lifetime:
-    """The memory of an allocation, of the allocations that reuse it, and of all their views; or of an ATen call's
-    result."""
+    """The memory of an allocation, those that reuse it, and all their views; or of an ATen call's result."""
 
     nbytes: Size
     begin: int
@@ -91,8 +90,7 @@ def _lifetimes(
     nbytes: Callable[[int], Size],
     given: Iterable[int],
 ) -> tuple[dict[int, int], dict[int, _Lifetime]]:
-    """The register that each register's memory comes from, and the lifetimes of those. A view keeps its source's
-    memory alive."""
+    """The register that each register's memory comes from (a view's is its source's), and the lifetimes of those."""
     roots = {r: r for r in given}
     lifetimes = {r: _Lifetime(nbytes(r), 0, 0, False) for r in roots}
     for i, step in enumerate(steps):
@@ -141,8 +139,7 @@ def _most_placed(lifetimes: dict[int, _Lifetime], inside: set[int], steps: int, 
 def _placed_within(
     enough: int, used: Sequence[int], lifetimes: dict[int, _Lifetime], inside: set[int], alignment: int
 ) -> Placement | None:
-    """An arena for all of `inside`; None if a call would take more than `enough` bytes with it. `used`: bytes in use
-    at each step."""
+    """An arena for all of `inside`; None if a call would exceed `enough` bytes. `used`: bytes at each step."""
     within = _levels([lifetimes[r] for r in inside], len(used))
     beside = [u - w for u, w in zip(used, within)]
     first = min(lifetimes[r].begin for r in inside)

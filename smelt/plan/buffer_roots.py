@@ -77,8 +77,7 @@ class Roots:
         return self.root(buffer) in self._retained
 
     def may_use_arena(self, register: int, memory: Memory) -> bool:
-        """Whether the register is a temporary with memory of its own that ends with the call, on a device that
-        `memory` covers."""
+        """Whether the register is a temporary with memory of its own, on a device that `memory` covers."""
         if register >= len(self.buffers):
             return False
         buffer: BufferSpec = self.buffers[register]

@@ -48,8 +48,7 @@ def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
 def executable_template(
     sized: SymbolicPlan, syms: Sequence[Sym], address_of: AddressOf
 ) -> _native.PlanTemplate:
-    """What makes the plans of `sized`: `native.at(numbers of syms)`, None where its conditions do not hold. Raises as
-    `executable` does."""
+    """`native.at(numbers of syms)` makes the plans of `sized`, or None if its conditions fail. Raises as `executable`."""
     program = SizeProgram(syms)
 
     def slots(sizes: tuple[Size, ...]) -> tuple[int | Slot, ...]:
@@ -150,22 +149,14 @@ def _aten(s: Aten, writer: _Writer) -> Spec:
     return "aten", schema.name, schema.overload_name, args, outs, expect, s.user_visible, name
 
 
-def _bump(s: BumpVersion, writer: _Writer) -> Spec:
-    return ("bump", s.regs)
-
-
-def _free(s: Free, writer: _Writer) -> Spec:
-    return ("free", s.regs)
-
-
 _SPECS: dict[type, Callable[[Any, _Writer], Spec]] = {
     Alloc: _alloc,
     View: _view,
     Launch: _launch,
     ParallelLaunch: _together,
     Aten: _aten,
-    BumpVersion: _bump,
-    Free: _free,
+    BumpVersion: lambda s, writer: ("bump", s.regs),
+    Free: lambda s, writer: ("free", s.regs),
 }
 
 
@@ -187,8 +178,7 @@ def _argument(step: Aten, position: int, name: str, writer: _Writer) -> Spec:
 
 
 def _sized(value: Any, writer: _Writer) -> Spec:
-    """A size, or a list with sizes, as ("sized", the value with placeholder numbers, ((position in the list or 0,
-    slot), ...))."""
+    """A size, or a list of sizes, as ("sized", value with placeholders, ((position in the list or 0, slot), ...))."""
     items = value if isinstance(value, (tuple, list)) else (value,)
     places = [i for i, item in enumerate(items) if isinstance(item, Expr)]
     if leaves([item for item in items if not isinstance(item, Expr)], Expr):

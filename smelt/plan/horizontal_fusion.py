@@ -147,8 +147,7 @@ class _InUse:
         return sum(static(self.roots.nbytes(b)) for buffers in converted for b in buffers)
 
     def _counted(self, root: int) -> int:
-        """Bytes that torch's allocator may count for the root: a block of more than REST bytes may be larger by up to
-        REST."""
+        """Bytes that torch's allocator may count for the root: blocks of more than REST bytes may be larger by REST."""
         nbytes = static(self.roots.nbytes(root))
         return nbytes if nbytes <= REST else nbytes + REST
 
@@ -171,8 +170,7 @@ class _InUse:
         return heirs
 
     def moved(self, slot: Slot, time: int, to: int, most: int) -> bool:
-        """Move a slot from one position to another if at most `most` bytes are in use then, and return whether it
-        moved."""
+        """Move a slot if at most `most` bytes are in use then; whether it moved."""
         spans = {}
         for root in self._touched(slot):
             begin, end = self.span[root]

@@ -27,13 +27,9 @@ _QUIET = (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL, WRITE_INPUT)
 
 def in_place(schedule: Schedule, items: Sequence[Item]) -> tuple[Schedule, list[Item]]:
     """The schedule and items with launches that write in place."""
-    if not any(_is_launch(item) for item in items):
+    if not any(isinstance(item, ExternItem) and item.op is RUN_KERNEL_FUNCTIONAL for item in items):
         return schedule, list(items)
     return _Rewriter(schedule, items).run()
-
-
-def _is_launch(item: Item | None) -> bool:
-    return isinstance(item, ExternItem) and item.op is RUN_KERNEL_FUNCTIONAL
 
 
 @dataclass
@@ -191,8 +187,7 @@ def _aliases(item: Item) -> list[tuple[int, int]]:
 
 
 def _may_raise(item: Item | None) -> bool:
-    """Whether this item may cause the call to be replayed eagerly. A failing launch raises before it has written
-    anything."""
+    """Whether this item may cause an eager replay. A failing launch raises before it writes."""
     if not isinstance(item, ExternItem) or item.op in _QUIET:
         return False
     return REGISTRY.module(item.op) is None or row(item.op).raises is not False

@@ -71,8 +71,7 @@ class _Run:
 def merge_parallel_launches(
     steps: Sequence[Step], touched: Mapping[int, Touched], costs: Costs, decisions: Decisions | None = None
 ) -> list[Step]:
-    """`steps` with runs of independent launches merged. `touched`: the roots of the launches that may be merged, by
-    position."""
+    """`steps` with independent launches merged. `touched`: the roots of those that may be, by position."""
     if costs.threads < 2:
         return list(steps)
     decisions = decisions or Decisions()

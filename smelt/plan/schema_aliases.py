@@ -14,8 +14,7 @@ OWN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "quantized", "smelt"})
 
 
 def is_foreign(op: OpOverload) -> bool:
-    """Whether the operator is the user's: it may retain its arguments, and its body may rely on the caller's autocast
-    and modes."""
+    """Whether the operator is the user's: it may retain arguments, and rely on the caller's autocast and modes."""
     return op.namespace not in OWN_NAMESPACES
 
 

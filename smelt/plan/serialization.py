@@ -43,18 +43,9 @@ _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
 LibraryFields = tuple[Processor, tuple[bytes, ...], tuple[str, ...], dict[str, int]]
 # Fields of a plan, in order, behind torch's version, the libraries and the kernels.
 PLAN = (
-    "n_inputs",
-    "constants",
-    "n_registers",
-    "steps",
-    "outputs",
-    "arena_bytes",
-    "release_gil",
-    "numbers",
-    "device",
-    "on_host",
-    "title",
-)
+    "n_inputs", "constants", "n_registers", "steps", "outputs", "arena_bytes", "release_gil", "numbers", "device",
+    "on_host", "title",
+)  # fmt: skip
 
 
 def to_bytes(plan: Plan) -> bytes:

@@ -129,8 +129,7 @@ class Aten:
 
 @dataclass(frozen=True)
 class BumpVersion:
-    """Increments the version counters of inputs that the next kernel writes; raises where eager's in-place operators
-    raise."""
+    """Increments the version counters of inputs that the next kernel writes; raises where eager raises."""
 
     regs: tuple[int, ...]
 

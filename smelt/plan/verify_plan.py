@@ -125,8 +125,7 @@ def _verify_arena(plan: Plan) -> None:
 
 
 def _in_place(plan: Plan, root: dict[int, int]) -> dict[tuple[int, int], int]:
-    """For each (allocation, allocation that reuses its memory), the step after the first use of the latter, which may
-    use both."""
+    """For each (allocation, allocation that reuses it), the step after the latter's first use, which may use both."""
     found: dict[tuple[int, int], int] = {}
     for i, step in enumerate(plan.steps):
         if isinstance(step, Alloc) and step.arena is not None and step.over is not None:

@@ -70,13 +70,9 @@ def _refused(inputs: Tensors, copied: tuple[bool, ...]) -> str | None:
     for x, copy in zip(inputs, copied):
         if x is not None and x.device.type != "cuda":
             return "an input is on the CPU"
-        if x is not None and copy and _overlaps(x):
+        if x is not None and copy and any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape)):
             return "an input that changes its address has elements that share memory"
     return None
-
-
-def _overlaps(x: torch.Tensor) -> bool:
-    return any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape))
 
 
 def _place(x: torch.Tensor) -> torch.Tensor:

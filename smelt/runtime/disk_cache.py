@@ -147,8 +147,7 @@ def _check(descriptor: int, path: str) -> None:
 
 
 def _read(folder: int, key: str) -> bytes | None:
-    """The content of a file that only this user can have written; None if its checksum is wrong. Marks the file as
-    used."""
+    """The content of a file of this user alone, which counts as used now; None if its checksum is wrong."""
     flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for its writer
     with open(_open(key, flags, folder=folder), "rb") as file:
         _check(file.fileno(), key)

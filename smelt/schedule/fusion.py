@@ -284,8 +284,7 @@ def unprofitable(group: Group, unit: Unit, found: Fit, costs: Costs) -> str | No
 
 
 def _is_lonely(group: Group, unit: Unit, found: Fit, costs: Costs) -> bool:
-    """Whether an elementwise unit would run in a loop over long rows, with a reduction, although there are fewer rows
-    than workers."""
+    """Whether an elementwise unit would loop over long rows, with a reduction, with fewer rows than workers."""
     if found.values is not None:
         tensor = group.units[0].tensor
         index = substituted(group.places[tensor].index, found.values)

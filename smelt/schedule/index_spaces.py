@@ -25,8 +25,7 @@ def position(index: Sequence[Size], shape: Sequence[Size]) -> Size:
 
 
 def radix(index: Sequence[Size], shape: Sequence[Size], sizes: Mapping[Sym, Size]) -> Radix | None:
-    """The digits of `index`'s position, if `index` visits every element of `shape` once while its symbols run over
-    `sizes`."""
+    """The digits of `index`'s position, if it visits every element of `shape` once as its symbols run over `sizes`."""
     rest = position(index, shape)
     digits: Radix = []
     for sym in sorted(free_syms(rest) & sizes.keys(), key=lambda s: s.name):
@@ -51,9 +50,8 @@ def solve(digits: Radix, index: Sequence[Size], shape: Sequence[Size]) -> dict[S
     """The values of the digits' symbols at the element `index` of a tensor of `shape`."""
     at = position(index, shape)
     values = {sym: at // stride % size for sym, stride, size in digits}
-    if digits and isinstance(
-        digits[-1][2], Expr
-    ):  # the highest digit is below its size, which need not be seen
+    # the highest digit is below its size, which need not be seen
+    if digits and isinstance(digits[-1][2], Expr):
         sym, stride, _ = digits[-1]
         values[sym] = at // stride
     return values

@@ -248,8 +248,7 @@ def _weights(program: Program, required: set[Tensor], costs: Costs) -> dict[Tens
 
 
 def _unit(tensor: Tensor, units: set[Tensor], target: CopyBack | Insert | None, shortest: int) -> Unit:
-    """The unit of a tensor. Loops are split where a computed operand is read at a quotient of them, so that rows are
-    recognized."""
+    """The unit of a tensor. Loops split where an operand is read at their quotient, so that rows are recognized."""
     index, loops = own_loops(tensor.shape, "d")
     unit = _unit_over(tensor, index, loops, units, target)
     if isinstance(tensor.definition, Map):

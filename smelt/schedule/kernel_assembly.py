@@ -147,8 +147,7 @@ class KernelBuilder:
         return not self.stored(unit) and cost(unit.value) > self.costs.scratch_cost
 
     def choose_local(self) -> set[Tensor]:
-        """Elementwise units that several stages need and that are expensive to recompute, as long as a row of them
-        fits in scratch."""
+        """Elementwise units that several stages need and that are expensive, if a row of them fits in scratch."""
         stages: dict[Tensor, set[StageKey]] = defaultdict(set)
         local: set[Tensor] = set()
         used = 0
@@ -248,8 +247,7 @@ class KernelBuilder:
     # ---- expressions
 
     def rewrite(self, value: Value, context: _Context) -> Value:
-        """A unit's expression in the group's symbols, over the kernel's buffers. Shared subexpressions are rewritten
-        once."""
+        """A unit's expression in the group's symbols, over the kernel's buffers; shared parts are rewritten once."""
         done = context.done.get(value)
         if done is None:
             done = context.done[value] = self.rewritten(value, context)
@@ -275,8 +273,7 @@ class KernelBuilder:
         return Value(value.op, args, value.dtype)
 
     def element(self, tensor: Tensor, index: Index, mask: Value | None, context: _Context) -> Value:
-        """An element that the stage reads: loaded from memory, a reduction's result, scratch, or computed in the
-        stage."""
+        """An element that the stage reads: from memory, a reduction, scratch, or computed in the stage."""
         unit = self.units.get(tensor)
         if unit is None:
             return Value("load", (self.memory(tensor, "in"), linear(tensor, index), mask), tensor.dtype)

@@ -11,8 +11,7 @@ from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Item, Kernel
 
 
 def print_schedule(schedule: Schedule) -> str:
-    """The schedule as text. Buffer i is `b<i>`; the line below a kernel's name lists the buffers of its `p0`, `p1`,
-    ..."""
+    """The schedule as text. Buffer i is `b<i>`; below a kernel's name are the buffers of its `p0`, `p1`, ..."""
     lines = [*_buffers(schedule)]
     for item in schedule.items:
         lines += print_item(item).splitlines()

@@ -46,8 +46,7 @@ def pairs(groups: Sequence[Group], costs: Costs) -> Pairs:
 
 
 def _row_loops(group: Group) -> tuple[int, int] | None:
-    """The number of points of a group and of each of its stages; None if it has no row stages or the numbers are
-    unknown."""
+    """The numbers of points of a group and of its stages; None if it has no row stages or they are unknown."""
     if not all(
         isinstance(n, int) for _, n in (*group.outer, *(l for p in group.places.values() for l in p.inner))
     ):

@@ -198,8 +198,7 @@ def _likely_parts(
 
 
 def _items(shape: Sequence[Size], strides: Sequence[int], costs: Costs) -> int:
-    """The number of work items among the sums; adjacent sums that run down rows together are one. `strides`: of their
-    operands."""
+    """The number of work items among the sums; adjacent sums down rows are one. `strides`: of their operands."""
     rows = numel(shape)
     assert isinstance(rows, int)
     if 1 not in strides:
@@ -209,8 +208,7 @@ def _items(shape: Sequence[Size], strides: Sequence[int], costs: Costs) -> int:
 
 
 def _neighbours(shape: Sequence[Size], strides: Sequence[int], several: bool) -> int:
-    """The number of adjacent sums: along the dimension of stride 1; with `several`, along all dimensions that continue
-    it."""
+    """The number of adjacent sums: along the dimension of stride 1, or with `several`, all that continue it."""
     count, at = 1, {stride: d for d, stride in reversed(list(enumerate(strides)))}
     while count in at:
         size = shape[at.pop(count)]
