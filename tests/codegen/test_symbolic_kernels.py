@@ -5,13 +5,13 @@ import torch
 
 from smelt.codegen.llvm import compile_kernels
 from smelt.errors import NeedsFixedSize
-from smelt.loops.kernel_interpreter import run
 from smelt.loops.kernel_ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Store
 from smelt.loops.loop_values import cast, index
 from smelt.loops.verify_kernel import verify
 from smelt.shapes.expr import Size, loop_sym
 from tests.harness.accuracy import no_worse
 from tests.harness.hosts import of_bits
+from tests.harness.kernel_interpreter import run
 from tests.harness.kernels import CHECKED, buffers, flat, load, result
 from tests.harness.sized_programs import BACKWARD, ELEMENTWISE, REDUCED, ROWS, SCANS, with_bias
 from tests.harness.symbolic import S0, S1

@@ -14,14 +14,12 @@ if os.environ.get("TRITON_INTERPRET") != "1":
         "Triton compiles for the GPU here (tests/gpu); needs TRITON_INTERPRET=1", allow_module_level=True
     )
 
-from smelt.codegen.triton import load_kernel, triton_source
+from smelt.codegen.triton import triton_source
 from smelt.codegen.triton.block_sizes import choose
 from smelt.codegen.triton.triton_import import function_of
-from smelt.codegen.triton.triton_launcher import launch_batched
-from smelt.loops import kernel_interpreter
 from smelt.loops.kernel_ir import Kernel, MapStage, ReduceStage, Reduction, Store
 from smelt.loops.philox import philox
-from tests.harness import interpreted
+from tests.harness import interpreted, kernel_interpreter
 from tests.harness.kernels import (
     REDUCE,
     bias_gelu,
@@ -46,6 +44,7 @@ from tests.harness.kernels import (
     softmax_columns,
     transpose,
 )
+from tests.harness.triton_launcher import launch_batched, load_kernel
 
 interpreted.by_halves()
 f32, bf16 = torch.float32, torch.bfloat16

@@ -18,12 +18,12 @@ from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, ROW
 from smelt.codegen.triton.attention_kernel import attention_source, power
 from smelt.codegen.triton.block_gemm import Tile
 from smelt.codegen.triton.ptx import to_ptx
-from smelt.codegen.triton.triton_launcher import launch_attention
 from smelt.loops.kernel_ir import Value
 from smelt.loops.verify_kernel import verify
 from tests.harness.attention_tiles import KEYS, QUERIES, WIDTH, Case, as_loops, interpret_loops
 from tests.harness.kernels import const, op
 from tests.harness.products import cast
+from tests.harness.triton_launcher import launch_attention
 
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="compiled here: tests/gpu")

@@ -17,12 +17,12 @@ from smelt.codegen.llvm.gemm.epilogue import COL, ROW
 from smelt.codegen.triton.block_gemm import Tile
 from smelt.codegen.triton.gemm_kernel import as_loops, product_source
 from smelt.codegen.triton.ptx import to_ptx
-from smelt.codegen.triton.triton_launcher import launch_product
-from smelt.loops import kernel_interpreter
 from smelt.loops.kernel_ir import Value
 from smelt.loops.verify_kernel import verify
+from tests.harness import kernel_interpreter
 from tests.harness.kernels import const, op
 from tests.harness.products import Case, cast
+from tests.harness.triton_launcher import launch_product
 
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="compiled here: tests/gpu")

@@ -16,17 +16,17 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton compiles for the GPU here; needs TRITON_INTERPRET=1", allow_module_level=True)
 
-from smelt.codegen.triton import block_sizes, load_kernel, triton_source
+from smelt.codegen.triton import block_sizes, triton_source
 from smelt.codegen.triton.block_sizes import choose
 from smelt.loops.kernel_ir import Kernel
 from smelt.ops.lowering import lower
-from smelt.schedule import schedule_interpreter
 from smelt.schedule.schedule import KernelItem
 from smelt.schedule.schedule_program import fuse
 from smelt.schedule.verify_schedule import verify
 from smelt.targets.cuda import COSTS
-from tests.harness import interpreted
+from tests.harness import interpreted, schedule_interpreter
 from tests.harness.traced import flatten, traced
+from tests.harness.triton_launcher import load_kernel
 
 interpreted.by_halves()
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16

@@ -16,19 +16,19 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from smelt.codegen.triton.compile import General, Request
 from smelt.codegen.triton.symbolic_kernels import numbered, takes_sizes, variant
-from smelt.codegen.triton.triton_launcher import launch_sized
-from smelt.loops.kernel_interpreter import run as interpret
 from smelt.loops.kernel_ir import Kernel, Loop, MapStage, ReduceStage, Reduction, Store
 from smelt.loops.kernel_sizes import at_sizes
 from smelt.loops.verify_kernel import verify
 from smelt.shapes.expr import loop_sym
 from tests.harness import interpreted
+from tests.harness.kernel_interpreter import run as interpret
 from tests.harness.kernels import buffers, load, result
 from tests.harness.sized_kernels import COSTS, FEW_PROCESSORS, Once
 from tests.harness.sized_programs import BACKWARD, ELEMENTWISE, REDUCED, ROWS, SCANS
 from tests.harness.symbolic import S0, S1
 from tests.harness.symbolic_kernels import same
 from tests.harness.traced import flatten
+from tests.harness.triton_launcher import launch_sized
 
 interpreted.by_halves()
 f32, bf16 = torch.float32, torch.bfloat16

@@ -13,7 +13,6 @@ if not torch.cuda.is_available():
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton's interpreter is on", allow_module_level=True)
 
-from smelt.codegen.triton import load_kernel
 from smelt.loops.kernel_ir import Kernel
 from tests.harness.kernels import (
     bias_gelu,
@@ -29,6 +28,7 @@ from tests.harness.kernels import (
     softmax_columns,
     transpose,
 )
+from tests.harness.triton_launcher import load_kernel
 
 f32, bf16 = torch.float32, torch.bfloat16
 gelu = torch.nn.functional.gelu

@@ -50,6 +50,9 @@ one stage, on example tensors
     joints         the joint graph of a function, its partition, and gradients through it
     differentiable two custom autograd functions, and random functions for hypothesis
     scheduled      the schedule of a function, run by the reference interpreter
+    kernel_interpreter the reference of kernels: torch operations on index grids
+    schedule_interpreter the reference of schedules
+    triton_launcher printed kernels launched by Triton, on a GPU or in its interpreter
     compiled       a function compiled by the backend alone
     hosts          the target that a test states: the width of vectors, generated products
     kernels        small kernels written by hand, and how to run them

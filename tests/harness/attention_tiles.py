@@ -10,7 +10,6 @@ import torch
 from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, ROW
 from smelt.codegen.triton.attention_kernel import ATTENTION, SCORE, TiledAttention
 from smelt.codegen.triton.block_gemm import Operand, counted
-from smelt.loops import kernel_interpreter
 from smelt.loops.kernel_ir import (
     Buffer,
     Kernel,
@@ -26,6 +25,7 @@ from smelt.loops.kernel_ir import (
 )
 from smelt.loops.loop_values import Moved
 from smelt.shapes.expr import Size, Sym, subs
+from tests.harness import kernel_interpreter
 from tests.harness.kernels import const, op
 from tests.harness.products import cast
 

@@ -27,10 +27,10 @@ from smelt.loops.lazy_tensor import (
 )
 from smelt.loops.loop_values import Moved
 from smelt.schedule.schedule import KernelItem, Schedule
-from smelt.schedule.schedule_interpreter import run
 from smelt.schedule.verify_schedule import verify
 from smelt.shapes.expr import Expr, Size, Sym, subs
 from tests.harness.kernels import CHECKED
+from tests.harness.schedule_interpreter import run
 from tests.harness.symbolic_kernels import call
 
 Values = Mapping[Sym, int]

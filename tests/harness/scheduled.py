@@ -9,11 +9,11 @@ from smelt.codegen.cpu_launches import Products
 from smelt.config import DEFAULT
 from smelt.ops.lowering import lower
 from smelt.schedule.schedule import ExternItem, KernelItem
-from smelt.schedule.schedule_interpreter import run
 from smelt.schedule.schedule_printer import print_schedule
 from smelt.schedule.schedule_program import fuse
 from smelt.schedule.verify_schedule import verify
 from smelt.targets import cpu
+from tests.harness.schedule_interpreter import run
 from tests.harness.traced import flatten, traced
 
 

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from smelt.codegen.triton.symbolic_kernels import takes_sizes
-from smelt.codegen.triton.triton_launcher import launch_sized, load_kernel
 from smelt.cost_model import Costs
 from smelt.loops.kernel_ir import Kernel
 from smelt.loops.kernel_sizes import at_sizes
 from smelt.ops.lowering import lower
 from smelt.schedule.schedule import KernelItem, Schedule
-from smelt.schedule.schedule_interpreter import run
 from smelt.schedule.schedule_program import fuse
 from smelt.schedule.verify_schedule import verify
 from smelt.shapes.expr import Size
 from smelt.targets import cuda
+from tests.harness.schedule_interpreter import run
 from tests.harness.symbolic import symbolic
 from tests.harness.symbolic_kernels import TRACED, Guarded, Sizes, random_inputs
+from tests.harness.triton_launcher import launch_sized, load_kernel
 
 COSTS: Costs = replace(cuda.COSTS, threads=132)
 # For a GPU of few processors sums are cut into fewer parts. Triton's interpreter runs each part, the empty ones too.

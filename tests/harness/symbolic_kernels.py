@@ -15,12 +15,12 @@ from smelt.loops.kernel_ir import Kernel
 from smelt.ops.lowering import lower
 from smelt.plan.machine_code import CompiledKernel
 from smelt.schedule.schedule import KernelItem, Schedule
-from smelt.schedule.schedule_interpreter import run
 from smelt.schedule.schedule_printer import print_schedule
 from smelt.schedule.schedule_program import fuse
 from smelt.schedule.verify_schedule import verify
 from smelt.shapes.expr import Size, Sym, evaluate
 from tests.harness.kernels import CHECKED
+from tests.harness.schedule_interpreter import run
 from tests.harness.scheduled import costs
 from tests.harness.symbolic import S0, S1, SIZES, symbolic
 from tests.harness.traced import flatten

@@ -7,8 +7,8 @@ from smelt.codegen.plan_loading import load
 from smelt.ops.lowering import lower
 from smelt.plan.build_plan import build_plan
 from smelt.plan.verify_plan import verify
-from smelt.schedule.schedule_interpreter import run
 from smelt.schedule.schedule_program import fuse
+from tests.harness.schedule_interpreter import run
 from tests.harness.scheduled import externs, generating
 from tests.harness.traced import traced
 

@@ -5,7 +5,7 @@ import torch
 
 from smelt.loops.kernel_ir import stage_stores
 from smelt.schedule.schedule import ExternItem, KernelItem
-from smelt.schedule.schedule_interpreter import run
+from tests.harness.schedule_interpreter import run
 from tests.harness.scheduled import externs, kernels, scheduled
 from tests.harness.traced import flatten
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.loops.kernel_interpreter import run
 from smelt.loops.kernel_ir import Kernel, MapStage, ReduceStage, Reduction, Store, Value
 from smelt.loops.loop_values import compare, where
 from smelt.loops.loop_values import index as index_value
 from smelt.loops.row_sums import beside, row_stage, separate
 from smelt.loops.verify_kernel import verify
 from smelt.shapes.expr import Size
+from tests.harness.kernel_interpreter import run
 from tests.harness.kernels import buffers, const, load, loop, op, result
 
 f32 = torch.float32

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.loops import kernel_interpreter
 from smelt.loops.kernel_ir import Kernel, MapStage, Store, Value
 from smelt.loops.lazy_tensor import Extern, Map, Tensor
 from smelt.loops.lowering_builder import Builder
@@ -18,6 +17,7 @@ from smelt.ops.random_numbers import MOST_APART
 from smelt.ops.registry import row
 from smelt.shapes.expr import contiguous_stride
 from smelt.targets.cpu import COSTS
+from tests.harness import kernel_interpreter
 from tests.harness.kernels import buffers, loop
 from tests.harness.random_words import reference
 

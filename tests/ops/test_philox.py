@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.loops import kernel_interpreter
 from smelt.loops.kernel_ir import Value
 from smelt.loops.philox import philox
 from smelt.ops.philox_order import Draws, Step
 from smelt.shapes.expr import contiguous_stride
+from tests.harness import kernel_interpreter
 from tests.harness.kernels import TARGETS, flat, loop, run
 from tests.harness.random_words import reference
 

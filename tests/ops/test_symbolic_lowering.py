@@ -13,12 +13,12 @@ import torch
 from smelt.errors import NeedsFixedSize
 from smelt.loops.lazy_tensor import Extern
 from smelt.ops.lowering import lower
-from smelt.schedule.schedule_interpreter import run
 from smelt.schedule.schedule_printer import print_schedule
 from smelt.schedule.schedule_program import fuse
 from smelt.schedule.verify_schedule import verify
 from smelt.shapes.expr import Size, evaluate
 from tests.harness.lowered_at import CompiledOnce, program_at
+from tests.harness.schedule_interpreter import run
 from tests.harness.scheduled import costs, kernels
 from tests.harness.symbolic import S0, S1, symbol_of, with_sizes
 from tests.harness.traced import flatten, traced

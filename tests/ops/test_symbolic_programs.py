@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from smelt.ops.lowering import lower
 from smelt.ops.view_operators import reshape_index
-from smelt.schedule.schedule_interpreter import run
 from smelt.schedule.schedule_program import fuse
 from smelt.schedule.verify_schedule import verify
 from smelt.shapes.expr import Sym
 from tests.harness.joints import joint_of
 from tests.harness.lowered_at import CompiledOnce, program_at
+from tests.harness.schedule_interpreter import run
 from tests.harness.scheduled import costs
 from tests.harness.symbolic import S0, S1, symbol_of, with_sizes
 from tests.harness.traced import flatten, traced

@@ -17,11 +17,11 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import Graph, Node, TensorSpec, map_nodes
 from smelt.ops.lowering import lower
 from smelt.ops.registry import row
-from smelt.schedule.schedule_interpreter import run
 from smelt.schedule.schedule_program import fuse
 from smelt.shapes.expr import Sym, contiguous_stride
 from smelt.torch_private import OpOverload
 from tests.harness.lowered_at import program_at
+from tests.harness.schedule_interpreter import run
 from tests.harness.scheduled import costs
 from tests.harness.traced import traced
 

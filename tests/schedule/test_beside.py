@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from smelt.loops.kernel_printer import print_kernel
 from smelt.ops.lowering import lower
 from smelt.schedule.schedule import KernelItem, Schedule
-from smelt.schedule.schedule_interpreter import run
 from smelt.schedule.schedule_program import fuse
 from smelt.schedule.verify_schedule import verify
 from smelt.targets.cuda import COSTS
+from tests.harness.schedule_interpreter import run
 from tests.harness.traced import flatten, traced
 
 aten = torch.ops.aten

@@ -9,10 +9,10 @@ import torch
 from smelt.loops.kernel_ir import ReduceStage
 from smelt.loops.lazy_tensor import Map
 from smelt.ops.lowering import lower
-from smelt.schedule.schedule_interpreter import run
 from smelt.schedule.schedule_program import fuse
 from smelt.schedule.split_reductions import split_reductions
 from smelt.targets import cuda
+from tests.harness.schedule_interpreter import run
 from tests.harness.scheduled import check, costs, kernels, scheduled
 from tests.harness.traced import traced
 

@@ -15,11 +15,11 @@ import smelt
 from smelt.codegen.autotune import autotuner
 from smelt.codegen.triton.attention_kernel import TiledAttention
 from smelt.codegen.triton.block_gemm import Tile
-from smelt.codegen.triton.triton_launcher import launch_attention
 from smelt.report import inspect
 from tests.harness import attention_tiles
 from tests.harness.attention import wide
 from tests.harness.contests import Device, contested
+from tests.harness.triton_launcher import launch_attention
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda

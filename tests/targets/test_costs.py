@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt.schedule.schedule_interpreter import run
+from tests.harness.schedule_interpreter import run
 from tests.harness.scheduled import costs, kernels, scheduled
 from tests.harness.traced import flatten
 

@@ -2,6 +2,5 @@
 
 from smelt.codegen.triton.compile import Request, compile_kernels
 from smelt.codegen.triton.kernel_source import Source, triton_source
-from smelt.codegen.triton.triton_launcher import load_kernel
 
-__all__ = ["Request", "Source", "compile_kernels", "load_kernel", "triton_source"]
+__all__ = ["Request", "Source", "compile_kernels", "triton_source"]

@@ -9,10 +9,10 @@ import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.pytree import map_leaves
-from smelt.loops.kernel_interpreter import run as run_kernel
 from smelt.loops.kernel_ir import Kernel
 from smelt.schedule.schedule import BufRef, ExternItem, KernelItem, Schedule, ViewItem
 from smelt.shapes.expr import Expr, Size, Sym, evaluate
+from tests.harness.kernel_interpreter import run as run_kernel
 
 Launch = Callable[[Kernel, Sequence[torch.Tensor | None], Mapping[Sym, int]], None]
 
