@@ -122,9 +122,6 @@ NAMED = {
         "torch.jit.is_scripting",
     ): "user code that asks is answered",
     ("smelt.capture.torch_calls.compiler_queries", "torch.jit.is_tracing"): "user code that asks is answered",
-    ("smelt.capture.base.native_functions", "torch.compile"): "a call of it breaks the graph",
-    ("smelt.capture.base.native_functions", "torch.jit.script"): "a call of it breaks the graph",
-    ("smelt.capture.base.native_functions", "torch.jit.trace"): "a call of it breaks the graph",
     ("smelt.capture.semantics.calls.calls", "torch.jit.ScriptModule"): "is told from other modules",
 }
 

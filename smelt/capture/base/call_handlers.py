@@ -90,5 +90,5 @@ def class_method_of(fn: BuiltinFunctionType) -> Handler | None:
 
 
 def unsupported(detail: str, kind: ReasonKind = UNSUPPORTED_CALL) -> Unsupported:
-    """The error of a handler that does not support a call; it ends the capture."""
+    """The error of something that cannot be captured: `detail` of `kind`."""
     return Unsupported(Reason(kind, detail))

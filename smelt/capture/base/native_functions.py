@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import abc
 import ast
+import builtins
 import codecs
 import collections
 import contextvars
@@ -35,7 +36,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import is_resume
-from smelt.errors import Unsupported
+from smelt.capture.base.call_handlers import unsupported
 from smelt.reasons import (
     DEBUGGER,
     RANDOM_STATE,
@@ -43,7 +44,6 @@ from smelt.reasons import (
     TENSOR_SUBCLASS,
     UNSUPPORTED_CALL,
     UNSUPPORTED_EFFECT,
-    Reason,
     ReasonKind,
 )
 from smelt.torch_private import (
@@ -116,7 +116,7 @@ def check_text_settings(value: object, spec: str = "") -> None:
             if not isinstance(part, (tuple, list, BaseException)):
                 check_text_settings(part)
         return
-    raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"the text of {what}, which settings of the process decide"))
+    raise unsupported(f"the text of {what}, which settings of the process decide", UNSUPPORTED_EFFECT)
 
 
 def _shown_parts(value: object) -> Iterator[object]:
@@ -132,9 +132,7 @@ def check_decimals(*operands: object) -> None:
     """Raise Unsupported for a Decimal operand: arithmetic reads and changes the thread's decimal context."""
     for value in operands:
         if isinstance(value, decimal.Decimal):
-            raise Unsupported(
-                Reason(UNSUPPORTED_EFFECT, "Decimals are computed with, in the thread's context")
-            )
+            raise unsupported("Decimals are computed with, in the thread's context", UNSUPPORTED_EFFECT)
 
 
 @functools.cache
@@ -248,23 +246,10 @@ IO_MODULES = frozenset(
         "threading", "multiprocessing", "subprocess", "socket", "sys",
     }
 )  # fmt: skip
-_PURE_ATTRIBUTES = PURE_C_MODULES | {
-    "_io",
-    "_thread",
-    "_pickle",
-    "_random",
-    "_ctypes",
-    "array",
-    "_queue",
-    "smelt._native",
-}
-PURE_SYS = frozenset(
-    {
-        "intern",
-        "exc_info",
-        "is_finalizing",
-    }
+_PURE_ATTRIBUTES = PURE_C_MODULES.union(
+    ("_io", "_thread", "_pickle", "_random", "_ctypes", "array", "_queue", "smelt._native")
 )
+PURE_SYS = frozenset({"intern", "exc_info", "is_finalizing"})
 # Functions of the modules `posix` and `nt` that only process texts; `os.path` has some of them under other names.
 PURE_POSIX = frozenset({"_path_splitroot", "_path_splitroot_ex", "_path_normpath"})
 
@@ -285,77 +270,58 @@ def is_never_interpreted(function: types.FunctionType) -> bool:
 
 
 # Calls that would change the process, or whose result may differ at the next call.
-REFUSED: dict[Any, tuple[ReasonKind, str]] = {
-    input: (SIDE_EFFECT_IO, "input"),
-    open: (SIDE_EFFECT_IO, "open"),
-    eval: (UNSUPPORTED_CALL, "eval"),
-    exec: (UNSUPPORTED_CALL, "exec"),
-    compile: (UNSUPPORTED_CALL, "compile"),
-    globals: (UNSUPPORTED_CALL, "globals"),
-    breakpoint: (DEBUGGER, "breakpoint"),
+_REFUSED_NAMES: tuple[tuple[ReasonKind, object, str, str], ...] = (
+    (SIDE_EFFECT_IO, builtins, "", "input open"),
+    (UNSUPPORTED_CALL, builtins, "", "eval exec compile globals object.__reduce__ object.__reduce_ex__"),
+    (DEBUGGER, builtins, "", "breakpoint"),
     # The codec registry is process-wide and may call Python functions.
+    (
+        *(UNSUPPORTED_CALL, codecs, "codecs."),
+        "register unregister lookup register_error lookup_error encode decode",
+    ),
+    (
+        RANDOM_STATE,
+        torch,
+        "torch.",
+        "manual_seed seed set_rng_state get_rng_state initial_seed random.fork_rng",
+    ),
+    (
+        *(UNSUPPORTED_EFFECT, torch, "torch."),
+        "set_default_dtype set_default_device autocast_increment_nesting autocast_decrement_nesting set_num_threads "
+        "use_deterministic_algorithms utils.swap_tensors",
+    ),
+    (SIDE_EFFECT_IO, torch, "torch.", "save load cuda.synchronize"),
+    (UNSUPPORTED_CALL, torch, "torch.", "compile jit.script jit.trace"),
+    (UNSUPPORTED_CALL, torch.autograd.graph, "", "register_multi_grad_hook get_gradient_edge"),
+    (UNSUPPORTED_EFFECT, torch.autograd.graph, "", "increment_version"),
+    (UNSUPPORTED_EFFECT, logging, "logging.", "basicConfig disable"),
+    (UNSUPPORTED_EFFECT, logging, "", "Logger.setLevel Logger.addHandler Logger.removeHandler"),
+    (SIDE_EFFECT_IO, logging, "", "Logger.handle"),
+    (UNSUPPORTED_EFFECT, warnings, "warnings.", "simplefilter filterwarnings"),
+    (UNSUPPORTED_EFFECT, contextvars, "contextvars.", "copy_context"),
+    (UNSUPPORTED_CALL, inspect, "inspect.", "getmembers"),
+    (UNSUPPORTED_EFFECT, decimal, "decimal.", "getcontext setcontext localcontext"),
+    (SIDE_EFFECT_IO, datetime, "", "datetime.now datetime.utcnow datetime.today date.today"),
+    # the local time zone, which `time.tzset` changes
+    (SIDE_EFFECT_IO, datetime, "", "datetime.fromtimestamp date.fromtimestamp"),
+    # the environment and the working directory
+    (SIDE_EFFECT_IO, os.path, "os.path.", "abspath expanduser expandvars realpath relpath"),
+)
+REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     **{
-        getattr(codecs, name): (UNSUPPORTED_CALL, f"codecs.{name}")
-        for name in ("register", "unregister", "lookup", "register_error", "lookup_error", "encode", "decode")
+        operator.attrgetter(name)(where): (kind, prefix + name)
+        for kind, where, prefix, names in _REFUSED_NAMES
+        for name in names.split()
     },
-    torch.manual_seed: (RANDOM_STATE, "torch.manual_seed"),
-    torch.seed: (RANDOM_STATE, "torch.seed"),
-    torch.set_rng_state: (RANDOM_STATE, "torch.set_rng_state"),
-    torch.get_rng_state: (RANDOM_STATE, "torch.get_rng_state"),
-    torch.initial_seed: (RANDOM_STATE, "torch.initial_seed"),
-    torch.random.fork_rng: (RANDOM_STATE, "torch.random.fork_rng"),
-    torch.set_default_dtype: (UNSUPPORTED_EFFECT, "torch.set_default_dtype"),
-    torch.set_default_device: (UNSUPPORTED_EFFECT, "torch.set_default_device"),
-    torch.autocast_increment_nesting: (UNSUPPORTED_EFFECT, "torch.autocast_increment_nesting"),
-    torch.autocast_decrement_nesting: (UNSUPPORTED_EFFECT, "torch.autocast_decrement_nesting"),
-    torch.set_num_threads: (UNSUPPORTED_EFFECT, "torch.set_num_threads"),
-    torch.use_deterministic_algorithms: (UNSUPPORTED_EFFECT, "torch.use_deterministic_algorithms"),
-    torch.save: (SIDE_EFFECT_IO, "torch.save"),
-    torch.load: (SIDE_EFFECT_IO, "torch.load"),
-    torch.cuda.synchronize: (SIDE_EFFECT_IO, "torch.cuda.synchronize"),
-    torch.compile: (UNSUPPORTED_CALL, "torch.compile"),
     jiterated: (UNSUPPORTED_CALL, "a kernel of torch.cuda.jiterator"),
-    torch.jit.script: (UNSUPPORTED_CALL, "torch.jit.script"),
-    torch.jit.trace: (UNSUPPORTED_CALL, "torch.jit.trace"),
     torch.func.linearize: (UNSUPPORTED_CALL, "torch.func.linearize, which traces with torch.fx"),
     make_subclass: (TENSOR_SUBCLASS, "Tensor._make_subclass"),
     make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
-    torch.utils.swap_tensors: (UNSUPPORTED_EFFECT, "torch.utils.swap_tensors"),
     swap_tensor_impl: (UNSUPPORTED_EFFECT, "torch._C._swap_tensor_impl"),
     torch.autograd.graph.saved_tensors_hooks.__enter__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.saved_tensors_hooks.__exit__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.allow_mutation_on_saved_tensors: (UNSUPPORTED_CALL, "hooks of saved tensors"),
-    torch.autograd.graph.register_multi_grad_hook: (UNSUPPORTED_CALL, "register_multi_grad_hook"),
-    torch.autograd.graph.get_gradient_edge: (UNSUPPORTED_CALL, "get_gradient_edge"),
-    torch.autograd.graph.increment_version: (UNSUPPORTED_EFFECT, "increment_version"),
     **dict.fromkeys(CHANGING_MODES, (UNSUPPORTED_CALL, "modes of torch are left or entered again")),
-    object.__reduce__: (UNSUPPORTED_CALL, "object.__reduce__"),
-    object.__reduce_ex__: (UNSUPPORTED_CALL, "object.__reduce_ex__"),
-    logging.basicConfig: (UNSUPPORTED_EFFECT, "logging.basicConfig"),
-    logging.disable: (UNSUPPORTED_EFFECT, "logging.disable"),
-    logging.Logger.setLevel: (UNSUPPORTED_EFFECT, "Logger.setLevel"),
-    logging.Logger.addHandler: (UNSUPPORTED_EFFECT, "Logger.addHandler"),
-    logging.Logger.removeHandler: (UNSUPPORTED_EFFECT, "Logger.removeHandler"),
-    logging.Logger.handle: (SIDE_EFFECT_IO, "Logger.handle"),
-    warnings.simplefilter: (UNSUPPORTED_EFFECT, "warnings.simplefilter"),
-    warnings.filterwarnings: (UNSUPPORTED_EFFECT, "warnings.filterwarnings"),
-    contextvars.copy_context: (UNSUPPORTED_EFFECT, "contextvars.copy_context"),
-    inspect.getmembers: (UNSUPPORTED_CALL, "inspect.getmembers"),
-    decimal.getcontext: (UNSUPPORTED_EFFECT, "decimal.getcontext"),
-    decimal.setcontext: (UNSUPPORTED_EFFECT, "decimal.setcontext"),
-    decimal.localcontext: (UNSUPPORTED_EFFECT, "decimal.localcontext"),
-    datetime.datetime.now: (SIDE_EFFECT_IO, "datetime.now"),
-    datetime.datetime.utcnow: (SIDE_EFFECT_IO, "datetime.utcnow"),
-    datetime.datetime.today: (SIDE_EFFECT_IO, "datetime.today"),
-    datetime.date.today: (SIDE_EFFECT_IO, "date.today"),
-    # the local time zone, which `time.tzset` changes
-    datetime.datetime.fromtimestamp: (SIDE_EFFECT_IO, "datetime.fromtimestamp"),
-    datetime.date.fromtimestamp: (SIDE_EFFECT_IO, "date.fromtimestamp"),
-    # the environment and the working directory
-    **{
-        getattr(os.path, name): (SIDE_EFFECT_IO, f"os.path.{name}")
-        for name in ("abspath", "expanduser", "expandvars", "realpath", "relpath")
-    },
 }
 for _found, _what in (  # since torch 2.14
     (getattr(torch.autograd.graph, "node_creation_hook", None), "hooks of nodes"),

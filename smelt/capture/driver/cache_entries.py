@@ -136,8 +136,7 @@ def records_of(code: CodeType) -> list[tuple[str, Record]]:
 
 
 def all_records() -> list[tuple[str, str | None, Record]]:
-    """Name and record of every live compiled function in this process, each followed by its resume functions, with the name
-    of the function that they resume."""
+    """Name and record of every live compiled function, each followed by its resume functions, with its name."""
     compilers = dict(_compilers)
     resume = {
         id(c.__wrapped__.__code__) for some in compilers.values() for c in some.resume_functions.callables

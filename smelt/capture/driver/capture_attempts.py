@@ -213,8 +213,7 @@ def _specialize_formatted_sizes(start: Attempt, attempt: Attempt, failed: Failed
 
 @_rule(Unreadable)
 def _specialize_formatted_numbers(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """The program read text with a symbolic number, so numbers in texts are specialized. Does not persist: the next capture
-    may take another path."""
+    """The program read text with a symbolic number. Does not persist: the next capture may take another path."""
     counts = attempt.symbolic_counts and failed.counts.isdisjoint(failed.formatted_numbers)
     retry = replace(attempt, symbolic=attempt.symbolic - failed.formatted_numbers, symbolic_counts=counts)
     return retry if failed.used_symbols and retry != attempt else None

@@ -36,8 +36,7 @@ def stage(name: str, frame: str) -> Iterator[None]:
 def compiled_graph(
     backend: Backend, config: Config, captured: CapturedFrame, program: EditedProgram | None = None
 ) -> Graph:
-    """Compile the graph with the backend; return `program` if that replaces it. Raises BackendError, and Unsupported if the
-    backend refuses the graph."""
+    """Compile the graph with the backend, or return `program`. Raises BackendError, and Unsupported if it refuses."""
     start = time.perf_counter()
     events.emit("backend-start", captured.name, traced=captured.traced)
     try:

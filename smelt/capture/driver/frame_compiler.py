@@ -294,12 +294,7 @@ class FrameCompiler:
         return None
 
     def _attempt(
-        self,
-        fn: FunctionType,
-        slots: tuple[object, ...],
-        attempt: Attempt,
-        why: Failure | None,
-        begin: float,
+        self, fn: FunctionType, slots: tuple[object, ...], attempt: Attempt, why: Failure | None, begin: float
     ) -> FailedAttempt | None:
         """The pipeline of one frame, from capture to the installed entry."""
         name = fn.__qualname__
@@ -519,8 +514,7 @@ class FrameCompiler:
         self._fall_back(fn, Reason(INTERNAL, detail, error.line), error)
 
     def _record_race(self, fn: FunctionType, error: BaseException) -> None:
-        """Record that other threads may have changed guarded state during capture. This call runs eagerly, the next is
-        captured again, up to a limit."""
+        """Record that other threads may have changed guarded state. The next call is captured, up to a limit."""
         self.record.races += 1
         if self.record.races > self.config.recompile_limit:
             reason = Reason(OUTRUN, summary(error))

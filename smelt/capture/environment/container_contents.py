@@ -139,8 +139,7 @@ def _guarded_values(
 
 
 def symbolic_items(env: Environment, value: dict[object, object]) -> dict[object, object] | None:
-    """The wrapped items of a dictionary with dynamic numbers, which stay symbolic; `open_for_native` would specialize them.
-    None for any other dictionary."""
+    """The wrapped items of a dictionary with dynamic numbers, which `open_for_native` would specialize; else None."""
     source = env.sources.get(id(value))
     if type(value) is not dict or source is None or value in env.log:
         return None

@@ -30,8 +30,7 @@ def record_mutation(env: Environment, obj: object) -> None:
 
 
 def mark_copies_stale(env: Environment, obj: object) -> None:
-    """Mark the copy of `obj` with fakes as stale. To be called again after a change during which user code or native code
-    may have refreshed it."""
+    """Mark the copy of `obj` with fakes as stale, once more after a change during which other code may refresh it."""
     if env.native_views.copies:
         env.native_views.stale.add(id(obj))
 

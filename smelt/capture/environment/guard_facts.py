@@ -167,8 +167,7 @@ class GuardFacts:
             self.use_identity(value)
 
     def use_digits(self, *values: object) -> None:
-        """Guard the limit of digits in conversions between integers and texts, if one of `values` may exceed it or is the
-        error of such a conversion."""
+        """Guard the limit of digits in conversions of integers, if one of `values` may exceed it or is its error."""
         if any(map(_has_many_digits, values)) or any(map(_is_of_too_many_digits, values)):
             source = self._sources.const(sys.get_int_max_str_digits).child("call", None)
             self.guard("eq", source, sys.get_int_max_str_digits())

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from smelt._native import isinstance
+from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.value_kinds import (
     CONTAINER_BASES,
     MISSING,
@@ -43,8 +44,7 @@ from smelt.capture.environment.side_effects import (
     SetChange,
     SetItem,
 )
-from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import UNSUPPORTED_EFFECT
 
 
 @dataclass
@@ -125,7 +125,7 @@ class MutationLog:
 
     def _check_allowed(self) -> None:
         if self.refusal:
-            raise Unsupported(Reason(UNSUPPORTED_EFFECT, self.refusal))
+            raise unsupported(self.refusal, UNSUPPORTED_EFFECT)
 
     def touch(self, obj: object) -> bool:
         """Take the snapshot of `obj`, which the overlay replaces from now on; False if there is one already."""
@@ -160,10 +160,8 @@ class MutationLog:
         snapshot = self._snapshots.get(id(obj))
         if snapshot is not None:
             if not snapshot.is_native:
-                raise Unsupported(
-                    Reason(
-                        UNSUPPORTED_EFFECT, f"native code reads a {type(obj).__qualname__} that was changed"
-                    )
+                raise unsupported(
+                    f"native code reads a {type(obj).__qualname__} that was changed", UNSUPPORTED_EFFECT
                 )
             return
         attributes = instance_dict(obj)

@@ -15,6 +15,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
+from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.type_lookup import type_find
 from smelt.capture.base.value_kinds import (
@@ -32,10 +33,9 @@ from smelt.capture.base.value_kinds import (
 from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies import array_proxy
 from smelt.capture.reconstruction.constants import is_bound
-from smelt.errors import Unsupported
 from smelt.guards.source import Source, key_name
 from smelt.guards.tensor_facts import tensor_facts
-from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.torch_private import is_functorch_wrapped_tensor
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata, is_unfakeable
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
@@ -144,8 +144,7 @@ def _wrap_function(env: Environment, value: FunctionType, source: Source) -> Fun
 
 
 def _guard_code_and_defaults(env: Environment, value: FunctionType, source: Source) -> None:
-    """As `GuardFacts.use_function`, for a function whose defaults are other objects at each call. Keyword defaults are
-    guarded where they are read."""
+    """As `GuardFacts.use_function`, if defaults change at each call. Keyword defaults are guarded where they are read."""
     env.facts.mark_function_guarded(value)
     env.facts.guard("id", source.child("member", "__code__"), value.__code__)
     wrap(env, value.__defaults__, source.child("member", "__defaults__"))
@@ -161,9 +160,7 @@ def guard_elements(env: Environment, source: Source, elements: Sequence[object])
     """Guard the elements of a set and their order, which may differ between equal sets."""
     for value in elements:
         if not is_plain_key(value):
-            raise Unsupported(
-                Reason(UNSUPPORTED_OBJECT, f"an environment set holds a {type(value).__qualname__}")
-            )
+            raise unsupported(f"an environment set holds a {type(value).__qualname__}", UNSUPPORTED_OBJECT)
         if not is_constant(value):
             env.facts.use_identity(value)
             wrap(env, value, env.sources.const(value), decided=True)
@@ -312,7 +309,7 @@ def tuple_like(value: tuple[object, ...], items: Sequence[object]) -> tuple[obje
 
 def _wrap_object(env: Environment, value: object, source: Source, decided: bool) -> object:
     if type(value) in weakref.ProxyTypes:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an environment weak proxy"))
+        raise unsupported("an environment weak proxy", UNSUPPORTED_OBJECT)
     first = env.sources.get(id(value))
     if first is None:
         env.facts.guard("type", source, type(value))

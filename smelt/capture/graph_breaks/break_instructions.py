@@ -28,13 +28,13 @@ from smelt.capture.base.bytecode import (
     LOOP_END,
     PY312,
 )
+from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.type_lookup import fully_qualified_name, type_find
 from smelt.capture.base.value_kinds import NULL, Sentinel, callee_and_args, unbound_callable
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.resume_points import Placeholder
 from smelt.capture.reconstruction.frame_globals import provide
-from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OPCODE, Reason
+from smelt.reasons import UNSUPPORTED_OPCODE
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,8 @@ def _check_frame(fn: object, count: int) -> None:
     except TypeError:  # unhashable
         return
     if reads:
-        raise Unsupported(
-            Reason(
-                UNSUPPORTED_CALL,
-                f"{getattr(fn, '__name__', fn)} inspects the frame that calls it, or the objects that the frame holds",
-            )
+        raise unsupported(
+            f"{getattr(fn, '__name__', fn)} inspects the frame that calls it, or the objects that the frame holds"
         )
 
 
@@ -172,7 +169,7 @@ def _call_of(
 
 def _keyword(name: str) -> str:
     if not name.isidentifier():
-        raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"a keyword argument named {name!r}"))
+        raise unsupported(f"a keyword argument named {name!r}", UNSUPPORTED_OPCODE)
     return name
 
 

@@ -99,8 +99,7 @@ def suspended_points(function: types.FunctionType, pc: int) -> list[tuple[Resume
 
 
 def unwound_points(frame: Frame) -> Iterator[ResumePoint]:
-    """The resume points of the frames that an exception unwinds, up to the first that handles it: a call of the continuation
-    stack `frame` has raised it."""
+    """The resume points that an exception of a call of the continuation stack `frame` unwinds, up to its handler."""
     for point, handles in suspended_points(frame.function, frame.pc - 1):
         if point is not None:
             yield point

@@ -303,8 +303,7 @@ def _to_handler(originals: OriginalCode, frame: Frame, error: Placeholder) -> Fr
 
 
 def _handling(frames: Sequence[SuspendedFrame]) -> tuple[tuple[SuspendedFrame, ...] | None, Placeholder]:
-    """The frames that resume after an exception of the innermost instruction (None if no frame handles it), and the
-    placeholder of the exception."""
+    """The frames that resume after an exception of the innermost instruction (None: no handler), and its placeholder."""
     for i, frame in enumerate(frames):
         if frame.handler is not None:
             assert frame.error is not None

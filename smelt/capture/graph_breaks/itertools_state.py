@@ -90,11 +90,9 @@ def _accumulate(total: _Maybe, over: _Maybe, function: _Maybe, initial: _Maybe) 
 
 def accumulated(over: _Objects, function: Callable[..., object], *initial: object) -> Iterator[object]:
     """`accumulate` with positional arguments."""
-    return (
-        itertools.accumulate(over, function, initial=initial[0])
-        if initial
-        else itertools.accumulate(over, function)
-    )
+    if initial:
+        return itertools.accumulate(over, function, initial=initial[0])
+    return itertools.accumulate(over, function)
 
 
 def _of_two(make: _Make) -> Callable[[_Maybe, _Maybe], IteratorRecipe]:
@@ -106,11 +104,9 @@ def _takewhile(function: _Maybe, over: _Maybe, ended: bool) -> IteratorRecipe:
 
 
 def _dropwhile(function: _Maybe, over: _Maybe, begun: bool) -> IteratorRecipe:
-    return (
-        IteratorRecipe(dropping_nothing, over)
-        if begun
-        else IteratorRecipe(itertools.dropwhile, (*function, *over))
-    )
+    if begun:
+        return IteratorRecipe(dropping_nothing, over)
+    return IteratorRecipe(itertools.dropwhile, (*function, *over))
 
 
 def dropping_nothing(over: _Objects) -> Iterator[object]:
@@ -133,11 +129,9 @@ def _product(pools: _Maybe, indices: Sequence[int], begun: bool, ended: bool) ->
     rank = 0
     for pool, index in zip(all_pools, indices):
         rank = rank * len(pool) + index
-    return (
-        IteratorRecipe(itertools.product, all_pools, rank + 1 if begun else 0)
-        if rank < _MAX_CONSUMED
-        else None
-    )
+    if rank < _MAX_CONSUMED:
+        return IteratorRecipe(itertools.product, all_pools, rank + 1 if begun else 0)
+    return None
 
 
 def _chosen(

@@ -15,8 +15,7 @@ TracebackEntry = tuple[types.CodeType, dict[str, object], int, int]  # code, glo
 
 
 def traceback_entries(vm: VM, frame: Frame) -> Iterator[TracebackEntry]:
-    """The traceback entries for an exception that leaves `frame`, innermost first: several for a continuation stack, none
-    for a frame of smelt."""
+    """The traceback entries for an exception that leaves `frame`, innermost first; none for a frame of smelt."""
     if continuation_stack.is_continuation_stack(frame.function):
         for point in continuation_stack.unwound_points(frame):
             yield _entry(vm, point.user_code, point.scope, point.at - 1)

@@ -17,7 +17,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code, decode
-from smelt.capture.base.call_handlers import BUILTINS, METHODS
+from smelt.capture.base.call_handlers import BUILTINS, METHODS, unsupported
 from smelt.capture.base.value_kinds import MISSING, Sentinel
 from smelt.capture.base.vm_frames import CREATED, Frame, Generator
 from smelt.capture.environment import wrap_values
@@ -94,7 +94,7 @@ from smelt.capture.vm.vm import VM
 from smelt.capture.vm.vm_state import Contexts, Exceptions
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
-from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.symbolic_ranges import needs_fixed_length
@@ -180,7 +180,7 @@ class Interpreter(VM):
     def drop_generator(self, generator: Generator) -> None:
         """Close a suspended generator whose last reference is gone. Raises Unsupported for a coroutine that never ran."""
         if generator.state is CREATED:
-            self.locate(Unsupported(Reason(UNSUPPORTED_EFFECT, "a coroutine that is never awaited")))
+            self.locate(unsupported("a coroutine that is never awaited", UNSUPPORTED_EFFECT))
             return
         state = self.exceptions
         in_flight, traceback = state.in_flight, state.reraised_traceback
@@ -189,7 +189,7 @@ class Interpreter(VM):
         except Unsupported as e:
             self.locate(e)
         except BaseException as e:
-            self.locate(Unsupported(Reason(UNSUPPORTED_EFFECT, f"a generator that is dropped raises {e!r}")))
+            self.locate(unsupported(f"a generator that is dropped raises {e!r}", UNSUPPORTED_EFFECT))
         finally:
             state.in_flight, state.reraised_traceback = in_flight, traceback
 
@@ -208,9 +208,7 @@ class Interpreter(VM):
                 return frame.handled
             frame = frame.parent
         if self.exceptions.outer is not None:
-            raise Unsupported(
-                Reason(UNSUPPORTED_EFFECT, "an exception is raised while the caller handles another")
-            )
+            raise unsupported("an exception is raised while the caller handles another", UNSUPPORTED_EFFECT)
         self.env.facts.guard("eq", self.env.sources.const(sys.exception).child("call", None), None)
         return None
 
@@ -324,7 +322,7 @@ class Interpreter(VM):
         nodes = len(self.trace.tape.torch.graph.nodes)
         work = self.work
         if work.limit and nodes == work.nodes:
-            raise Unsupported(Reason(LONG_COMPUTATION, f"{_LONG} instructions"))
+            raise unsupported(f"{_LONG} instructions", LONG_COMPUTATION)
         work.nodes, work.limit = nodes, work.ticks + _LONG
 
     # ---- stops
@@ -409,8 +407,8 @@ class Interpreter(VM):
     def _unknown_tensor(self, real: torch.Tensor) -> FakeTensor:
         source = self.env.sources.get(id(real))
         if source is None:
-            raise Unsupported(
-                Reason(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds")
+            raise unsupported(
+                f"a tensor of shape {list(real.shape)} that native code holds", UNSUPPORTED_OBJECT
             )
         return wrap_values.wrap(self.env, real, source)
 

@@ -134,11 +134,9 @@ class Verbatim:
 
 def join_all(parts: Sequence[object]) -> object:
     """The concatenation of strings and `TextProxy`s."""
-    return (
-        TextProxy(concatenate, *parts)
-        if any(type(p) is TextProxy for p in parts)
-        else "".join(cast("Sequence[str]", parts))
-    )
+    if any(type(p) is TextProxy for p in parts):
+        return TextProxy(concatenate, *parts)
+    return "".join(cast("Sequence[str]", parts))
 
 
 def binary(fn: Callable[..., object], left: object, right: object) -> object:

@@ -101,8 +101,7 @@ ALIASES: dict[type, ReconstructionKind] = {
 
 
 def typing_alias_kind(x: object) -> ReconstructionKind | None:
-    """The row of a generic type of `typing` over type variables of the program: subscription, whose result `typing` caches.
-    None for other objects."""
+    """The row of a generic type of `typing` over the program's type variables, which `typing` caches; else None."""
     if type(x) not in _SUBSCRIPTED:
         return None
     function, (generic, arguments) = _reduced(x)

@@ -53,16 +53,13 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
 
 
 def numpy_binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
-    """`fn(left, right)` where one operand is a symbolic `numpy.int64`: a symbolic result if possible, else plain numbers.
-    For tensors it is an int."""
+    """`fn(left, right)` of a symbolic `numpy.int64`: symbolic if possible, else plain. For tensors it is an int."""
     if type(left) is FakeTensor or type(right) is FakeTensor:
         return vm.binary(fn, numpy_ints.unwrap_numpy_ints(left), numpy_ints.unwrap_numpy_ints(right))
     found = numpy_ints.operate(fn, left, right)
-    return (
-        vm.binary(fn, without_proxies(specialize(left)), without_proxies(specialize(right)))
-        if found is NotImplemented
-        else found
-    )
+    if found is NotImplemented:
+        return vm.binary(fn, without_proxies(specialize(left)), without_proxies(specialize(right)))
+    return found
 
 
 def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:

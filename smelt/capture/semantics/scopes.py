@@ -8,13 +8,13 @@ from collections.abc import Iterable
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY313
+from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.value_kinds import MISSING, NULL
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.environment import environment_mutations, wrap_values
 from smelt.capture.semantics import cells
 from smelt.capture.vm.vm import VM
-from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 
 _BUILTINS = vars(builtins)
 
@@ -31,12 +31,9 @@ def load_global(vm: VM, namespace: dict[str, object], name: str) -> object:
 
 
 def use_as_globals(vm: VM, scope: dict[str, object]) -> None:
-    """Use `scope`, which the trace created, as the globals of code. Raises Unsupported for a subclass of `dict`, whose
-    methods may be user code."""
+    """Use the trace's `scope` as globals. Raises Unsupported for a subclass of `dict`, whose methods may be user code."""
     if type(scope) is not dict:
-        raise Unsupported(
-            Reason(UNSUPPORTED_OBJECT, f"a {type(scope).__qualname__} holds the globals of code")
-        )
+        raise unsupported(f"a {type(scope).__qualname__} holds the globals of code", UNSUPPORTED_OBJECT)
     vm.scopes.created[id(scope)] = scope
     vm.env.sources.const(_BUILTINS)
 
@@ -46,7 +43,7 @@ def expose_globals(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
     if id(namespace) in vm.scopes.created:
         return namespace
     if vm.env.log.has_written_any_name(namespace):
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "globals() of a module whose names were changed"))
+        raise unsupported("globals() of a module whose names were changed", UNSUPPORTED_EFFECT)
     vm.env.sources.const(namespace)
     vm.env.mutation_constraints.frozen.add(id(namespace))
     return namespace
@@ -63,7 +60,7 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
     builtin_names = builtin_names if isinstance(builtin_names, dict) else vars(builtin_names)
     if builtin_names is not _BUILTINS and not created:
         # a function uses the builtins that its module had when the function was created
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
+        raise unsupported("a module with __builtins__ of its own", UNSUPPORTED_OBJECT)
     # otherwise the trace has deleted the name or created the namespace
     if not created and not env.log.has_written_name(namespace, name):
         env.facts.guard("contains", env.sources.const(namespace), (name, False), key=name)
@@ -84,7 +81,7 @@ def _check_not_changed_as_dict(vm: VM, namespace: dict[str, object]) -> None:
     if vm.env.sources[id(namespace)] is known:
         return
     if namespace in vm.env.log:
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "the globals of code were changed as a dictionary"))
+        raise unsupported("the globals of code were changed as a dictionary", UNSUPPORTED_EFFECT)
     vm.env.mutation_constraints.frozen.add(id(namespace))
 
 

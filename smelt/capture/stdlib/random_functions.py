@@ -190,7 +190,7 @@ _PYTHON_BOUNDS: dict[str, Callable[..., Bounds]] = {
     **dict.fromkeys(_SEQUENCE_METHODS, _element_bounds),
 }
 _NUMPY_BOUNDS: dict[str, Callable[..., Bounds]] = {
-    **dict.fromkeys(("rand", "random", "random_sample"), _PYTHON_BOUNDS["random"]),
+    **dict.fromkeys(("rand", "random", "random_sample"), _PYTHON_BOUNDS["random"])
 }
 _PYTHON_METHODS = frozenset((*_FLOAT_METHODS, *_INT_METHODS, *_SEQUENCE_METHODS))
 

@@ -32,8 +32,7 @@ from smelt.guards.object_lifetimes import lifetimes_of
 
 
 def _eager_fallback(detail: str) -> Unsupported:
-    """An error for programs that observe object lifetimes; no graph break, since the caller of a resume function would also
-    keep the object alive."""
+    """An error for programs that observe lifetimes; no graph break, as a resume function's caller keeps objects alive."""
     error = unsupported(detail)
     error.breaks = False
     return error

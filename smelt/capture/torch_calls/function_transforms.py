@@ -32,12 +32,7 @@ OpenTransforms = tuple[int, str | None, bool, int]
 
 def open_transforms() -> OpenTransforms:
     """(open transforms, why saved-tensor hooks are disabled, forward gradients enabled, level of forward mode)."""
-    return (
-        transform_depth(),
-        why_hooks_are_disabled(),
-        is_fwd_grad_enabled(),
-        forward_mode_level(),
-    )
+    return (transform_depth(), why_hooks_are_disabled(), is_fwd_grad_enabled(), forward_mode_level())
 
 
 def check_start(now: OpenTransforms) -> None:

@@ -6,6 +6,7 @@ from smelt._native import isinstance
 from smelt.capture.base.value_kinds import MISSING
 from smelt.capture.base.vm_frames import SUSPENDED, Coroutine, Frame, Generator
 from smelt.capture.graph_breaks.await_breaks import NOT_AWAITABLE
+from smelt.capture.interpreter.opcodes.exception_opcodes import context_methods
 from smelt.capture.interpreter.opcodes.opcode_table import opcode
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.calls.python_functions import ITERABLE_COROUTINE
@@ -36,13 +37,7 @@ def _awaited(vm: VM, obj: object) -> Generator:
 
 @opcode("BEFORE_ASYNC_WITH")
 def _before_async_with(vm: VM, frame: Frame, arg: int) -> None:
-    manager = frame.stack[-1]
-    enter = attributes.load_special(vm, manager, "__aenter__")
-    leave = attributes.load_special(vm, manager, "__aexit__")
-    if enter is MISSING or leave is MISSING:
-        missed = "" if enter is MISSING else " (missed __aexit__ method)"
-        name = vm.class_of(manager).__name__
-        raise TypeError(f"{name!r} object does not support the asynchronous context manager protocol{missed}")
+    enter, leave = context_methods(vm, frame.stack[-1], "a", "asynchronous ")
     frame.stack[-1:] = (leave, vm.call(enter, (), {}))
 
 

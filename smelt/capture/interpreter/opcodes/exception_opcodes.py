@@ -66,15 +66,19 @@ def _raise_varargs(vm: VM, frame: Frame, arg: int) -> None:
     raise error
 
 
+def context_methods(vm: VM, manager: object, a: str = "", kind: str = "") -> tuple[object, object]:
+    """`__enter__` and `__exit__` of a manager, with `a` before their names. Raises the TypeError of 3.13 and earlier."""
+    enter, leave = (attributes.load_special(vm, manager, f"__{a}{name}__") for name in ("enter", "exit"))
+    if enter is MISSING or leave is MISSING:
+        missed = "" if enter is MISSING else f" (missed __{a}exit__ method)"
+        name = vm.class_of(manager).__name__
+        raise TypeError(f"{name!r} object does not support the {kind}context manager protocol{missed}")
+    return enter, leave
+
+
 @opcode("BEFORE_WITH")
 def _before_with(vm: VM, frame: Frame, arg: int) -> None:
-    manager = frame.stack[-1]
-    enter = attributes.load_special(vm, manager, "__enter__")
-    leave = attributes.load_special(vm, manager, "__exit__")
-    if enter is MISSING or leave is MISSING:
-        missed = "" if enter is MISSING else " (missed __exit__ method)"
-        name = vm.class_of(manager).__name__
-        raise TypeError(f"{name!r} object does not support the context manager protocol{missed}")
+    enter, leave = context_methods(vm, frame.stack[-1])
     frame.pending_exit = (leave,)
     vm.frames.set_call_site(frame)
     entered = vm.call(enter, (), {})

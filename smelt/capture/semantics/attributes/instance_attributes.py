@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol, cast
 
 from smelt.capture.base.bytecode import PY313
+from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.native_functions import is_pure_attribute
 from smelt.capture.base.type_lookup import (
     ABSENT,
@@ -37,8 +38,7 @@ from smelt.capture.semantics import cells, result_polyfills
 from smelt.capture.semantics.attributes import nn_module_attributes
 from smelt.capture.semantics.attributes.method_lookup import descriptor_method
 from smelt.capture.vm.vm import VM
-from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import UNSUPPORTED_EFFECT
 
 # Kinds of class attributes that an instance attribute shadows.
 _SHADOWED_KINDS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
@@ -195,8 +195,8 @@ def _store_in_overlay(vm: VM, obj: object, name: str, value: object) -> None:
     elif name == "__class__" and value is not MISSING:
         object.__setattr__(obj, name, value)
     elif how is NATIVE_DATA:
-        raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"{name} of a {type(obj).__qualname__} of the environment is set")
+        raise unsupported(
+            f"{name} of a {type(obj).__qualname__} of the environment is set", UNSUPPORTED_EFFECT
         )
     elif own is None:
         object.__setattr__(obj, name, value)  # raises
@@ -272,7 +272,7 @@ def _check_pure_getter(found: object, obj: object, name: str) -> None:
     """Raise Unsupported for an attribute computed by C code that may have side effects."""
     if type(found) is types.GetSetDescriptorType and not is_pure_attribute(found):
         what = f"attribute {name!r} of an environment {type(obj).__qualname__}, whose effects are not known"
-        raise Unsupported(Reason(UNSUPPORTED_CALL, what))
+        raise unsupported(what)
 
 
 def wrap_class_attr(vm: VM, found: object, owner: type, name: str, part: str | None = None) -> object:

@@ -142,10 +142,7 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
     env.facts.use_function(function)
     if name in _MUTABLE_FUNCTION_ATTRS:
         return wrap_values.wrap(
-            env,
-            value,
-            env.sources.const(function).child("member", name),
-            decided=name != "__annotations__",
+            env, value, env.sources.const(function).child("member", name), decided=name != "__annotations__"
         )
     return wrap_values.to_fake(env, value)
 

@@ -75,8 +75,7 @@ def delete_entry(vm: VM, module: nn.Module, name: str) -> bool:
 
 
 def _mutate(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> None:
-    """Let torch's own code change the dictionaries of `module`. For an environment module it receives a substitute module
-    with the overlay's dictionaries."""
+    """Let torch's own code change the dictionaries of `module`, or of a substitute with those of the overlay."""
     if id(module) not in vm.env.sources:
         return change(module)
     overlay, own = vm.env.overlay, vm.env.overlay.instance_dict(module)

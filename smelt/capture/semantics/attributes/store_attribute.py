@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from smelt._native import isinstance
+from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_lookup import FUNCTION, NATIVE_DATA, PROPERTY, PYTHON_DATA, type_find
 from smelt.capture.base.value_kinds import (
@@ -36,8 +37,7 @@ from smelt.capture.semantics.attributes.namespace_attributes import load_from_mo
 from smelt.capture.semantics.attributes.native_attributes import delete_custom_attr, store_custom_attr
 from smelt.capture.semantics.attributes.tensor_attributes import store_tensor_attr
 from smelt.capture.vm.vm import VM
-from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
 
@@ -48,9 +48,7 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
         vm.frames.call_site = None
         return store_tensor_attr(vm, obj, name, value)
     if isinstance(obj, torch.Tensor) and id(obj) in vm.env.sources:
-        raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {cls.__qualname__} without a fake")
-        )
+        raise unsupported(f"attribute {name!r} of a {cls.__qualname__} without a fake", UNSUPPORTED_EFFECT)
     if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
         return _store_named(vm, obj, name, value)
     info = vm.type_info(cls)
@@ -84,7 +82,7 @@ def _check_revertible(vm: VM, obj: object, name: str) -> None:
     """Raise Unsupported before a field of an environment object changes that the overlay does not track."""
     if id(obj) in vm.env.sources and name not in _REVERTIBLE and name not in slot_names(type(obj)):
         what = f"attribute {name!r} of a {type(obj).__qualname__} changes"
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, what))
+        raise unsupported(what, UNSUPPORTED_EFFECT)
 
 
 _REVERTIBLE = ("__dict__", "__class__", "cell_contents")
@@ -120,9 +118,7 @@ def _check_metaclass(owner: object, name: str) -> None:
     found = type_find(type(owner), name)
     if isinstance(owner, type) and not isinstance(found, FunctionType) and found is not getattr(type, name):
         meta = type(owner).__qualname__
-        raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"attribute of class {owner.__qualname__}, a {meta}, changes")
-        )
+        raise unsupported(f"attribute of class {owner.__qualname__}, a {meta}, changes", UNSUPPORTED_EFFECT)
 
 
 def store_named(vm: VM, owner: object, name: str, value: object) -> None:
@@ -131,9 +127,7 @@ def store_named(vm: VM, owner: object, name: str, value: object) -> None:
     if isinstance(owner, types.ModuleType) and (
         is_native_module(module_name(owner)) or type_find(type(owner), name) is not MISSING
     ):
-        raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {module_name(owner)} is set")
-        )
+        raise unsupported(f"attribute {name!r} of module {module_name(owner)} is set", UNSUPPORTED_EFFECT)
     if isinstance(owner, types.ModuleType):
         return scopes.store_global(vm, module_dict(owner), name, value)
     if id(owner) not in env.sources or _is_immutable(owner):
@@ -153,14 +147,14 @@ def _is_immutable(owner: object) -> bool:
 
 def _check_not_special(owner: object, name: str) -> None:
     if is_special_name(name):
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
+        raise unsupported(f"{name} of {owner!r} is set", UNSUPPORTED_EFFECT)
 
 
 def _prepare_class_mutation(vm: VM, owner: type, name: str) -> None:
     """Prepare a change of an environment class's attribute. Raises Unsupported if native code may read it."""
     env = vm.env
     if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
+        raise unsupported(f"{name} of class {owner.__qualname__} changes", UNSUPPORTED_EFFECT)
     _check_not_special(owner, name)
     environment_mutations.record_class_mutation(
         env, owner, name, was_read=vm.classes.has_looked_up(owner, name)
@@ -171,9 +165,7 @@ def _prepare_class_mutation(vm: VM, owner: type, name: str) -> None:
 def delete_attr(vm: VM, obj: object, name: str) -> None:
     """`del obj.name`."""
     if type(obj) is FakeTensor and vm.trace.is_input(obj):
-        raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor of the environment is deleted")
-        )
+        raise unsupported(f"attribute {name!r} of a tensor of the environment is deleted", UNSUPPORTED_EFFECT)
     info = vm.type_info(type(obj))
     how, found, _ = info.find("__delattr__")
     if how is FUNCTION and not info.is_module:

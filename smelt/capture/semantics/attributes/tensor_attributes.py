@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from smelt.capture.base.call_handlers import TENSOR_SETTERS
+from smelt.capture.base.call_handlers import TENSOR_SETTERS, unsupported
 from smelt.capture.base.type_lookup import CLASS_METHOD, FUNCTION, PROPERTY, STATIC_METHOD, VALUE
 from smelt.capture.environment import wrap_values
 from smelt.capture.environment.side_effects import Call
@@ -17,8 +17,7 @@ from smelt.capture.semantics.attributes.instance_attributes import (
     load_property,
 )
 from smelt.capture.vm.vm import VM
-from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.backward.not_differentiable import refuse
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_class, class_of_fake, fake_shape
@@ -130,7 +129,7 @@ def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -
 
 
 def _refuse(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
-    raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor of the environment"))
+    raise unsupported(f"Tensor.{name} of a tensor of the environment")
 
 
 # Attributes that depend on whether a tensor was computed with gradients.
@@ -188,9 +187,7 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
             check_class(tensor, name)
     if vm.trace.is_input(tensor):
         if hasattr(torch.Tensor, name) or name in FakeTensor.__slots__:
-            raise Unsupported(
-                Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor of the environment is set")
-            )
+            raise unsupported(f"attribute {name!r} of a tensor of the environment is set", UNSUPPORTED_EFFECT)
         vm.env.log.set_tensor_attribute(tensor, name, value)
     else:
         vm.env.log.defer_call(Call(setattr, (tensor, name, value)))

@@ -22,6 +22,7 @@ import numpy as np
 
 from smelt import _native
 from smelt._native import isinstance
+from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_lookup import ABSENT
@@ -44,9 +45,8 @@ from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes.annotations import check_annotations
 from smelt.capture.vm.vm import VM
-from smelt.errors import Unsupported
 from smelt.guards.source import Source
-from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import specialize
 
@@ -118,7 +118,7 @@ def use_instance_state(vm: VM, args: Sequence[object]) -> None:
             read = specialize(attributes.load_default(vm, value, name, MISSING))
             if isinstance(read, (ArrayProxy, np.ndarray)):
                 detail = f"native code reads an environment {type(value).__qualname__}"
-                raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
+                raise unsupported(detail, UNSUPPORTED_OBJECT)
             container_contents.native_view(vm.env, read)
             pending.append(read)
 
@@ -247,8 +247,7 @@ class _CallCounter:
         self._made = weakref.WeakKeyDictionary()
 
     def result(self, fn: _CachedFunction, key: object, call: Callable[[], object]) -> object:
-        """Result in entry `key`. `call()` calls `fn` to create it, unless a capture has called `fn` and no compiled frame
-        has omitted that call yet."""
+        """Result in entry `key`, created by `call()` unless a capture has and no compiled frame has omitted that."""
         cache = _cache_dict(fn)
         entry, result = self._made.get(fn, {}).get(key, (MISSING, MISSING))
         if entry is not MISSING and cache.get(key, MISSING) is entry:
@@ -279,14 +278,12 @@ def call_cached(vm: VM, fn: _CachedFunction, args: Sequence[object], kwargs: dic
     """
     values = (*args, *kwargs.values())
     if any(type(v) is FakeTensor for v in values):
-        raise Unsupported(
-            Reason(UNSUPPORTED_CALL, f"{_function_name(fn)} is cached, and called with a tensor")
-        )
+        raise unsupported(f"{_function_name(fn)} is cached, and called with a tensor")
     if not all(is_key(vm, v) for v in values):
         return MISSING
     cache, key = _cache_dict(fn), _cache_key(fn, tuple(args), kwargs)
     if key not in cache and _may_evict(fn, cache):
-        raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_function_name(fn)} is too small"))
+        raise unsupported(f"the cache of {_function_name(fn)} is too small")
     found = _cached_result(fn, cache, key)
     if found is not MISSING:
         result = found
@@ -295,13 +292,9 @@ def call_cached(vm: VM, fn: _CachedFunction, args: Sequence[object], kwargs: dic
             try:
                 result = _call_counter.result(fn, key, lambda: fn(*args, **kwargs))
             except Exception as e:  # its dependencies are unknown, and the next call raises again
-                raise Unsupported(
-                    Reason(UNSUPPORTED_CALL, f"{_function_name(fn)}, which is cached, raises")
-                ) from e
+                raise unsupported(f"{_function_name(fn)}, which is cached, raises") from e
     elif vm.env.log.changed:  # the compiled frame applies changes after its calls
-        raise Unsupported(
-            Reason(UNSUPPORTED_CALL, f"{_function_name(fn)} is cached, and called after changes")
-        )
+        raise unsupported(f"{_function_name(fn)} is cached, and called after changes")
     else:
         return MISSING
     for value in values:
@@ -374,7 +367,7 @@ def _guard_entry(vm: VM, fn: _CachedFunction, cache: dict[object, object], key: 
     used = vm.env.memo.reads_of(fn)
     used[key] = cache[key]
     if any(cache.get(k, MISSING) is not v for k, v in used.items()):
-        raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_function_name(fn)} is too small"))
+        raise unsupported(f"the cache of {_function_name(fn)} is too small")
     vm.env.facts.guard(
         "id", vm.env.sources.const(cache, f"{_function_name(fn)}.cache").child("item", key), cache[key]
     )

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import FUNCTIONS, Args, Kwargs
+from smelt.capture.base.call_handlers import FUNCTIONS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.value_kinds import MISSING, FunctionType, is_constant
 from smelt.capture.environment import wrap_values
@@ -17,7 +17,7 @@ from smelt.capture.environment.side_effects import CacheHit, Call
 from smelt.capture.semantics.calls import library_reads
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
-from smelt.reasons import OUTPUT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import OUTPUT, UNSUPPORTED_EFFECT
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols
 from smelt.tracing.symbolic.sym_numbers import specialize
 from smelt.tracing.symbolic.symbolic_ranges import without_proxies
@@ -51,9 +51,7 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
         return _defer_call(vm, fn, args, kwargs)
     if _is_recomputable(fn.__module__ or ""):
         return vm.call(fn.__wrapped__, args, kwargs)
-    raise Unsupported(
-        Reason(UNSUPPORTED_CALL, f"{fn.__qualname__} is cached, and what it is called with is no known key")
-    )
+    raise unsupported(f"{fn.__qualname__} is cached, and what it is called with is no known key")
 
 
 def _is_recomputable(module: str) -> bool:
@@ -79,7 +77,7 @@ def _check_no_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Ar
             log.defer_call(CacheHit(repeated, (*args, *kwargs.values()), tuple(kwargs)))
         raise
     if log.changed != changed or not all(_is_cached_call(call.target) for call in log.deferred_calls[calls:]):
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{fn.__qualname__}, which is cached, has effects"))
+        raise unsupported(f"{fn.__qualname__}, which is cached, has effects", UNSUPPORTED_EFFECT)
     del log.deferred_calls[calls:]
 
 
@@ -109,7 +107,7 @@ def _defer_call(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kw
     calls, changed = len(log.deferred_calls), log.changed
     result = vm.call(fn.__wrapped__, args, kwargs)
     if log.changed != changed or not is_constant(result):
-        raise Unsupported(Reason(OUTPUT, f"{fn.__qualname__}, which is cached, does more than write"))
+        raise unsupported(f"{fn.__qualname__}, which is cached, does more than write", OUTPUT)
     del log.deferred_calls[calls:]
     entry = library_reads.CreatedEntry(fn, args, kwargs)
     vm.env.facts.guard("id", vm.env.sources.const(entry.holds).child("call", None), True)

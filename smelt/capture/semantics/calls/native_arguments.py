@@ -71,8 +71,7 @@ def _needs_vm(vm: VM, fn: object) -> bool:
 
 
 def runs_in_vm(fn: BuiltinType) -> bool:
-    """Whether the VM must execute a C function that native code holds: it has a handler, is refused, or may change the
-    object it is bound to."""
+    """Whether the VM must execute a C function: it has a handler, is refused, or may change what it is bound to."""
     if fn.__hash__ is None:
         return True
     owner = fn.__self__

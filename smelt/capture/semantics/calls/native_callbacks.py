@@ -16,7 +16,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import handler_of
+from smelt.capture.base.call_handlers import handler_of, unsupported
 from smelt.capture.base.native_functions import POLYFILLS, REFUSED, runs_natively
 from smelt.capture.base.value_kinds import MISSING, FunctionType
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
@@ -32,7 +32,6 @@ from smelt.graph.pytree import leaves
 from smelt.reasons import (
     DATA_DEPENDENT,
     TENSOR_SUBCLASS,
-    UNSUPPORTED_CALL,
     UNSUPPORTED_EFFECT,
     UNSUPPORTED_OBJECT,
     Reason,
@@ -93,11 +92,11 @@ def _call_directly(
         vm.env.facts.use_digits(e)
         refused = hidden_refusal(e)  # NumPy's C code replaces a refusal by another error
         if vm.trace.writes.frozen and "read-only" in str(e):
-            refused = Unsupported(
-                Reason(UNSUPPORTED_EFFECT, "a NumPy array that shares memory with a tensor is written")
+            refused = unsupported(
+                "a NumPy array that shares memory with a tensor is written", UNSUPPORTED_EFFECT
             )
         if refused is None and isinstance(e, TypeError) and has_scalar((args, kwargs)):
-            refused = Unsupported(Reason(DATA_DEPENDENT, "a NumPy scalar is passed to torch"))
+            refused = unsupported("a NumPy scalar is passed to torch", DATA_DEPENDENT)
         if refused is not None:
             raise refused from e
         check_error_class_name(fn, e, (args, kwargs))
@@ -112,11 +111,7 @@ def _call_directly(
 
 _NO_BOUND_OBJECT = (FunctionType, type)
 # Torch pops a mode while it calls the mode's `__torch_function__`.
-_MODE_STACK_FUNCTIONS: set[object] = {
-    pop_function_mode_temporarily,
-    pop_function_mode,
-    push_function_mode,
-}
+_MODE_STACK_FUNCTIONS: set[object] = {pop_function_mode_temporarily, pop_function_mode, push_function_mode}
 
 
 def call_in_window(
@@ -164,7 +159,7 @@ def check_error_class_name(fn: Callable[..., object], error: BaseException, valu
     if isinstance(error, (TypeError, AttributeError)) and FakeTensor.__name__ in str(error):
         if any(class_of_fake(fake) is not torch.Tensor for fake in leaves(values, FakeTensor)):
             name = getattr(fn, "__name__", type(fn).__name__)
-            raise Unsupported(Reason(TENSOR_SUBCLASS, f"an error of {name}() that names a class")) from error
+            raise unsupported(f"an error of {name}() that names a class", TENSOR_SUBCLASS) from error
 
 
 def native_lookup(vm: VM, fn: Callable[..., object], obj: object, key: object, *arguments: object) -> object:
@@ -194,21 +189,20 @@ def _refuse_comparison(vm: VM, fn: FunctionType, *slots: object) -> object:
     """Frame hook callback during a lookup in an environment container, which guards repeat without user code."""
     if runs_natively(fn):
         return _native.NATIVELY
-    error = Unsupported(Reason(UNSUPPORTED_OBJECT, f"keys are compared by {fn.__qualname__}"))
+    error = unsupported(f"keys are compared by {fn.__qualname__}", UNSUPPORTED_OBJECT)
     vm.locate(error)
     raise error
 
 
 def check_enterable_mode(vm: VM, manager: object) -> None:
-    """Raise Unsupported if `manager` is a torch mode with a user handler: torch would run the handler inside every operator,
-    outside of any window."""
+    """Raise Unsupported for a torch mode with a user handler, which torch would run inside every operator."""
     for name in ("__torch_function__", "__torch_dispatch__"):
         found = vm.type_info(type(manager)).find(name)[1]
         found = getattr(found, "__func__", found)
         if type(found) is FunctionType:
             if not runs_natively(found):
                 what = f"entering {type(manager).__qualname__}, which has a {name}"
-                raise Unsupported(Reason(UNSUPPORTED_CALL, what))
+                raise unsupported(what)
             vm.contexts.under_modes = True
 
 

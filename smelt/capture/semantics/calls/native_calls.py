@@ -123,11 +123,9 @@ def _introspect(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
             library_reads.use_signature(vm.env, value)
 
     def argument(value: object) -> object:
-        return (
-            value
-            if type(value) in _CALLABLES
-            else vm.native_argument(container_contents.native_view(vm.env, value))
-        )
+        if type(value) in _CALLABLES:
+            return value
+        return vm.native_argument(container_contents.native_view(vm.env, value))
 
     return wrap_values.to_fake(
         vm.env, vm.call_native(fn, [argument(v) for v in args], {k: argument(v) for k, v in kwargs.items()})

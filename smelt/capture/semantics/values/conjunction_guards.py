@@ -114,11 +114,9 @@ def _next_comparison(frame: Frame, last: Comparison, target: int) -> Comparison 
             stack.pop()
         elif name == "COMPARE_OP" and arg in EQUALITY and len(stack) == 2:
             pair = stack[0], stack[1]
-            return (
-                (pair, arg, at)
-                if _are_numbers(pair) and _target_if_different(frame, at, arg) == target
-                else None
-            )
+            if _are_numbers(pair) and _target_if_different(frame, at, arg) == target:
+                return (pair, arg, at)
+            return None
         elif name not in _NO_OPS:
             return None
 

@@ -102,8 +102,7 @@ def _exit_record(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 
 def user_function_mode() -> str | None:
-    """Class name of an active user torch-function mode: its handler must observe the program's calls, and would run inside
-    every operator of a capture."""
+    """Class name of an active user torch-function mode, whose handler would run inside every operator of a capture."""
     kinds = (type(mode) for mode in current_function_modes())
     return next((f"a {kind.__qualname__}" for kind in kinds if not is_native_module(kind.__module__)), None)
 

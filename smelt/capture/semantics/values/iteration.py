@@ -103,11 +103,9 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
         if id(obj) not in vm.env.sources:
             return obj
-        return (
-            container_contents.open_for_iteration(vm.env, obj)
-            if at_once
-            else container_contents.open_for_iterator(vm.env, obj)
-        )
+        if at_once:
+            return container_contents.open_for_iteration(vm.env, obj)
+        return container_contents.open_for_iterator(vm.env, obj)
     if type(obj) is FakeTensor:
         return _rows(vm, obj)
     if may_define_operators(kind):

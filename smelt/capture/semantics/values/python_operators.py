@@ -247,8 +247,7 @@ def _attempt_call_site(
 def _attempts(
     vm: VM, fn: Callable[..., object], names: tuple[str, str], left: object, right: object
 ) -> list[_Attempt]:
-    """Methods to call in order, each as (object, name, other operand). A subclass on the right comes first, for arithmetic
-    only if it overrides the method."""
+    """Methods to call in order, each as (object, name, other operand); an overriding subclass on the right is first."""
     forward, reflected = (left, names[0], right), (right, names[1], left)
     a, b = type(left), type(right)
     if a is b:

@@ -32,8 +32,7 @@ from smelt.capture.semantics.values.container_methods import contains_key
 from smelt.capture.semantics.values.iteration import elements
 from smelt.capture.semantics.values.lengths import container_len
 from smelt.capture.vm.vm import VM
-from smelt.errors import Unsupported
-from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.numbers_in_containers import has_only_sizes, specialize_nested
 from smelt.tracing.symbolic.numpy_ints import unwrap_numpy_ints
@@ -228,7 +227,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
         vm.native_lookup(operator.setitem, obj, key, value)
         return
     if id(obj) in vm.env.sources:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an environment {kind.__qualname__} is set"))
+        raise unsupported(f"an item of an environment {kind.__qualname__} is set", UNSUPPORTED_OBJECT)
     vm.call_native(operator.setitem, (obj, key, value))
 
 
@@ -253,8 +252,8 @@ def delete_item(vm: VM, obj: object, key: object) -> None:
         return
     if id(obj) in vm.env.sources:
         if not isinstance(obj, CONTAINER_BASES):
-            raise Unsupported(
-                Reason(UNSUPPORTED_OBJECT, f"an item of an environment {type(obj).__qualname__} is deleted")
+            raise unsupported(
+                f"an item of an environment {type(obj).__qualname__} is deleted", UNSUPPORTED_OBJECT
             )
         key = lookup_key(vm, obj, key)
         contains_key(vm, obj, key) if isinstance(obj, dict) else container_contents.open_for_native(

@@ -53,8 +53,7 @@ def _line_of(frame: FrameType) -> CallerLine:
 
 
 def line_at(vm: VM, level: int, skip: Callable[[str], bool] = lambda filename: False) -> CallerLine | int:
-    """The line `level - 1` callers up, as `stacklevel` counts. An int if that is above the captured frame: the number of
-    callers above the compiled frame."""
+    """The line `level - 1` callers up, as `stacklevel` counts; an int counts callers above the compiled frame."""
     frame = vm.frame
     while frame is not None:
         for line in _lines_of(vm, frame):

@@ -89,8 +89,7 @@ def _selected(inputs: Sequence[FakeTensor], leaves: Sequence[FakeTensor]) -> lis
 
 
 def _check(vm: VM, roots: Sequence[FakeTensor], leaves: Sequence[FakeTensor]) -> None:
-    """Raise Unsupported where eager would call Python code between nodes, or where the graph would save values that the
-    program wants to be recomputed."""
+    """Raise Unsupported where eager calls Python code between nodes, or recomputes values that the graph would save."""
     for fake in (*roots, *leaves):
         check_class(fake, "the gradient")
     if hook_registered(vm) and reaches_hooks(vm, roots):

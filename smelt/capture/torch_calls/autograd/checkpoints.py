@@ -39,10 +39,7 @@ class _Reentrant(_Function):
 
 
 _NO_CONTEXTS = torch.utils.checkpoint.noop_context_fn
-_SELECTIVE_MODES = (
-    CachingTorchDispatchMode,
-    CachedTorchDispatchMode,
-)
+_SELECTIVE_MODES = (CachingTorchDispatchMode, CachedTorchDispatchMode)
 
 
 def _is_selective(vm: VM, context_fn: object) -> bool:
