@@ -27,13 +27,7 @@ from smelt.autograd.padded_saves import save_padded_results
 from smelt.autograd.partition import Partition, level_of, partition
 from smelt.autograd.save_costs import Hints
 from smelt.backends.eager import eager, eager_beneath_node, eager_joint
-from smelt.backends.size_dispatch import (
-    LOCK,
-    Instance,
-    WithEagerFallback,
-    dispatch_by_sizes,
-    eager_fallback,
-)
+from smelt.backends.size_dispatch import LOCK, Instance, WithEagerFallback, dispatch_by_sizes, eager_fallback
 from smelt.backends.unbacked_subgraphs import Run, SplitGraph
 from smelt.config import Config
 from smelt.errors import ArtifactError, BackendError, NeedsFixedSize, Unsupported

@@ -40,6 +40,14 @@ import torch
 from smelt.shapes.expr import Size, Sym
 
 
+def _binary(op: str) -> Callable[[Value, Value | float], Value]:
+    return lambda a, b: Value(op, (a, b if isinstance(b, Value) else Value("const", (b,), a.dtype)), a.dtype)
+
+
+def _reflected(op: str) -> Callable[[Value, float], Value]:
+    return lambda a, b: Value(op, (Value("const", (b,), a.dtype), a), a.dtype)
+
+
 class Value:
     """A scalar expression, immutable and interned: equal values are the same object, so a shared subexpression is
     shared in memory. `op` is one of VALUE_OPS; `args` depend on it:
@@ -60,11 +68,8 @@ class Value:
     dtype: torch.dtype
 
     def __new__(cls, op: str, args: tuple, dtype: torch.dtype) -> Value:
-        key = (
-            op,
-            repr(args) if op == "const" else args,
-            dtype,
-        )  # 0.0 and -0.0, 1 and True are equal but not the same
+        # 0.0 and -0.0, 1 and True are equal but not the same
+        key = (op, repr(args) if op == "const" else args, dtype)
         value = _VALUES.get(key)
         if value is None:
             value = object.__new__(cls)
@@ -72,29 +77,10 @@ class Value:
             value = _VALUES.setdefault(key, value)
         return value
 
-    def __add__(self, other: Value | float) -> Value:
-        return _binary("add", self, other)
-
-    def __radd__(self, other: float) -> Value:
-        return _binary("add", self, other)
-
-    def __sub__(self, other: Value | float) -> Value:
-        return _binary("sub", self, other)
-
-    def __rsub__(self, other: float) -> Value:
-        return _binary("sub", Value("const", (other,), self.dtype), self)
-
-    def __mul__(self, other: Value | float) -> Value:
-        return _binary("mul", self, other)
-
-    def __rmul__(self, other: float) -> Value:
-        return _binary("mul", self, other)
-
-    def __truediv__(self, other: Value | float) -> Value:
-        return _binary("div", self, other)
-
-    def __rtruediv__(self, other: float) -> Value:
-        return _binary("div", Value("const", (other,), self.dtype), self)
+    __add__ = __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("sub"), _reflected("sub")
+    __mul__ = __rmul__ = _binary("mul")
+    __truediv__, __rtruediv__ = _binary("div"), _reflected("div")
 
     def __neg__(self) -> Value:
         return Value("neg", (self,), self.dtype)
@@ -107,10 +93,6 @@ class Value:
 
 
 _VALUES: WeakValueDictionary[tuple, Value] = WeakValueDictionary()
-
-
-def _binary(op: str, a: Value, b: Value | float) -> Value:
-    return Value(op, (a, b if isinstance(b, Value) else Value("const", (b,), a.dtype)), a.dtype)
 
 
 # name -> number of operands. Operands share one dtype (conditions of `where` are bool; shifts, pow too).
@@ -190,8 +172,7 @@ class MapStage:
 
 @dataclass(frozen=True)
 class ReduceStage:
-    """Reduces over its loops. `stores` happen at every point, as in a MapStage, so that stored values need not be
-    loaded again to be summed."""
+    """Reduces over its loops. `stores` happen at every point, so that stored values need not be loaded to be summed."""
 
     loops: tuple[Loop, ...]
     reductions: tuple[Reduction, ...]
@@ -214,8 +195,7 @@ Stage = MapStage | ReduceStage | ScanStage
 
 @dataclass(frozen=True)
 class Buffer:
-    """A kernel argument. Role: `in`, `out`, `inout`, or `local` (scratch of `size` elements private to an outer point,
-    not passed by the caller)."""
+    """A kernel argument. Role: `in`, `out`, `inout`, or `local` (scratch of `size` elements of an outer point)."""
 
     name: str = field(compare=False)
     dtype: torch.dtype
@@ -277,3 +257,8 @@ def walk(values: list[Value], into: Callable[[Value], bool] | None = None) -> It
         yield value
         if into is None or into(value):
             stack += [a for a in value.args if isinstance(a, Value)]
+
+
+def indices(values: list[Value]) -> Iterator[Size]:
+    """The index expressions of the loads and indices among the values' subexpressions."""
+    return (v.args[v.op == "load"] for v in walk(values) if v.op in ("load", "index"))

@@ -17,10 +17,10 @@ from smelt.loops.kernel_ir import (
     Reduction,
     ScanStage,
     Stage,
+    indices,
     stage_loops,
     stage_stores,
     stage_values,
-    walk,
 )
 from smelt.loops.loop_values import Moved
 from smelt.shapes.expr import Size, Sym, free_syms, loop_sym, subs
@@ -43,11 +43,7 @@ def _expressions(buffers: Iterable[Buffer], outer: Sequence[Loop], stages: Seque
     for stage in stages:
         yield from (l.size for l in stage_loops(stage))
         yield from (s.index for s in stage_stores(stage))
-        for v in walk(stage_values(stage)):
-            if v.op == "load":
-                yield v.args[1]
-            elif v.op == "index":
-                yield v.args[0]
+        yield from indices(stage_values(stage))
 
 
 def at_sizes(kernel: Kernel, values: Mapping[Sym, Size]) -> Kernel:

@@ -138,8 +138,7 @@ class Builder:
         return self.tensor(shape, out, Map(inputs, body, cost))
 
     def is_scalar(self, x: Operand) -> bool:
-        """Whether ATen reads the operand once, before its loop: a number; on a CPU a tensor of one element; on a GPU
-        one that is on the CPU."""
+        """Whether ATen reads the operand once, before its loop: a number or one element, on a GPU one of the CPU."""
         if not isinstance(x, Tensor) or self.device.type != "cuda":
             return is_single(x)
         return isinstance(x, Number) or x.spec.device.type == "cpu"

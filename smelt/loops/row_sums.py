@@ -24,6 +24,7 @@ from smelt.loops.kernel_ir import (
     Stage,
     Sums,
     Value,
+    indices,
     stage_loops,
     stage_stores,
     stage_values,
@@ -207,11 +208,7 @@ def _written(kernel: Kernel) -> dict[int, set[Size]]:
 
 
 def _indices(stage: Stage) -> Iterator[Size]:
-    for v in walk(stage_values(stage)):
-        if v.op == "load":
-            yield v.args[1]
-        elif v.op == "index":
-            yield v.args[0]
+    yield from indices(stage_values(stage))
     yield from (store.index for store in stage_stores(stage))
 
 

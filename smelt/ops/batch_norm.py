@@ -64,12 +64,7 @@ def batch_norm(
     def blended(of: Tensor, old: Tensor, scaled: Callable[[Value], Value], dtype: torch.dtype) -> Tensor:
         new = dropped(b, of, dims, False)
         return b.pointwise(
-            lambda n, o: scaled(n) * momentum + o * (1 - momentum),
-            [new, old],
-            compute,
-            dtype,
-            3.0,
-            new.shape,
+            lambda n, o: scaled(n) * momentum + o * (1 - momentum), [new, old], compute, dtype, 3.0, new.shape
         )
 
     mean = blended(center, running_mean, lambda v: v * 1.0, b.spec[3].dtype)
@@ -162,11 +157,7 @@ def batch_norm_backward(
         dx = b.pointwise(_gradient(training, count), operands, compute, b.spec[0].dtype, 6.0, x.shape)
     dweight = dropped(b, _times(b, dot, scale), dims, False) if mask[1] else None
     dbias = dropped(b, total, dims, False) if mask[2] else None
-    return (
-        dx,
-        dweight and b.cast(dweight, b.spec[1].dtype),
-        dbias and b.cast(dbias, b.spec[2].dtype),
-    )
+    return (dx, dweight and b.cast(dweight, b.spec[1].dtype), dbias and b.cast(dbias, b.spec[2].dtype))
 
 
 def _gradient(training: bool, count: Size) -> Callable[..., Value]:

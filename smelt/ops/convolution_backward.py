@@ -33,12 +33,7 @@ LAST = (0, 2, 3, 1)  # dimensions of channels-last images, outermost first
 
 @operator(aten.convolution_backward.default)
 def convolution_backward(
-    b: Builder,
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Sequence[int] | None,
-    *settings: Any,
+    b: Builder, grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *settings: Any
 ) -> tuple[Tensor | None, ...] | None:
     """`settings`: the convolution's, and which gradients are needed."""
     *of_convolution, mask = settings

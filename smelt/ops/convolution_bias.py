@@ -56,8 +56,7 @@ def with_bias(b: Builder, result: Tensor, bias: Tensor) -> Tensor:
 
 @lru_cache(1024)
 def adds_behind(device: torch.device, layouts: tuple[Layout, ...], settings: tuple[Any, ...]) -> bool:
-    """Whether ATen adds the bias after the convolution for these layouts; torch is asked with tensors on the device
-    that have no memory."""
+    """Whether ATen adds the bias after the convolution for these layouts; torch is asked with tensors without memory."""
     metas = (torch.empty_strided(*sizes, dtype=dtype, device=META) for *sizes, dtype in layouts)
     tensors = [unbacked(x, device) for x in metas]
     backend = select_conv_backend(*tensors, *(list(s) if isinstance(s, tuple) else s for s in settings))

@@ -122,8 +122,7 @@ def convolution_format(
 
 
 def _fewer(x: torch.Tensor) -> torch.Tensor:
-    """A spec with fewer, still many, pixels in the same order: torch may be asked about sizes that no call has, for
-    which there may be no memory."""
+    """A spec with fewer, still many, pixels in the same order: for sizes that no call has there may be no memory."""
     shape = list(x.shape)
     while prod(shape) > _MANY:
         dim = max((d for d in range(x.dim()) if d != 1), key=shape.__getitem__)

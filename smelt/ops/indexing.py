@@ -83,11 +83,7 @@ def _insert_copied(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tenso
 
 
 def _insert_put(
-    b: Builder,
-    x: Tensor,
-    indices: Sequence[Tensor | None],
-    values: Tensor,
-    accumulate: bool = False,
+    b: Builder, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Insert | None:
     """`x[:, index] = values`, for one integer tensor among the indices; negative ones count from the end."""
     chosen = [(d, index) for d, index in enumerate(indices) if index is not None]

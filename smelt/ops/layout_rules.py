@@ -26,10 +26,7 @@ aten = torch.ops.aten
 
 
 def known_layout(
-    func: OpOverload,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    spec_of: Callable[[Any], TensorSpec | None],
+    func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], spec_of: Callable[[Any], TensorSpec | None]
 ) -> Layout | None:
     """The rule's answer for the result; None if there is no rule or it does not know."""
     rule = _RULES.get(func)

@@ -171,8 +171,7 @@ class _Lowerer:
         return tuple(args), kwargs, made
 
     def gives_what_is_used(self, node: Node, result: Any) -> bool:
-        """Whether a lowering returned all results that are used. It returns None for results that are normally dead;
-        if one is used, ATen computes it."""
+        """Whether a lowering returned all results that are used; it returns None for results that are normally dead."""
         if not isinstance(result, tuple) or None not in result:
             return True
         used = self.results_used[node]
@@ -221,8 +220,7 @@ class _Lowerer:
         return builder.copy(tensor, tensor.shape, lambda index: index)
 
     def overwrite(self, node: Node, args: Any, kwargs: Any) -> bool:
-        """Let a call write its first argument if that is still an input, or memory to fill (`ops/donated_inputs.py`).
-        Returns whether it does."""
+        """Let a call write an input or memory to fill, its first argument (`ops/donated_inputs.py`); whether it does."""
         is_input, is_filled = args[0] in self.inputs, args[0] in self.filled
         if not (is_input or is_filled or args[0] in self.empty) or leaves([args, kwargs], Number):
             return False
@@ -327,8 +325,7 @@ class _Lowerer:
 
 
 def _is_written_by_kernel(node: Any) -> bool:
-    """Whether a value is the result of a user kernel: only a copy of such a value may be elided
-    (`plan/inplace_kernels.py`)."""
+    """Whether a value is a user kernel's result: only a copy of such a value may be elided (`plan/inplace_kernels.py`)."""
     return (
         isinstance(node, Node)
         and node.target is operator.getitem

@@ -225,10 +225,7 @@ def _group_norm_layout(
 
 
 def batch_norm_training_layout(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    *settings: Any,
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *settings: Any
 ) -> Any:
     """`settings`: running mean and variance (absent in the form without), training, momentum, epsilon."""
     running, training = settings[:-3], settings[-3]

@@ -407,8 +407,7 @@ def addcdiv(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) ->
 def _plus_scaled(
     b: Builder, f: Callable[[Value, Value], Value], operands: Sequence[Tensor], value: Operand, cost: float
 ) -> Tensor:
-    """x + value * f(y, z), the sum and the product by `value` in one rounding (native/cuda/PointwiseOpsKernel.cu, which is
-    compiled with contraction)."""
+    """x + value * f(y, z), sum and product rounded once (native/cuda/PointwiseOpsKernel.cu is compiled with contraction)."""
     return b.pointwise(lambda u, v, w, a: plus_product(u, a, f(v, w)), operands, cost=cost, scalars=(value,))
 
 
@@ -534,8 +533,7 @@ def heaviside(b: Builder, x: Tensor, values: Tensor) -> Tensor:
 
 
 def _log_of_sum(power: str, scale: float) -> Lowering:
-    """max + log1p(power(-|x - y|)) * scale, without overflow; equal infinities are their own sum. None for complex
-    numbers and integers."""
+    """max + log1p(power(-|x - y|)) * scale; equal infinities are their own sum. None for complex numbers and integers."""
 
     def f(u: Value, v: Value) -> Value:
         rest = call("log1p", call(power, -call("abs", u - v)))

@@ -258,8 +258,7 @@ def native_dropout_backward(b: Builder, grad: Tensor, mask: Tensor, scale: float
 
 @operator(aten._softmax_backward_data.default)
 def softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """y * (g - sum of g * y). On a GPU ATen multiplies in an operator of its own, which rounds to half precision
-    (native/cuda/SoftMax.cu)."""
+    """y * (g - sum of g * y). On a GPU ATen rounds the product to half precision (native/cuda/SoftMax.cu)."""
     compute = opmath(y.dtype)
     is_rounded = b.device.type != "cpu" and compute is not grad.dtype
     product = grad.dtype if is_rounded else compute

@@ -47,12 +47,7 @@ def _attention_layout(
 
 
 def _attention_backward_layout(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *_: Any,
-    **__: Any,
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> Any:
     """Heads are adjacent."""
     if any(t.dim() != 4 for t in (grad, query, key, value)):

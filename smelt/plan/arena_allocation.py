@@ -26,11 +26,6 @@ def allowed(most: int, slack: int = 0) -> int:
     return most + (SLACK_BELOW_SMALL if most <= SMALL else slack)
 
 
-def aligned(nbytes: int, alignment: int) -> int:
-    """`nbytes` rounded up to a multiple of `alignment`."""
-    return -(-nbytes // alignment) * alignment
-
-
 # ---- of a plan
 
 

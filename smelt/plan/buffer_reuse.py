@@ -41,8 +41,7 @@ Use = tuple[Sequence[int | None], Iterable[tuple[int, int]]]
 
 
 def replaced(uses: Sequence[Use], dying: Collection[int], roots: Roots) -> Iterator[tuple[int, int]]:
-    """Pairs of buffers (result, operand whose memory it reuses) of launches that run in parallel. `dying`: roots
-    without a later reader."""
+    """Pairs (result, operand whose memory it reuses) of parallel launches. `dying`: roots without a later reader."""
     touched = Counter(roots.root(b) for buffers, _ in uses for b in buffers if b is not None)
     taken: set[int] = set()
     for out, operand in ((buffers[o], buffers[i]) for buffers, pairs in uses for o, i in pairs):

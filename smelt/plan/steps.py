@@ -136,8 +136,7 @@ class BumpVersion:
 
 @dataclass(frozen=True)
 class Free:
-    """Drops tensors after their last use. Inputs belong to the caller; only donated inputs (the saved values of a
-    backward) are dropped."""
+    """Drops tensors after their last use; of the inputs only donated ones (the saved values of a backward)."""
 
     regs: tuple[int, ...]
 

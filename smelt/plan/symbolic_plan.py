@@ -9,12 +9,7 @@ from functools import cached_property
 
 from smelt import _native
 from smelt.plan.arena_placement import Interval, place
-from smelt.plan.steps import (
-    Alloc,
-    Plan,
-    extern_names,
-    kernel_names,
-)
+from smelt.plan.steps import Alloc, Plan, extern_names, kernel_names
 from smelt.shapes.expr import Size, Sym, Values
 from smelt.shapes.substitute import substitute
 

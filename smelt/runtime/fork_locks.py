@@ -29,8 +29,7 @@ _held: list[Lock] = []  # by the thread that forks, in the order in which they w
 
 
 def hold_at_fork(lock: _L, place: int) -> _L:
-    """Return `lock`, which a forking thread holds during the fork from now on. `place` (a constant above): its
-    position in the lock order."""
+    """Return `lock`, which a forking thread holds from now on. `place` (a constant above): its place in the lock order."""
     _locks[place] = lock
     return lock
 

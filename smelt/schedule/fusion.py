@@ -63,8 +63,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
-    """An element of `shape` at `index` (in the group's symbols; `inner` loops of its stage) that the unit reads at
-    `own` (in the unit's symbols)."""
+    """An element of `shape` at `index` (the group's symbols; `inner`: its stage's loops), read at `own` (the unit's)."""
 
     index: Index
     shape: tuple[Size, ...]
@@ -130,8 +129,7 @@ def fit(group: Group, unit: Unit) -> Fit | Refusal:
 
 
 def _anchors(group: Group, unit: Unit) -> Iterator[Anchor]:
-    """The elements that the unit reads from the group, reductions first because they determine the rows; otherwise the
-    elements that both read."""
+    """The elements that the unit reads from the group, reductions first, as they determine the rows; else common reads."""
     inside = [(t, own) for t, own in unit.reads if t in group.places]
     inside.sort(key=lambda r: (not isinstance(r[0].definition, Reduce), len(group.places[r[0]].inner)))
     for tensor, own in inside:
@@ -247,8 +245,7 @@ def _reads_elsewhere(group: Group, unit: Unit, found: Fit) -> str | None:
 
 
 def _overwrites(group: Group, unit: Unit, found: Fit) -> str | None:
-    """The reason if a store to a graph input would precede another read of its old value, or if the written elements
-    are unknown at compile time."""
+    """Why a store to a graph input may not fuse: another read of its old value follows, or its place is unknown."""
     for other in group.units:
         if other.insert is not None and other.target is not None:
             if other.target is unit.target or any(t is other.target for t, _ in unit.reads):

@@ -25,6 +25,7 @@ from smelt.loops.kernel_ir import (
     Stage,
     Store,
     Value,
+    indices,
     walk,
 )
 from smelt.loops.kernel_sizes import size_symbols
@@ -377,11 +378,7 @@ def _in_order(store: Store) -> Size:
 def _indices(draft: _Draft) -> Iterator[Size]:
     looked_up = [l.value for s in draft.stores for l in s.lookups]
     for root in [s.value for s in draft.stores] + [r.value for r in draft.reductions] + looked_up:
-        for v in walk([root]):
-            if v.op == "load":
-                yield v.args[1]
-            elif v.op == "index":
-                yield v.args[0]
+        yield from indices([root])
     for s in draft.stores:
         yield s.index
 

@@ -12,7 +12,7 @@ from smelt.codegen.plan_loading import load
 from smelt.config import Config
 from smelt.graph.ir import TensorSpec
 from smelt.loops.kernel_ir import Buffer, Kernel, Loop, MapStage, Store, Value
-from smelt.plan.arena_allocation import Interval, aligned, place
+from smelt.plan.arena_allocation import Interval, place
 from smelt.plan.build_plan import build_plan
 from smelt.plan.machine_code import CompiledKernel
 from smelt.plan.plan_printer import print_plan
@@ -367,8 +367,8 @@ def test_equal_products_share_code():
 
 def peak(intervals):
     """The most bytes that live at once: no placement can be smaller."""
-    grow = [(i.begin, aligned(i.nbytes, 64)) for i in intervals]
-    shrink = [(i.end + 1, -aligned(i.nbytes, 64)) for i in intervals]
+    grow = [(i.begin, -(-i.nbytes // 64) * 64) for i in intervals]
+    shrink = [(i.end + 1, i.nbytes // -64 * 64) for i in intervals]
     changes = sorted(grow + shrink)
     most = now = 0
     for _, change in changes:

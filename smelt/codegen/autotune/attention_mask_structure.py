@@ -41,18 +41,12 @@ def _most(a: int | None, b: int | None) -> int | None:
     return None if a is None or b is None else max(a, b)
 
 
-def _of_both(condition: Value, holds: bool) -> int | None:
+def _of_two(condition: Value, holds: bool) -> int | None:
+    """The bound of a conjunction or disjunction: both operands are `holds`, or one of them is."""
     if condition.dtype is not torch.bool or any(x.dtype is not torch.bool for x in condition.args):
         return None
     a, b = (_bound(x, holds) for x in condition.args)
-    return _least(a, b) if holds else _most(a, b)
-
-
-def _of_either(condition: Value, holds: bool) -> int | None:
-    if condition.dtype is not torch.bool or any(x.dtype is not torch.bool for x in condition.args):
-        return None
-    a, b = (_bound(x, holds) for x in condition.args)
-    return _most(a, b) if holds else _least(a, b)
+    return _least(a, b) if holds is condition.op.endswith("_and") else _most(a, b)
 
 
 def _of_not(condition: Value, holds: bool) -> int | None:
@@ -99,6 +93,6 @@ def _index_expression(value: Value) -> Size | None:
 
 _OTHERWISE = dict(ge="lt", lt="ge", gt="le", le="gt")
 _BOUNDS: dict[str, Callable[[Value, bool], int | None]] = dict(
-    logical_and=_of_both, bitwise_and=_of_both, logical_or=_of_either, bitwise_or=_of_either, logical_not=_of_not,
+    logical_and=_of_two, bitwise_and=_of_two, logical_or=_of_two, bitwise_or=_of_two, logical_not=_of_not,
     bitwise_not=_of_not, where=_of_chosen, ge=_of_order, gt=_of_order, le=_of_order, lt=_of_order,
 )  # fmt: skip

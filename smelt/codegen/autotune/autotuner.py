@@ -92,11 +92,7 @@ class Tuner:
     # ---- choosing
 
     def _choices(
-        self,
-        schedule: Schedule,
-        found: Sequence[Group],
-        aligned: Sequence[bool],
-        held: list[CompiledKernel],
+        self, schedule: Schedule, found: Sequence[Group], aligned: Sequence[bool], held: list[CompiledKernel]
     ) -> list[Choice | None]:
         keys = [self._key(schedule, group, aligned) for group in found]
         unknown = {key: group for key, group in zip(keys, found) if key not in _REMEMBERED}

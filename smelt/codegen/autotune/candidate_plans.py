@@ -51,8 +51,7 @@ class Baseline:
 
 
 class Contest:
-    """A group of `schedule` alone. Its inputs are numbers between -1/4 and 1/4 that depend on nothing but their place;
-    constants are what they are."""
+    """A group of `schedule` alone. Its inputs are numbers between -1/4 and 1/4 that depend on their position alone."""
 
     def __init__(self, schedule: Schedule, group: Group, baseline: Baseline) -> None:
         items = [schedule.items[p] for p in group.positions]

@@ -47,8 +47,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Group:
-    """Items at `positions`, in order, with equivalent variants; a variant may leave some of the items. The product's
-    position is `place`."""
+    """Items at `positions`, in order, with equivalent variants, which may leave some out; the product is at `place`."""
 
     positions: tuple[int, ...]
     place: int

@@ -13,8 +13,7 @@ from smelt.loops.loop_values import const, index
 
 
 def with_constants(value: Value, constants: Mapping[int, float]) -> Value:
-    """The value with numbers in place of loads from buffers of one element, `known` by buffer number; sums of indices
-    become index expressions."""
+    """The value with numbers for loads from one element, `known` by buffer; sums of indices become index expressions."""
     done: dict[Value, Value] = {}
 
     def changed(v: Value) -> Value:

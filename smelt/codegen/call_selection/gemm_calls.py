@@ -194,12 +194,7 @@ def plan_product(
 
 
 def _matrix_product(
-    form: _Form,
-    args: Sequence[Argument],
-    out: TensorSpec,
-    name: str,
-    epilogue: Epilogue,
-    refuse: Refuse,
+    form: _Form, args: Sequence[Argument], out: TensorSpec, name: str, epilogue: Epilogue, refuse: Refuse
 ) -> Request:
     if form.scales is not None and any(scale != 1 for scale in args[form.scales :]):
         raise NotGenerated("beta or alpha is not 1")

@@ -36,8 +36,7 @@ class WindowCall:
     bias: TensorSpec | None = None
 
     def plan(self, out: TensorSpec, name: str, epilogue: Epilogue) -> Request | str:
-        """The window that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s; or the
-        reason why there is none."""
+        """The window that computes `epilogue` of the extern's result into `out`, with the shape of `result`, or why not."""
         try:
             if self.bias is not None:
                 epilogue = with_bias(epilogue, self.bias, [ROW], out.dtype)

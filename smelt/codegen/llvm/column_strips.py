@@ -78,8 +78,7 @@ class _Slot:
 
 
 class Strips:
-    """Emits the kernel's items. `left`, `right`: the columns of the current strip. `entry`: the function's entry
-    block, which allocates the slots."""
+    """Emits the kernel's items. `left`, `right`: the columns of the strip. `entry`: the block that allocates the slots."""
 
     def __init__(self, kernel: Kernel, body: Body, loops: Loops, entry: list[str], choice: Choice) -> None:
         assert choice.outer is not None, "strips are of an outer loop"
@@ -144,8 +143,7 @@ class Strips:
             self._stage(p, stage)
 
     def _vectors(self, p: Point, inside: Callable[[Point], None], stores: bool) -> None:
-        """Emit `inside` for each vector of the strip. Masks are cheap where nothing is stored, and save a copy of
-        `inside` for the last vector."""
+        """Emit `inside` for each vector of the strip. Masks are cheap without stores, and save a copy of it."""
         b = self.b
         if stores or self.size % b.lanes == 0 or not b.target.masks:
             return self.loops.lanes(p, self.sym, self.size, self.left, self.right, inside)

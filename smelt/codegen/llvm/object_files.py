@@ -32,8 +32,7 @@ def assemble(
     verify: bool = False,
     imports: Mapping[str, Library] | None = None,
 ) -> Library:
-    """Compile a module. `verify`: check the IR first (LLVM aborts on broken IR otherwise). `imports`: the libraries
-    that define declared functions."""
+    """Compile a module. `verify`: check the IR first, as LLVM aborts on broken IR. `imports`: libraries it calls."""
     with _LOCK:
         return Library(processor(target), (_emitted(text, target, verify),), tuple(names), imports or {})
 

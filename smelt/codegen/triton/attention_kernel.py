@@ -99,8 +99,7 @@ def power(size: int) -> int:
 def attention_source(
     a: TiledAttention, tile: Tile, unaligned: frozenset[int] = frozenset(), dialect: Dialect = "ptx"
 ) -> Source:
-    """`a` in tiles of `tile`. `unaligned`: buffers that may begin at any address. A launch's points are blocks of
-    queries; a program computes one."""
+    """`a` in tiles of `tile`, a program for each block of queries. `unaligned`: buffers that may begin at any address."""
     return _Attention(a, tile, dialect).source_of(unaligned)
 
 

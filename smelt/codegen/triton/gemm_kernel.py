@@ -67,8 +67,7 @@ def tiles_of(p: TiledProduct, t: Tile) -> tuple[int, int]:
 def product_source(
     p: TiledProduct, tile: Tile, unaligned: frozenset[int] = frozenset(), dialect: Dialect = "ptx"
 ) -> Source:
-    """`p` in tiles of `tile`. `unaligned`: buffers that may begin at any address. A launch's points are tiles; a
-    program computes one."""
+    """`p` in tiles of `tile`, a program for each. `unaligned`: buffers that may begin at any address."""
     return _Product(p, tile, dialect).source_of(unaligned)
 
 
@@ -183,8 +182,5 @@ def as_loops(p: TiledProduct) -> Kernel:
     term = Value("mul", (Value("cast", (a,), f32), Value("cast", (b,), f32)), f32)
     buffers = (*p.a.inputs, *p.b.inputs, *p.inputs, Buffer("out", p.value.dtype, "out"))
     stored = Store(len(buffers) - 1, subs(p.index, place), counted(p.value, firsts[2], place))
-    stages = (
-        ReduceStage((Loop(step, p.k),), (Reduction(PRODUCT, "sum", term),)),
-        MapStage((), (stored,)),
-    )
+    stages = (ReduceStage((Loop(step, p.k),), (Reduction(PRODUCT, "sum", term),)), MapStage((), (stored,)))
     return Kernel(p.name, buffers, (Loop(batch, p.batch), Loop(row, p.m), Loop(column, p.n)), stages)

@@ -155,10 +155,7 @@ def batched_source(
 
 
 def triton_source(
-    kernel: Kernel,
-    host: frozenset[int] = frozenset(),
-    dialect: Dialect = "ptx",
-    blocks: Blocks | None = None,
+    kernel: Kernel, host: frozenset[int] = frozenset(), dialect: Dialect = "ptx", blocks: Blocks | None = None
 ) -> Source:
     """`kernel` as Triton. `host`: its buffers that are passed by value, `in` buffers of one element. `blocks`:
     overrides `block_sizes.choose`.
@@ -301,8 +298,7 @@ class Printer:
         return head + [f"    {line}" for line in lines]
 
     def _lanes(self, name: str, lanes: str, bound: str, is_axis: bool, place: str) -> list[str]:
-        """Statements for the points of a block, and which are below `bound`, if any: alone (`xs`) and, if blocks have
-        two axes, broadcast (`x`)."""
+        """Statements for the points of a block and their mask by `bound`: alone (`xs`) and, of two axes, broadcast (`x`)."""
         alone = f"{name}s" if is_axis else name
         masks = [f"{alone}mask = {alone} < {bound}"] if bound else []
         if not is_axis:
@@ -764,8 +760,7 @@ class Printer:
         return None
 
     def _philox(self, at: Position, v: Value) -> tuple[str, Axes]:
-        """A word of a step. The step yields all four at once: if they belong to adjacent elements of one thread, the
-        compiler computes the step once."""
+        """A word of a step, which yields four at once: for adjacent elements of one thread it is computed once."""
         operands = [self.value(at, a) for a in v.args[:3]]
         axes = NONE.union(*(self.axes_of.get(o, NONE) for o in operands))
         words, lane = self._named(at, self.values.philox(operands), axes), v.args[3]

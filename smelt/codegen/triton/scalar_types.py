@@ -74,12 +74,7 @@ def of_number(number: object) -> Kind:
     raise TypeError(f"{number!r} is no number of a kernel")
 
 
-_RANGES = (
-    (INT32, -(2**31), 2**31),
-    (UINT32, 2**31, 2**32),
-    (INT64, -(2**63), 2**63),
-    (UINT64, 2**63, 2**64),
-)
+_RANGES = ((INT32, -(2**31), 2**31), (UINT32, 2**31, 2**32), (INT64, -(2**63), 2**63), (UINT64, 2**63, 2**64))
 
 
 @functools.cache

@@ -121,8 +121,7 @@ def _infix(symbol: str) -> Callable[..., str]:
 
 
 def _comparison(symbol: str, reversed_symbol: str) -> Callable[..., str]:
-    """A comparison with numbers on the right: Python dispatches to the other operand (`traced_frontend.py`) and
-    reflects the comparison."""
+    """A comparison with numbers on the right: Python dispatches to the other operand (`traced_frontend.py`)."""
 
     def text(dtype: torch.dtype, a: str, b: str) -> str:
         return f"({b} {reversed_symbol} {a})" if _is_number(a) else f"({a} {symbol} {b})"
@@ -139,8 +138,7 @@ def _logical(symbol: str) -> Callable[..., str]:
 
 
 def _divide(dtype: torch.dtype, a: str, b: str) -> str:
-    """A correctly rounded quotient: Triton's plain float32 division is not, and the correct one is slow. The inverse
-    of a power of two is exact."""
+    """A correctly rounded quotient, which Triton's plain one is not. The inverse of a power of two is exact and fast."""
     if b[0] in "-0123456789":
         fraction, exponent = math.frexp(float(b))
         if abs(fraction) == 0.5 and abs(exponent) < 100:

@@ -70,8 +70,8 @@ def library_functions(p: Product, tile: Tile, tall: int = 0) -> dict[str, str]:
     high, low = cut(p.m, p.n, p.k, tile).heights
     narrow = 1 if 0 < p.n % tile.columns <= tile.lanes else tile.vectors
     return {
-        "pack_a": _row_packer(p.a),
-        "pack_b": _panel_packer(p.b),
+        "pack_a": _packer("rows", p.a),
+        "pack_b": _packer("panel", p.b),
         "micro_tall": f"micro{tall or high}x{tile.vectors}",
         "micro": f"micro{low}x{tile.vectors}",
         "narrow_tall": f"micro{tall or high}x{narrow}",
@@ -94,16 +94,10 @@ def address(symbol: str) -> str:
     return f"ptrtoint (ptr @{symbol} to i64)"
 
 
-def _row_packer(a: Matrix) -> str:
-    if a.col == 1:
-        return "pack_rows"
-    return "pack_rows_transposed" if a.row == 1 else "pack_rows_any"
-
-
-def _panel_packer(b: Matrix) -> str:
-    if b.col == 1:
-        return "pack_panel"
-    return "pack_panel_transposed" if b.row == 1 else "pack_panel_any"
+def _packer(unit: str, x: Matrix) -> str:
+    if x.col == 1:
+        return f"pack_{unit}"
+    return f"pack_{unit}_transposed" if x.row == 1 else f"pack_{unit}_any"
 
 
 def can_read_b_directly(p: Product, tile: Tile) -> bool:

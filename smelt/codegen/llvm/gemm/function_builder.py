@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from smelt.codegen.llvm.gemm.gemm_tiling import Tile
+
+
+def _operation(name: str) -> Callable[[FunctionText, str | int, str | int], str]:
+    return lambda text, a, b: text.let(f"{name} i64 {a}, {b}")
 
 
 class FunctionText:
@@ -37,26 +41,10 @@ class FunctionText:
         self.lines.append(f"{name}:")
         self.block = name
 
-    # integer and pointer arithmetic; operands are names or Python integers
-    def add(self, a: str | int, b: str | int) -> str:
-        """a + b of 64 bits; the sum wraps."""
-        return self.let(f"add i64 {a}, {b}")
-
-    def sub(self, a: str | int, b: str | int) -> str:
-        """a - b of 64 bits; the difference wraps."""
-        return self.let(f"sub i64 {a}, {b}")
-
-    def mul(self, a: str | int, b: str | int) -> str:
-        """The low 64 bits of a * b."""
-        return self.let(f"mul i64 {a}, {b}")
-
-    def div(self, a: str | int, b: str | int) -> str:
-        """a // b of non-negative numbers."""
-        return self.let(f"udiv i64 {a}, {b}")
-
-    def rem(self, a: str | int, b: str | int) -> str:
-        """a % b of non-negative numbers."""
-        return self.let(f"urem i64 {a}, {b}")
+    # Integer and pointer arithmetic of 64 bits, which wraps; operands are names or Python integers. Divisions are of
+    # non-negative numbers.
+    add, sub, mul = _operation("add"), _operation("sub"), _operation("mul")
+    div, rem = _operation("udiv"), _operation("urem")
 
     def test(self, predicate: str, a: str | int, b: str | int) -> str:
         """An i1, by one of LLVM's integer predicates (`slt`, `eq`, ...)."""

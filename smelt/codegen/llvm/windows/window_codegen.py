@@ -156,8 +156,7 @@ class _Writer:
         return start if size % step == 0 else self.b.intrinsic("smin", start, self._int(size - step))
 
     def _combine(self, origin: Ref, weights: Ref | None) -> list[Ref]:
-        """The combination of each output row of a block, over all taps: column by column, in a loop if there are many
-        (unrolled code compiles slowly)."""
+        """The combination of each output row of a block over all taps, by column; many are a loop, to compile fast."""
         p, b = self.p, self.b
         states = [b.widen(self._identity())] * self.rows
         if prod(p.kernel) <= UNROLLED_TAPS or p.stride[1] > 1:
