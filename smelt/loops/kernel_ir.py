@@ -153,9 +153,8 @@ class Store:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A named reduction; `name` is unique in the kernel. argmax and argmin give the row-major position over the
-    stage's loops (int64), first occurrence, NaN wins. max and min propagate NaN. The accumulator has `dtype` (=
-    value.dtype)."""
+    """A named reduction; `name` is unique in the kernel. argmax and argmin give the row-major position over the stage's
+    loops (int64), first occurrence, NaN wins. max and min propagate NaN. The accumulator has `dtype` (= value.dtype)."""
 
     name: str
     kind: ReductionKind
@@ -205,9 +204,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Sums:
-    """Reductions of a row kernel over its outer points (`loops.row_sums`). `outer`: the loop over chunks of rows, then
-    the loops over a row's columns. `stages`: a ReduceStage over the rows of a chunk, and a MapStage that stores its
-    results."""
+    """Reductions of a row kernel over its outer points (`loops.row_sums`). `outer`: the loop over chunks of rows, then the
+    loops over a row's columns. `stages`: a ReduceStage over the rows of a chunk, and a MapStage that stores its results."""
 
     outer: tuple[Loop, ...]
     stages: tuple[Stage, ...]

@@ -85,8 +85,7 @@ Definition = Stored | Map | Reduce | Scan
 @dataclass(eq=False)
 class Tensor:
     """A lazy tensor. `spec.stride`: its layout if it is materialized. `name`: the operator's name, for display.
-    `order`: its position in the program; lowering counts by `GAP`, so that a pass can insert tensors between two
-    others."""
+    `order`: its position in the program; lowering counts by `GAP`, so that a pass can insert tensors between two others."""
 
     name: str
     spec: TensorSpec

@@ -1,9 +1,7 @@
-"""Warm-up of a backward's grouped convolutions during compilation: cuDNN builds each at its first call, which takes
-long.
+"""Warm-up of a backward's grouped convolutions during compilation: cuDNN builds each at its first call, which takes long.
 
-torch caches cuDNN's plans per thread, and autograd runs backwards on a thread of its own for each GPU. The
-convolutions are therefore called on that thread, on uninitialized tensors: by a backward that a background thread
-starts.
+torch caches cuDNN's plans per thread, and autograd runs backwards on a thread of its own for each GPU. The convolutions are
+therefore called on that thread, on uninitialized tensors: by a backward that a background thread starts.
 """
 
 from __future__ import annotations

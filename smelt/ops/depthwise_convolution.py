@@ -133,8 +133,7 @@ def _weight_gradient(
     b: Builder, grad: Tensor, x: Tensor, weight: Tensor, c: Convolution, spec: TensorSpec
 ) -> Tensor:
     """For each window position the sum over all pixels, per image first. All positions of a small window are computed
-    together, so that each element is loaded once; of a larger window those of a row, as a program holds that many
-    sums."""
+    together, so that each element is loaded once; of a larger window those of a row, as a program holds that many sums."""
     (images, channels, height, width), (_, _, rows, columns) = grad.shape, weight.shape
     taps = _taps(weight)
     together = len(taps) <= _SUMS

@@ -1,9 +1,8 @@
 """Layouts of results that follow from those of operands for all sizes: for these operators torch need not be asked
 about several sample sizes (`symbolic_results.py`).
 
-A rule takes the arguments, with `Operand`s in place of tensors, and returns (shape, strides, offset) of the only
-result, or of the first one if the others have no symbolic sizes; or None if it does not know. It holds for all sizes
-from 2 on.
+A rule takes the arguments, with `Operand`s in place of tensors, and returns (shape, strides, offset) of the only result, or
+of the first one if the others have no symbolic sizes; or None if it does not know. It holds for all sizes from 2 on.
 """
 
 from __future__ import annotations

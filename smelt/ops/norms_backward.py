@@ -1,8 +1,7 @@
 """Backward of normalizations: of the input row by row, of weight and bias as sums over the other dimensions.
 
-With xhat the normalized input and h = gradient * weight, the input's gradient is rstd * (h - average of h - xhat *
-average of h * xhat), averaged over the normalized dimensions. Arithmetic is in ATen's accumulation dtype; results
-round once.
+With xhat the normalized input and h = gradient * weight, the input's gradient is rstd * (h - average of h - xhat * average
+of h * xhat), averaged over the normalized dimensions. Arithmetic is in ATen's accumulation dtype; results round once.
 """
 
 from __future__ import annotations

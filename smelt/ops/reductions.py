@@ -261,9 +261,8 @@ declare(aten.all.default, aten.all.dim, aten.all.dims, lowering=_reduction("all"
 def moments(
     b: Builder, x: Tensor, dims: Sequence[int], correction: float, compute: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """(mean, variance) over `dims` in `compute`, dimensions retained: first an approximate mean, then the deviations
-    from it, whose own mean corrects both (Chan, Golub and LeVeque, "Algorithms for computing the sample variance",
-    1983)."""
+    """(mean, variance) over `dims` in `compute`, dimensions retained: first an approximate mean, then the deviations from
+    it, whose own mean corrects both (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983)."""
     count, rough = count_of(x, dims), opmath(x.dtype)
     # Shared before they are added up: of the whole sum more might be infinite.
     about = b.reduce("sum", x, dims, True, rough, lambda v: shared(v, count))

@@ -36,8 +36,7 @@ Spec = tuple[Any, ...]  # a step for the native side: its kind, then its fields
 
 
 def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
-    """The native plan: `native(inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]`. It keeps the machine code
-    alive.
+    """The native plan: `native(inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]`. It keeps the machine code alive.
 
     Raises PlanError for a launch of a kernel that the plan does not hold, NeedsFixedSize for symbolic sizes, and the
     errors of `address_of` for code that cannot be linked on this machine.

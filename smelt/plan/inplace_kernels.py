@@ -1,9 +1,8 @@
 """User kernels (`graph/user_kernel_calls.py`) that write in place, as in eager.
 
-In a functional graph a launch returns new values of the tensors that it writes, which would require a copy of each
-first. If the old value has no later reader, the launch writes the tensor itself, and readers of the new value read it
-there. This holds for temporaries, and for inputs that hold the new value at the end; otherwise the copy is a step of
-its own.
+In a functional graph a launch returns new values of the tensors that it writes, which would require a copy of each first.
+If the old value has no later reader, the launch writes the tensor itself, and readers of the new value read it there. This
+holds for temporaries, and for inputs that hold the new value at the end; otherwise the copy is a step of its own.
 """
 
 from __future__ import annotations

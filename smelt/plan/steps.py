@@ -109,9 +109,8 @@ class ParallelLaunch:
 
 @dataclass(frozen=True)
 class Aten:
-    """One ATen call through the dispatcher, below autograd. Arguments hold `Reg`s, numbers, dtypes, None, and lists
-    and tuples of them. `outs[i]`: the register of the i-th returned tensor (None: dropped); a TensorList result fills
-    them all.
+    """One ATen call through the dispatcher, below autograd. Arguments hold `Reg`s, numbers, dtypes, None, and lists and
+    tuples of them. `outs[i]`: the register of the i-th returned tensor (None: dropped); a TensorList result fills them all.
 
     `expect[i]`: the layout that later steps rely on when they take the address of `outs[i]`; the executor copies a
     result with other strides into that layout. `user_visible`: the call runs in the caller's own dispatch state, as in

@@ -1,8 +1,6 @@
-"""Simplification of a loop nest: loops are split where an index divides, ordered by memory, and merged where
-contiguous.
+"""Simplification of a loop nest: loops are split where an index divides, ordered by memory, and merged where contiguous.
 
-It works on the index expressions alone. The result is a new list of loops and the old symbols in terms of the new
-ones.
+It works on the index expressions alone. The result is a new list of loops and the old symbols in terms of the new ones.
 """
 
 from __future__ import annotations
@@ -23,9 +21,8 @@ def tidy(
     keep_order: bool,
     shortest: int,
 ) -> tuple[Loops, Values]:
-    """New loops named `letter`0, `letter`1, ..., and the values of the old symbols. `indices`: all expressions in
-    which the loops occur; `layout`: those whose strides decide the order, most important first. `shortest`: see
-    `split_loops`."""
+    """New loops named `letter`0, `letter`1, ..., and the values of the old symbols. `indices`: all expressions in which the
+    loops occur; `layout`: those whose strides decide the order, most important first. `shortest`: see `split_loops`."""
     values: Values = {s: s for s, _ in loops}
     known = [e for e in dict.fromkeys(indices) if not free_syms(e).isdisjoint(values)]
     order: list[Size] = [e for e in layout if not isinstance(e, int)]

@@ -1,9 +1,8 @@
 """The schedule: items in execution order and their buffers. It is the value between fusion and code generation.
 
-Invariants (`schedule.verify_schedule` checks them): buffers are numbered by position, inputs and constants first; an
-item follows everything it reads; exactly one item defines each buffer that is not an input or a constant (a kernel
-that is `inout` on an input or on memory to fill, or an ATen call that writes an argument, redefines it); every output
-is written.
+Invariants (`schedule.verify_schedule` checks them): buffers are numbered by position, inputs and constants first; an item
+follows everything it reads; exactly one item defines each buffer that is not an input or a constant (a kernel that is
+`inout` on an input or on memory to fill, or an ATen call that writes an argument, redefines it); every output is written.
 """
 
 from __future__ import annotations
@@ -102,9 +101,8 @@ def accesses(item: Item) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`outputs`: the returned buffers. `refusals`: for each pair of operators that was not fused, why
-    (`print_schedule` shows them). `donated`: inputs whose memory is free after their last use. `title`: as in
-    the plan."""
+    """`outputs`: the returned buffers. `refusals`: for each pair of operators that was not fused, why (`print_schedule`
+    shows them). `donated`: inputs whose memory is free after their last use. `title`: as in the plan."""
 
     buffers: list[BufferSpec]
     constants: tuple[torch.Tensor, ...]

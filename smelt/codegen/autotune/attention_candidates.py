@@ -5,8 +5,7 @@ The kernel between the products may apply any elementwise function to the scores
 computed from indices or read from memory, soft caps. Scores and probabilities must have no other readers. Elementwise
 kernels before an operand or after the second product are fused too, as for products (`gemm_candidates.py`).
 
-Scores are not rounded to half precision, as eager rounds them between its kernels: the result is closer to the exact
-one.
+Scores are not rounded to half precision, as eager rounds them between its kernels: the result is closer to the exact one.
 """
 
 from __future__ import annotations

@@ -40,9 +40,8 @@ Prefer = Callable[[ProductItem], bool]
 def with_products(
     schedule: Schedule, fuse_epilogues: bool, prefer: Prefer, values: Values | None = None
 ) -> list[Item | ProductItem]:
-    """The schedule's items, with products in place of the externs that `prefer` selects. `fuse_epilogues`: with the
-    kernels after them as epilogues. `values`: sizes for the symbols of a symbolic schedule, whose products have
-    `lengths`."""
+    """The schedule's items, with products in place of the externs that `prefer` selects. `fuse_epilogues`: with the kernels
+    after them as epilogues. `values`: sizes for the symbols of a symbolic schedule, whose products have `lengths`."""
     if not any(is_product(i) for i in schedule.items):
         return list(schedule.items)
     readers = readers_of(schedule)

@@ -27,9 +27,8 @@ class SizedCall(MatrixCall):
         return MatrixCall(self.op, args, self.buffers, substitute(self.result, values))
 
     def lengths(self, out: TensorSpec) -> Lengths | None:
-        """The lengths of the product that computes this into `out`; None if more of it depends on sizes. Symbolic
-        sizes and strides are at least 2: no such dimension has one element, whose stride is arbitrary, or is
-        contiguous."""
+        """The lengths of the product that computes this into `out`; None if more of it depends on sizes. Symbolic sizes and
+        strides are at least 2: no such dimension has one element, whose stride is arbitrary, or is contiguous."""
         tensors = {i: x for i, x in enumerate(self.args) if isinstance(x, TensorSpec)}
         specs = [*tensors.values(), out]
         if any(not isinstance(n, int) and bounds(n)[0] < 2 for x in specs for n in (*x.shape, *x.stride)):

@@ -5,9 +5,8 @@ passes through a stage at once, a few rows at a time, along memory. Values per c
 expressions that are invariant in the stage's loops) are stored in *slots*: scratch arrays with one element per column
 of the strip, which stay in the L1 cache.
 
-An item is a granule of columns; consecutive items are processed as strips as wide as the slots. Rows are added in
-groups, pairwise, and many groups as a cascade (`reduction_loops.py`); results do not depend on how the items are
-split.
+An item is a granule of columns; consecutive items are processed as strips as wide as the slots. Rows are added in groups,
+pairwise, and many groups as a cascade (`reduction_loops.py`); results do not depend on how the items are split.
 """
 
 from __future__ import annotations

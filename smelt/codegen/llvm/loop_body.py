@@ -19,9 +19,8 @@ INT32 = 1 << 31
 
 @dataclass
 class Point:
-    """A position in the emitted code. `syms`: loop symbols as scalar registers; that of `lane_sym` is the first
-    lane's. `mask`: the lanes that exist (None: all). `outer_lanes`: lanes are outer points, so local buffers have
-    lanes too."""
+    """A position in the emitted code. `syms`: loop symbols as scalar registers; that of `lane_sym` is the first lane's.
+    `mask`: the lanes that exist (None: all). `outer_lanes`: lanes are outer points, so local buffers have lanes too."""
 
     syms: dict[Sym, Ref]
     lane_sym: Sym | None = None

@@ -1,10 +1,9 @@
 """Parallel emission of object code: all access to LLVM beyond llvmlite's interface.
 
-llvmlite holds one lock around every call of LLVM. LLVM itself only requires that two threads share neither contexts
-nor target machines, and emission, nearly all of the compile time, would otherwise run on one core. llvmlite has no
-public way around its lock, so the function is looked up a second time in the library that llvmlite loaded (its name
-and the lock are private: `ffi.lib._name`, `ffi.lib._lock`). A fork must still wait for the lock: see
-`runtime.fork_locks`.
+llvmlite holds one lock around every call of LLVM. LLVM itself only requires that two threads share neither contexts nor
+target machines, and emission, nearly all of the compile time, would otherwise run on one core. llvmlite has no public way
+around its lock, so the function is looked up a second time in the library that llvmlite loaded (its name and the lock are
+private: `ffi.lib._name`, `ffi.lib._lock`). A fork must still wait for the lock: see `runtime.fork_locks`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 float32: range reduction and polynomials in IR. Every coefficient list below is a weighted least-squares fit on 400
 Chebyshev nodes with Lawson reweighting (which converges to the minimax fit), computed in extended precision for the
-interval and with the error weight written beside it, then rounded to float32. Reductions are Cody and Waite's
-("Software Manual for the Elementary Functions", 1980) with fused multiply-adds. Errors measured by the tests, in
-units of the last place: exp, exp2, expm1, log, log2, log10, log1p, sin, cos, erf, tanh, pow at most 1.6,
-sigmoid 2.3.
+interval and with the error weight written beside it, then rounded to float32. Reductions are Cody and Waite's ("Software
+Manual for the Elementary Functions", 1980) with fused multiply-adds. Errors measured by the tests, in units of the last
+place: exp, exp2, expm1, log, log2, log10, log1p, sin, cos, erf, tanh, pow at most 1.6, sigmoid 2.3.
 
 Rare float32 functions and those of float64 but exp and sigmoid call the C library once per lane.
 """

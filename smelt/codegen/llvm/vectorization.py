@@ -1,9 +1,8 @@
 """The choice of the loop that becomes vector lanes.
 
-*Inner*: within each stage, lanes are different iterations of one of its loops; reductions combine lanes at the end;
-stages without loops are scalar. *Outer*: lanes are different points of one outer loop, everything is vector,
-reductions need no combining. The choice is by estimated cost, which is dominated by which memory accesses become
-contiguous.
+*Inner*: within each stage, lanes are different iterations of one of its loops; reductions combine lanes at the end; stages
+without loops are scalar. *Outer*: lanes are different points of one outer loop, everything is vector, reductions need no
+combining. The choice is by estimated cost, which is dominated by which memory accesses become contiguous.
 """
 
 from __future__ import annotations

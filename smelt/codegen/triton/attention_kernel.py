@@ -47,8 +47,7 @@ class TiledAttention:
     of rows in which all scores are minus infinity, 0 or NaN. `key_bound`: a number n if all scores of keys after query +
     n are minus infinity (0 for causal attention); these keys are not read.
 
-    The kernel's buffers are the inputs of q, of k, of v, `scores`, `inputs`, and the result, which overlaps none of
-    them.
+    The kernel's buffers are the inputs of q, of k, of v, `scores`, `inputs`, and the result, which overlaps none of them.
     """
 
     name: str = field(compare=False)

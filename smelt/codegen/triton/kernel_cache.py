@@ -1,5 +1,4 @@
-"""Cached kernel code (PTX; for AMD an image), keyed by everything that it is made from. A hit imports nothing of
-Triton."""
+"""Cached kernel code (PTX; for AMD an image), keyed by everything that it is made from. A hit imports nothing of Triton."""
 
 from __future__ import annotations
 

@@ -1,19 +1,17 @@
 """Kernels as Triton source.
 
-A program computes a block of XBLOCK outer points; a stage runs over its own loops in blocks of RBLOCK points (one
-block if they fit: a persistent reduction). Outer loops are flattened to one index `x`, the loops of a stage to one
-index `r`; index expressions are rewritten over these and simplified, so that contiguous memory stays visibly
-contiguous.
+A program computes a block of XBLOCK outer points; a stage runs over its own loops in blocks of RBLOCK points (one block if
+they fit: a persistent reduction). Outer loops are flattened to one index `x`, the loops of a stage to one index `r`; index
+expressions are rewritten over these and simplified, so that contiguous memory stays visibly contiguous.
 
 Blocks have as few axes as possible: [XBLOCK] for kernels whose stages have no loops, [RBLOCK] for programs of one
 outer point (`x` and all values of the outer point are then scalars), otherwise [XBLOCK, RBLOCK]. A condition that is
 known to hold for each point of a block is not tested: there is no mask if the blocks divide the range.
 
-A *batched* kernel performs several launches of an elementwise kernel in one (`batched_source`). Its one argument is a
-table of 64-bit numbers: the first block of each member, then for each member its number of points and its arguments. A
-program looks up the member of its block; the body is the single kernel's. The table is the kernel's parameter itself,
-4 KB that the driver copies at the launch: nothing is copied to the device before, and nothing can be overwritten too
-early.
+A *batched* kernel performs several launches of an elementwise kernel in one (`batched_source`). Its one argument is a table
+of 64-bit numbers: the first block of each member, then for each member its number of points and its arguments. A program
+looks up the member of its block; the body is the single kernel's. The table is the kernel's parameter itself, 4 KB that the
+driver copies at the launch: nothing is copied to the device before, and nothing can be overwritten too early.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The pointers through which a user kernel writes, read off Triton's IR.
 
-If this reports a parameter as not written, no store, atomic operation or call of the kernel receives a pointer
-computed from it. Values are in one class if one may be computed from the other, whichever way a loop or condition
-goes.
+If this reports a parameter as not written, no store, atomic operation or call of the kernel receives a pointer computed
+from it. Values are in one class if one may be computed from the other, whichever way a loop or condition goes.
 """
 
 from __future__ import annotations

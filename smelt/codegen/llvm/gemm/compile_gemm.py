@@ -1,5 +1,4 @@
-"""Products to machine code: for each a descriptor (parameters of the shared driver), its epilogue, a short entry
-point."""
+"""Products to machine code: for each a descriptor (parameters of the shared driver), its epilogue, a short entry point."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Machine code of an epilogue: the function that finishes one tile of a matrix product.
 
-Size-dependent numbers (strides, divisors) are constants in the code, or are read from slots after the buffers
-(`Slots`).
+Size-dependent numbers (strides, divisors) are constants in the code, or are read from slots after the buffers (`Slots`).
 """
 
 from __future__ import annotations
