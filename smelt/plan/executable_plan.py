@@ -102,28 +102,13 @@ def _register(index: int | None) -> int:
 
 
 def _alloc(s: Alloc, writer: _Writer) -> Spec:
-    return (
-        "alloc",
-        s.out,
-        writer.sizes(s.shape),
-        writer.sizes(s.stride),
-        s.dtype,
-        s.device,
-        _register(s.arena),
-        _register(s.over),
-    )
+    layout = writer.sizes(s.shape), writer.sizes(s.stride), s.dtype, s.device
+    return "alloc", s.out, *layout, _register(s.arena), _register(s.over)
 
 
 def _view(s: View, writer: _Writer) -> Spec:
-    return (
-        "view",
-        s.out,
-        s.src,
-        writer.sizes(s.shape),
-        writer.sizes(s.stride),
-        *writer.sizes((s.offset,)),
-        s.user_visible,
-    )
+    layout = writer.sizes(s.shape), writer.sizes(s.stride), *writer.sizes((s.offset,))
+    return "view", s.out, s.src, *layout, s.user_visible
 
 
 def _launch(s: Launch, writer: _Writer) -> Spec:

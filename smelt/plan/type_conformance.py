@@ -63,10 +63,5 @@ def _mapping(annotation: object) -> Test:
 
 # By what an annotation is made of; classes have none.
 _TESTS: dict[object, Callable[[object], Test]] = {
-    types.UnionType: _union,
-    Union: _union,
-    tuple: _tuple,
-    list: _list,
-    dict: _mapping,
-    Mapping: _mapping,
-}
+    types.UnionType: _union, Union: _union, tuple: _tuple, list: _list, dict: _mapping, Mapping: _mapping,
+}  # fmt: skip

@@ -49,18 +49,9 @@ class TypeInfo:
     """
 
     __slots__ = (
-        "_lookup",
-        "cls",
-        "found",
-        "getattr",
-        "getattribute",
-        "has_dict",
-        "has_native_getattribute",
-        "has_native_setattr",
-        "hides_dict",
-        "is_module",
-        "setattr",
-    )
+        "_lookup", "cls", "found", "getattr", "getattribute", "has_dict", "has_native_getattribute",
+        "has_native_setattr", "hides_dict", "is_module", "setattr",
+    )  # fmt: skip
 
     def __init__(self, cls: type, lookup: Callable[[type, str], object]) -> None:
         self.cls = cls

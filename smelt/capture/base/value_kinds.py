@@ -74,17 +74,9 @@ IDENTITY_TYPES: frozenset[type] = frozenset({
     types.UnionType, types.MappingProxyType, type(torch.ops.aten), OpOverloadPacket, OpOverload, type(torch.ops),
 })  # fmt: skip
 
-CONTAINER_TYPES: frozenset[type] = frozenset(
-    {
-        list,
-        dict,
-        set,
-        collections.OrderedDict,
-        collections.defaultdict,
-        collections.deque,
-        collections.Counter,
-    }
-)
+CONTAINER_TYPES: frozenset[type] = frozenset({
+    list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter,
+})  # fmt: skip
 # of the user's objects
 Container: TypeAlias = "list[Any] | dict[Any, Any] | set[Any] | collections.deque[Any]"
 C = TypeVar("C", bound=Container)

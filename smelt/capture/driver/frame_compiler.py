@@ -456,12 +456,8 @@ class FrameCompiler:
 
     def _failure_callback(self, fn: FunctionType) -> Callable[[Exception], None]:
         """The callback of a graph when a later call, or a backward, needs a subgraph that cannot be compiled."""
-        name, compiler_ref, fullgraph, config = (
-            fn.__qualname__,
-            weakref.ref(self),
-            self.fullgraph,
-            self.config,
-        )
+        name, compiler_ref = fn.__qualname__, weakref.ref(self)
+        fullgraph, config = self.fullgraph, self.config
 
         def failed(error: Exception) -> None:
             if _user_wants_raised(error, config):

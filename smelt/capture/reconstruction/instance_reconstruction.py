@@ -26,16 +26,18 @@ from smelt.capture.reconstruction.reconstruction_kind import Expressions, Recons
 
 @dataclass(frozen=True)
 class _BuiltinBase:
-    """The built-in base of an instance: how it is created and filled. `holds`: the objects that `create` (of an immutable
-    base) or `fill` refers to; `fields`: more that `fill` refers to."""
+    """The built-in base of an instance: how it is filled and, if it is immutable, created with its contents. `holds`: the
+    objects that `create` or else `fill` refers to; `fields`: more that `fill` refers to."""
 
-    name: str
     base: type
-    holds: Callable[[Any], Iterable[object]]
-    create: Callable[[Any, str, Expressions], str]
-    fill: Callable[[Any, Expressions, str], list[str]]
-    immutable: bool = False
+    holds: Callable[[Any], Iterable[object]] = lambda x: ()
+    fill: Callable[[Any, Expressions, str], list[str]] = lambda x, text, name: []
+    create: Callable[[Any, str, Expressions], str] | None = None
     fields: Callable[[Any], Iterable[object]] = lambda x: ()
+
+    def created(self, x: object, cls: str, text: Expressions) -> str:
+        """The source that creates an instance of `cls` like `x`, empty if it can be filled."""
+        return f"{self.base.__name__}.__new__({cls})" if self.create is None else self.create(x, cls, text)
 
 
 def _fill_ordered(x: collections.OrderedDict[object, object], text: Expressions, name: str) -> list[str]:
@@ -51,14 +53,6 @@ def _fill_by(
         return [] if inner in ("{}", "[]", "()") else [f"{method}({name}, {inner})"]
 
     return fill
-
-
-def _nothing(x: object, text: Expressions, name: str) -> list[str]:
-    return []
-
-
-def _new(base: str) -> Callable[[object, str, Expressions], str]:
-    return lambda x, cls, text: f"{base}.__new__({cls})"
 
 
 _PLAIN: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int__, float: float.__float__}
@@ -98,46 +92,23 @@ def _set_items(x: set[object]) -> list[object]:
 
 # The first row whose base is in the class's MRO applies.
 BASES: tuple[_BuiltinBase, ...] = (
-    _BuiltinBase("OrderedDict", collections.OrderedDict, pairs, _new("OrderedDict"), _fill_ordered),
+    _BuiltinBase(collections.OrderedDict, pairs, _fill_ordered),
+    _BuiltinBase(collections.defaultdict, lambda x: [x.default_factory, *pairs(x)], _fill_defaultdict),
+    _BuiltinBase(dict, pairs, _fill_by("dict.update", dict_text)),
+    _BuiltinBase(list, _list_items, _fill_by("list.extend", lambda x, text: list_text(_list_items(x), text))),
     _BuiltinBase(
-        "defaultdict",
-        collections.defaultdict,
-        lambda x: [x.default_factory, *pairs(x)],
-        _new("defaultdict"),
-        _fill_defaultdict,
+        set, _set_items, _fill_by("set.update", lambda x, text: tuple_text(tuple(_set_items(x)), text))
     ),
-    _BuiltinBase("dict", dict, pairs, _new("dict"), _fill_by("dict.update", dict_text)),
+    _BuiltinBase(collections.deque, lambda x: list(collections.deque.__iter__(x)), _fill_deque),
+    _BuiltinBase(tuple, _tuple_items, create=_new_tuple),
+    _BuiltinBase(str, create=_new_from(str)),
+    _BuiltinBase(int, create=_new_from(int)),
+    _BuiltinBase(float, create=_new_from(float)),
     _BuiltinBase(
-        "list",
-        list,
-        _list_items,
-        _new("list"),
-        _fill_by("list.extend", lambda x, text: list_text(_list_items(x), text)),
-    ),
-    _BuiltinBase(
-        "set",
-        set,
-        _set_items,
-        _new("set"),
-        _fill_by("set.update", lambda x, text: tuple_text(tuple(_set_items(x)), text)),
-    ),
-    _BuiltinBase(
-        "deque", collections.deque, lambda x: list(collections.deque.__iter__(x)), _new("deque"), _fill_deque
-    ),
-    _BuiltinBase("tuple", tuple, _tuple_items, _new_tuple, _nothing, immutable=True),
-    _BuiltinBase("str", str, lambda x: (), _new_from(str), _nothing, immutable=True),
-    _BuiltinBase("int", int, lambda x: (), _new_from(int), _nothing, immutable=True),
-    _BuiltinBase("float", float, lambda x: (), _new_from(float), _nothing, immutable=True),
-    _BuiltinBase(
-        "BaseException",
-        BaseException,
-        exception_args,
-        new_exception_text,
-        fill_exception,
-        immutable=True,
+        *(BaseException, exception_args, fill_exception, new_exception_text),
         fields=lambda x: exception_fields(x).values(),
     ),
-    _BuiltinBase("object", object, lambda x: (), _new("object"), _nothing),
+    _BuiltinBase(object),
 )
 
 
@@ -202,7 +173,7 @@ def _refusal(cls: type, base: _BuiltinBase) -> str | None:
     """Why instances of a class cannot be reconstructed; None if they can."""
     if any("__del__" in k.__dict__ for k in cls.__mro__):
         return "its class has a finalizer"
-    if base.immutable:
+    if base.create is not None:
         return None
     if "<locals>" not in cls.__qualname__ and cls.__module__ == "builtins":
         return "a native object"
@@ -226,7 +197,7 @@ def instance_kind(cls: type) -> ReconstructionKind | str:
         return [*base.holds(x), *base.fields(x), *(v for _, v in _slots(x, declared)), *_attributes(x)]
 
     def create(x: object, text: Expressions) -> str:
-        return base.create(x, text(cls), text)
+        return base.created(x, text(cls), text)
 
     def fill(x: object, text: Expressions, name: str) -> list[str]:
         lines = base.fill(x, text, name)
@@ -234,6 +205,6 @@ def instance_kind(cls: type) -> ReconstructionKind | str:
         return [*lines, *(f"set_attribute({name}, '__dict__', {text(own)})" for own in _attributes(x))]
 
     def needs(x: object) -> list[object]:
-        return list(base.holds(x)) if base.immutable else []
+        return list(base.holds(x)) if base.create is not None else []
 
     return ReconstructionKind(needs, create, create, fill, holds, named=True)

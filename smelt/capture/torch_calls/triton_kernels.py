@@ -76,16 +76,11 @@ def _wrap(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return kernel
 
 
-LAZY_FUNCTIONS.update(
-    {
-        (known.JIT, "KernelInterface.__getitem__"): _with_grid,
-        (known.JIT, "JITFunction.run"): _run,
-        (known.INTERPRETER, "InterpretedFunction.run"): _run,
-        (known.TUNER, "Autotuner.run"): _run,
-        (known.TUNER, "Heuristics.run"): _run,
-        ("torch._library.triton", "wrap_triton"): _wrap,
-    }
-)
+LAZY_FUNCTIONS.update({
+    (known.JIT, "KernelInterface.__getitem__"): _with_grid, (known.JIT, "JITFunction.run"): _run,
+    (known.INTERPRETER, "InterpretedFunction.run"): _run, (known.TUNER, "Autotuner.run"): _run,
+    (known.TUNER, "Heuristics.run"): _run, ("torch._library.triton", "wrap_triton"): _wrap,
+})  # fmt: skip
 
 
 def _unwrapped(vm: VM, kernel: object) -> tuple[object, list[object]]:

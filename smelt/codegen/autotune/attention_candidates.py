@@ -245,12 +245,8 @@ class _Finder:
         index, out = memory_index(q.c, q.batch), second.result
         if final_epilogue is not None and final_epilogue.epilogue.value is not None:
             value = exact(rewrite(final_epilogue.epilogue.value, lambda b, e: (b, e), value))
-            inputs, epilogue_inputs, index, out = (
-                final_epilogue.epilogue.inputs,
-                final_epilogue.inputs,
-                final_epilogue.index,
-                final_epilogue.out,
-            )
+            inputs, epilogue_inputs = final_epilogue.epilogue.inputs, final_epilogue.inputs
+            index, out = final_epilogue.index, final_epilogue.out
         _require(on_gpu(self.schedule, [out]), "the result is elsewhere")
         variants: list[Variant] = []
         notes = [getattr(self.schedule.items[n], "note", "") for n in sorted(held)]

@@ -39,12 +39,8 @@ def softmax_of(kernel: Kernel) -> Softmax | str:
         return "other stages"
     if largest.stores or total.stores or len(largest.reductions) != 1 or len(total.reductions) != 1:
         return "it gives more"
-    (keys,), (most,), (added,), (store,) = (
-        largest.loops[:1] or (None,),
-        largest.reductions,
-        total.reductions,
-        last.stores,
-    )
+    (keys,), (store,) = largest.loops[:1] or (None,), last.stores
+    (most,), (added,) = largest.reductions, total.reductions
     sizes = [[loop.size for loop in stage.loops] for stage in (largest, total, last)]
     if keys is None or any(found != [keys.size] for found in sizes):
         return "stages over other loops"

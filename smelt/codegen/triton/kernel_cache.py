@@ -50,15 +50,8 @@ def made_by() -> tuple[str, ...] | None:
 def _key(source: Source, arch: Arch) -> str | None:
     if (compiler := made_by()) is None:
         return None
-    given = (
-        arch,
-        source.warps,
-        source.stages,
-        source.registers,
-        sorted(source.aligned),
-        dict(source.signature),
-        dict(source.constants),
-    )
+    arguments = sorted(source.aligned), dict(source.signature), dict(source.constants)
+    given = (arch, source.warps, source.stages, source.registers, *arguments)
     return key_of("ptx", *compiler, json.dumps(given), source.text)
 
 

@@ -193,13 +193,9 @@ def one_plus_tanh(b: Assembler, x: Ref) -> Ref:
 # log2 of erfc(a) for a from 0 to 4.03: erfc's error is at most 2.6e-5 of erfc + 1.4e-8 (least maximum, by least squares
 # whose weights follow the errors).
 ERFC_HALF = (
-    -3.6993747926317155e-05,
-    -1.6269285678863525,
-    -0.9225119352340698,
-    -0.14288927614688873,
-    0.026231570169329643,
+    -3.6993747926317155e-05, -1.6269285678863525, -0.9225119352340698, -0.14288927614688873, 0.026231570169329643,
     -0.0022704601287841797,
-)
+)  # fmt: skip
 ERFC_HALF_END = 5.7 / math.sqrt(2)  # erfc is less than half of 1's last place beyond
 
 

@@ -151,11 +151,8 @@ def _guard_chain(
             env.facts.guard("id", source, value)
         if not remaining or not isinstance(value, types.ModuleType) or remaining[0] not in vars(value):
             break
-        source, value, remaining = (
-            source.child("attr", remaining[0]),
-            vars(value)[remaining[0]],
-            remaining[1:],
-        )
+        name, remaining = remaining[0], remaining[1:]
+        source, value = source.child("attr", name), vars(value)[name]
     if isinstance(value, FunctionType) and value.__globals__ is fn.__globals__:
         use_native_function(env, value)
 

@@ -249,12 +249,8 @@ class _Writer:
 
     def _columns(self, address: Ref, mask: Ref | None) -> Ref:
         """Neighbouring columns of the input, gathered if they are not adjacent in memory."""
-        b, elem, kind, stride = (
-            self.b,
-            self.type.elem,
-            type_text(self.type.elem, self.lanes),
-            self.p.x_strides[3],
-        )
+        b, elem, stride = self.b, self.type.elem, self.p.x_strides[3]
+        kind = type_text(elem, self.lanes)
         if stride == 1:
             return self._load(address, mask)
         offsets = iota(b, "i64", stride)
