@@ -68,7 +68,8 @@ def _on_numbers(node: Node) -> Callable[..., object]:
     a GPU divides by a number by multiplying with its reciprocal."""
     op, spec = node.target, node.spec
     pure = pure_of(op) if isinstance(op, OpOverload) and effects(op).writes else None
-    compute = None if pure is not None and pure.dropped else row(op if pure is None else pure.op).on_numbers
+    is_out = pure is not None and any(a.is_out for a in op._schema.arguments)
+    compute = None if is_out else row(op if pure is None else pure.op).on_numbers
     on_gpu = isinstance(spec, TensorSpec) and spec.device.type != "cpu"
     if compute is None or (compute is operator.truediv and on_gpu):
         raise _Unknown
