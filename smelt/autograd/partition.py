@@ -8,7 +8,7 @@ has the costs, `recompute_classes.py` what may be recomputed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from smelt.autograd.gradient_liveness import live_for
@@ -17,9 +17,9 @@ from smelt.autograd.min_cut_problem import CutProblem
 from smelt.autograd.recompute_formulas import NodeBuilder
 from smelt.autograd.save_costs import NO_HINTS, Hints, Kind, SaveOption
 from smelt.config import Config
-from smelt.graph.graph_passes import has_effect
+from smelt.graph.graph_passes import extract, has_effect
 from smelt.graph.graph_printer import spec_text
-from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.ops.may_raise import must_run
 from smelt.ops.node_builders import CLONE, converted
 from smelt.ops.symbolic_rules import STRIDED
@@ -204,7 +204,7 @@ class _Builder:
         outputs = joint.graph.output.args[0][: joint.n_outputs]
         returned = (*outputs, *(saved for _, saved in self.temporaries))
         order = self._alive(self._forward_order(), returned)
-        return _graph(joint.graph, primals, order, returned, lambda argument, user: argument)
+        return extract(joint.graph, primals, order, returned)
 
     def _alive(self, order: list[Node], returned: Iterable[Node | None]) -> list[Node]:
         """`order` without nodes that neither a returned value nor an effect (including errors of the forward) needs."""
@@ -259,7 +259,7 @@ class _Builder:
         for node in self.problem.backward_only:
             order += self._missing([self.substitutes.get(node, node)], available)
         order += self._missing((n for n in gradients if n is not None), available)
-        return _graph(graph, [*self.inputs, *self.tangents], order, gradients, self._read)
+        return extract(graph, [*self.inputs, *self.tangents], order, gradients, self._read)
 
     def _read(self, argument: Node, user: Node) -> Node:
         if user in self.restored:
@@ -278,31 +278,3 @@ class _Builder:
                 missing.append(node)
                 stack += [self._read(a, node) for a in argument_nodes(node)]
         return sorted(missing, key=self.problem.position.__getitem__)
-
-
-def _graph(
-    joint: Graph,
-    placeholders: Iterable[Node],
-    order: Iterable[Node],
-    returned: Iterable[Node | None],
-    read: Callable[[Node, Node], Node],
-) -> Graph:
-    """A graph of copies. `read(argument, user)`: the node whose copy `user` reads for `argument`."""
-    graph = Graph("aten")
-    copies: dict[Node, Node] = {}
-    for node in placeholders:
-        copies[node] = Node("placeholder", node.name, (), {}, node.name, node.spec, node.line, node.source)
-    for node in order:
-
-        def copy_for(argument: Node, user: Node = node) -> Node:
-            return copies[read(argument, user)]
-
-        args, kwargs = map_nodes(node.args, copy_for), map_nodes(node.kwargs, copy_for)
-        new = Node(node.op, node.target, args, kwargs, node.name, node.spec, node.line, node.source)
-        copies[node] = new
-        if node.op == "get_attr":
-            graph.constants[node.target] = joint.constants[node.target]
-    outputs = tuple(None if n is None else copies[n] for n in returned)
-    specs = tuple(None if n is None else n.spec for n in outputs)
-    graph.nodes = [*copies.values(), Node("output", "output", (outputs,), {}, "output", specs)]
-    return graph

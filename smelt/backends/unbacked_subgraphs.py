@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from smelt.errors import NeedsFixedSize, OtherSizes
 from smelt.graph import torch_settings
 from smelt.graph.free_symbols import symbols_in
 from smelt.graph.graph_callable import Compiled
+from smelt.graph.graph_passes import extract
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import empty_like_spec
@@ -305,19 +306,7 @@ def _extract(
             index = len(inputs)
             inputs.append(holders[sym][0])
         sizes[sym] = SizeInput(index, SizeSource(inputs[index].spec.shape.index(sym)), 0)
-    subgraph = Graph("aten")
-    copies: dict[Node, Node] = {}
-    for node in inputs:
-        copies[node] = Node("placeholder", node.name, (), {}, node.name, node.spec, node.line, node.source)
-    for node in segment:
-        args, kwargs = (map_nodes(a, copies.__getitem__) for a in (node.args, node.kwargs))
-        copies[node] = replace(node, args=args, kwargs=kwargs)
-        if node.op == "get_attr":
-            subgraph.constants[node.target] = graph.constants[node.target]
-    results = tuple(copies[n] for n in outputs)
-    output = Node("output", "output", (results,), {}, "output", tuple(n.spec for n in results))
-    subgraph.nodes = [*copies.values(), output]
-    return subgraph, inputs, sizes
+    return extract(graph, inputs, segment, outputs), inputs, sizes
 
 
 def _item(node: Node, index: int) -> Node:

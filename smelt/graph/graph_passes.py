@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,6 +86,34 @@ def copied(nodes: Iterable[Node], constants: Mapping[str, torch.Tensor]) -> tupl
     return graph, copy_of
 
 
+def extract(
+    graph: Graph,
+    inputs: Iterable[Node],
+    nodes: Iterable[Node],
+    results: Iterable[Node | None],
+    read: Callable[[Node, Node], Node] = lambda argument, user: argument,
+) -> Graph:
+    """An aten graph of copies of `nodes`, in order, that takes `inputs` and returns `results`. `read(argument, user)`: the
+    node whose copy `user` reads for `argument`."""
+    part = Graph("aten")
+    copies: dict[Node, Node] = {}
+    for node in inputs:
+        copies[node] = replace(node, op="placeholder", target=node.name, args=(), kwargs={})
+    for node in nodes:
+
+        def copy_for(argument: Node, user: Node = node) -> Node:
+            return copies[read(argument, user)]
+
+        args, kwargs = map_nodes(node.args, copy_for), map_nodes(node.kwargs, copy_for)
+        copies[node] = replace(node, args=args, kwargs=kwargs)
+        if node.op == "get_attr":
+            part.constants[node.target] = graph.constants[node.target]
+    outputs = tuple([None if n is None else copies[n] for n in results])
+    specs = tuple([None if n is None else n.spec for n in outputs])
+    part.nodes = [*copies.values(), Node("output", "output", (outputs,), {}, "output", specs)]
+    return part
+
+
 def eliminate_common(graph: Graph, among: Collection[Node] = ()) -> int:
     """Merge pure aten nodes of equal target and arguments; return the number of removed nodes. For functional aten
     graphs.
@@ -151,3 +180,23 @@ def _returns_alias(node: Node) -> bool:
     if node.target is operator.getitem:
         return True
     return type(node.target) is OpOverload and effects(node.target).shares_memory
+
+
+def is_view(node: Node) -> bool:
+    """Whether the results are in the memory of the first argument."""
+    is_operator = isinstance(node.target, OpOverload)
+    return is_operator and (effects(node.target).view or node.target is torch.ops.aten._unsafe_view.default)
+
+
+def viewed(node: Node) -> Iterator[Node]:
+    """The value, and the chain of tensors that it is a view of, up to the one that owns the memory."""
+    yield node
+    call = node.args[0] if node.target is operator.getitem else node
+    if is_view(call) and isinstance(call.args[0], Node):
+        yield from viewed(call.args[0])
+
+
+def base_of(node: Node) -> Node:
+    """The node that allocates the value's memory."""
+    *_, base = viewed(node)
+    return base

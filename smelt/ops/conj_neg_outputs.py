@@ -7,6 +7,7 @@ other results show too. One value cannot be both.
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 
 from smelt.graph import graph_passes
 from smelt.graph.conj_neg_bits import NEGATIVE
@@ -50,16 +51,7 @@ def with_signs_apart(graph: Graph) -> Graph:
         nodes.append(copy_of[node])
         if node in twice:
             args = map_nodes(node.args, lambda n: again.get(n, copy_of[n]))
-            again[node] = Node(
-                node.op,
-                node.target,
-                args,
-                node.kwargs,
-                f"{node.name}_returned",
-                node.spec,
-                node.line,
-                node.source,
-            )
+            again[node] = replace(node, args=args, name=f"{node.name}_returned")
             nodes.append(again[node])
     made.nodes = nodes
     of_copies = {copy_of[node]: second for node, second in again.items()}

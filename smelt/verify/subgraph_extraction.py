@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
+from smelt.graph.graph_passes import extract
 from smelt.graph.input_writes import WRITE_INPUT
-from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Node, argument_nodes
 
 Unit = tuple[Node, ...]  # a call, with the nodes that read one of its several results
 
@@ -29,19 +29,8 @@ def part(graph: Graph, inside: Sequence[Node], results: Sequence[Node]) -> tuple
     body = [n for n in inside if n in needed]
     read = dict.fromkeys(a for n in body for a in argument_nodes(n) if a not in needed)
     takes = [n for n in read if n.op != "get_attr"]
-    made = Graph("aten")
-    copies: dict[Node, Node] = {}
-    for node in takes:
-        copies[node] = Node("placeholder", node.name, (), {}, node.name, node.spec, node.line, node.source)
-    for node in (*(n for n in read if n.op == "get_attr"), *body):
-        args, kwargs = map_nodes(node.args, copies.__getitem__), map_nodes(node.kwargs, copies.__getitem__)
-        copies[node] = replace(node, args=args, kwargs=kwargs)
-        if node.op == "get_attr":
-            made.constants[node.target] = graph.constants[node.target]
-    outputs = tuple([copies[n] for n in results])
-    last = Node("output", "output", (outputs,), {}, "output", tuple([n.spec for n in outputs]))
-    made.nodes = [*copies.values(), last]
-    return made, takes
+    constants = [n for n in read if n.op == "get_attr"]
+    return extract(graph, takes, [*constants, *body], results), takes
 
 
 def needed_for(inside: Sequence[Node], results: Iterable[Node]) -> set[Node]:
