@@ -39,6 +39,7 @@ from smelt.rewrites.aligned_gemm import align_products
 from smelt.rewrites.attention.attention_rewrite import fuse_attention
 from smelt.rewrites.channels_last import to_channels_last
 from smelt.rewrites.chunked_gemm import in_chunks
+from smelt.rewrites.graph_rewriter import Rewritten
 from smelt.schedule.schedule import Schedule
 from smelt.schedule.schedule_program import fuse
 from smelt.schedule.verify_schedule import verify as verify_schedule
@@ -89,23 +90,19 @@ def compile_graph(graph: Graph, c: Compilation) -> PlansAt:
 
 def run_passes(graph: Graph, c: Compilation) -> Graph:
     """Replaces attention patterns by the device's kernels, and chooses image layouts."""
-    if not c.is_rewritten:
-        if c.target.attention is not None and not c.sizes:
-            graph = fuse_attention(graph, c.target.attention).graph
-        if c.target.channels_last:
-            graph = to_channels_last(graph).graph
-    return graph
+    return graph if c.is_rewritten else _rewritten(Rewritten(graph, frozenset()), c).graph
 
 
 def run_joint_passes(joint: Joint, c: Compilation) -> Joint:
     """The passes on a joint graph. They run before it is cut, so that the backward reads what the kernels save for it."""
+    made = _rewritten(Rewritten(joint.graph, joint.backward), c)
+    return replace(joint, graph=made.graph, backward=made.backward)
+
+
+def _rewritten(made: Rewritten, c: Compilation) -> Rewritten:
     if c.target.attention is not None and not c.sizes:
-        fused = fuse_attention(joint.graph, c.target.attention, joint.backward)
-        joint = replace(joint, graph=fused.graph, backward=fused.backward)
-    if c.target.channels_last:
-        made = to_channels_last(joint.graph, joint.backward)
-        joint = replace(joint, graph=made.graph, backward=made.backward)
-    return joint
+        made = fuse_attention(made.graph, c.target.attention, made.backward)
+    return to_channels_last(made.graph, made.backward) if c.target.channels_last else made
 
 
 def compile_subgraphs(graph: Graph, c: Compilation) -> Graph:

@@ -16,43 +16,32 @@ aligned only for concrete sizes.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from smelt.cost_model import AlignmentCosts, Costs
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
 from smelt.graph.operator_effects import effects
 from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import row
+from smelt.rewrites.graph_rewriter import GraphRewriter
+from smelt.rewrites.patterns import Call, Capture, Match, Rule, Where, apply_first
 from smelt.shapes.expr import Size, contiguous_stride, likely
 from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
-# Positions of A, B and the addend.
-PRODUCTS: dict[Any, tuple[int, ...]] = {
-    aten.mm.default: (0, 1),
-    aten.bmm.default: (0, 1),
-    aten.addmm.default: (1, 2, 0),
-    aten.baddbmm.default: (1, 2, 0),
-}
-_TRANSPOSES = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
 
 Sizes = dict[int, Size]  # dimension, counted from the last one (-1) -> the rounded size
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """`graph` with aligned products.
-
-    Attributes:
-        wider: outputs, by position, that the graph replaces by the larger matrix of a product, with the nodes that
-            compute
-            the output from it, in order; the first one reads the matrix.
-    """
+    """`graph` with aligned products. `wider`: outputs, by position, that the graph replaces by the larger matrix of a
+    product, with the nodes that compute the output from it, in order; the first one reads the matrix."""
 
     graph: Graph
     wider: dict[int, tuple[Node, ...]]
@@ -68,98 +57,47 @@ def align_products(graph: Graph, costs: Costs, first_saved: int | None = None) -
 
 @dataclass(frozen=True)
 class _Call:
-    """A product: its operands, [..., m, k] and [..., k, n], and the new values of m, k and n."""
+    """A product with rounded sizes. `operands`: A, B, and the addend if there is one, each with its changed sizes;
+    `of_result`: the changed sizes of the result."""
 
     node: Node
-    a: Node
-    b: Node
-    added: Node | None
-    m: Size
-    k: Size
-    n: Size
-
-    @property
-    def of_a(self) -> Sizes:
-        """The changed sizes of A."""
-        return _changes(self.a.spec, self.m, self.k)
-
-    @property
-    def of_b(self) -> Sizes:
-        """The changed sizes of B."""
-        return _changes(self.b.spec, self.k, self.n)
-
-    @property
-    def of_added(self) -> Sizes:
-        """The changed sizes of the addend, which may be broadcast."""
-        if self.added is None:
-            return {}
-        shape, result = (1, 1, *self.added.spec.shape), self.node.spec.shape
-        return {d: size for d, size in self.of_result.items() if shape[d] == result[d] != 1}
-
-    def operands(self) -> list[tuple[Node, Sizes]]:
-        """All operands with their changed sizes."""
-        added = [] if self.added is None else [(self.added, self.of_added)]
-        return [(self.a, self.of_a), (self.b, self.of_b), *added]
-
-    @property
-    def of_result(self) -> Sizes:
-        """The changed sizes of the result."""
-        return _changes(self.node.spec, self.m, self.n)
+    operands: list[tuple[Node, Sizes]]
+    of_result: Sizes
 
 
-def _changes(spec: TensorSpec, rows: Size, columns: Size) -> Sizes:
-    return {d: size for d, size in ((-2, rows), (-1, columns)) if spec.shape[d] != size}
-
-
-class _Aligner:
+class _Aligner(GraphRewriter):
     def __init__(self, graph: Graph, costs: Costs, limits: AlignmentCosts, first_saved: int | None) -> None:
-        self.graph, self.costs, self.limits = graph, costs, limits
+        super().__init__(graph, "aligned")
+        self.costs, self.limits = costs, limits
         outputs = graph.output.args[0]
         self.first_saved = len(outputs) if first_saved is None else first_saved
         self.returned = set(outputs[: self.first_saved])  # in their original form
-        self.users: dict[Node, set[Node]] = defaultdict(set)
-        for node in graph:
-            for argument in argument_nodes(node):
-                self.users[argument].add(node)
-        self.names = {node.name for node in graph}
-        self.env: dict[Node, Node] = {}  # node of `graph` -> the node that has its value
         self.padded: dict[tuple[Node, tuple[tuple[int, Size], ...]], Node] = {}
-        self.nodes: list[Node] = []
-        self.cut: dict[
-            Node, tuple[Node, ...]
-        ] = {}  # product -> the nodes that compute its value from the larger matrix
+        self.cut: dict[Node, tuple[Node, ...]] = {}  # product -> the nodes that cut it off the larger matrix
 
     def run(self) -> Aligned:
-        if not any(map(self._paying, self.graph)):
-            return Aligned(self.graph, {})
-        for node in self.graph.nodes[:-1]:
-            if (call := self._paying(node)) is not None:
+        if not any(map(self._paying, self.original)):
+            return Aligned(self.original, {})
+        for node in self.original.nodes[:-1]:
+            if (call := self._paying(self.at(node))) is not None:
                 self.env[node] = self._aligned(call)
             else:
-                self._copied(node)
-        self._copied(self.graph.output)
-        wider = self._give_wider(self.nodes[-1])
-        result_graph = Graph(self.graph.level)
-        result_graph.nodes, result_graph.constants = self.nodes, dict(self.graph.constants)
-        return Aligned(result_graph, wider)
-
-    def _copied(self, node: Node) -> None:
-        args, kwargs = (map_nodes(x, self.env.__getitem__) for x in (node.args, node.kwargs))
-        self.env[node] = replace(node, args=args, kwargs=kwargs)
-        self.nodes.append(self.env[node])
-
-    def _give_wider(self, output: Node) -> dict[int, tuple[Node, ...]]:
-        """Replace outputs that may be larger matrices and then need no copy."""
-        outputs: list[Node | None] = list(output.args[0])
-        wider = {}
-        for position in range(self.first_saved, len(outputs)):
-            value = self.graph.output.args[0][position]
-            product, views = self._viewed(value) if value is not None else (None, ())
-            if product in self.cut and self._is_read_by_kernels(product):
-                wider[position] = (*self.cut[product], *map(self.env.__getitem__, views))
-                outputs[position] = wider[position][0].args[0]
+                self.copy(node)
+        wider = self._wider()
+        outputs = [n if n is None else self.env[n] for n in self.original.output.args[0]]
+        for position, (first, *_) in wider.items():
+            outputs[position] = first.args[0]
         specs = tuple(None if n is None else n.spec for n in outputs)
-        self.nodes[-1] = replace(output, args=(tuple(outputs),), spec=specs)
+        self.write(self.original.output, args=(tuple(outputs),), spec=specs)
+        return Aligned(self.finish().graph, wider)
+
+    def _wider(self) -> dict[int, tuple[Node, ...]]:
+        """`Aligned.wider`: outputs that may be larger matrices and then need no copy."""
+        wider = {}
+        for position, value in enumerate(self.original.output.args[0]):
+            product, views = self._viewed(value) if value is not None else (None, ())
+            if position >= self.first_saved and product in self.cut and self._is_read_by_kernels(product):
+                wider[position] = (*self.cut[product], *map(self.env.__getitem__, views))
         return wider
 
     def _viewed(self, value: Node) -> tuple[Node, tuple[Node, ...]]:
@@ -174,18 +112,19 @@ class _Aligner:
 
     def _paying(self, node: Node) -> _Call | None:
         """The node as a product whose alignment is profitable, or None."""
-        call = _call(node, self.limits)
+        call = apply_first(_RULES, node, self.limits)
         return call if call is not None and self._pays(call) else None
 
     def _pays(self, call: _Call) -> bool:
         """Whether the copies take less time than the product gains. A product takes the time of its multiplications,
         or of its memory traffic if that is more, in which case alignment gains nothing."""
-        operands = [x for x, _ in call.operands()]
-        multiplications = math.prod(map(likely, (*call.node.spec.shape, call.a.spec.shape[-1])))
+        operands = [x for x, _ in call.operands]
+        sizes: tuple[Size, ...] = (*call.node.spec.shape, operands[0].spec.shape[-1])
+        multiplications = math.prod(map(likely, sizes))
         memory = sum(map(nbytes, (call.node, *operands))) * self.limits.byte
         unaligned = max(multiplications * self.limits.unaligned, memory)
         aligned = max(multiplications * self.limits.aligned, memory)
-        copies = [x for x, sizes in call.operands() if self._is_copied(x, sizes)]
+        copies = [x for x, sizes in call.operands if self._is_copied(x, sizes)]
         if call.of_result and not self._is_read_by_kernels(call.node):
             copies.append(call.node)
         cost = sum(2 * nbytes(x) * self.limits.byte + self.costs.launch for x in copies)
@@ -225,28 +164,23 @@ class _Aligner:
     def _aligned(self, call: _Call) -> Node:
         """Emit the larger product; the node with the original product's value, in its layout."""
         node = call.node
-        args = list(node.args)
-        for position, (operand, sizes) in zip(PRODUCTS[node.target], call.operands(), strict=True):
-            args[position] = self._padded(operand, sizes, node)
+        a, b, *added = (self._padded(operand, sizes) for operand, sizes in call.operands)
         spec = _dense(_resized(node.spec, call.of_result), range(len(node.spec.shape)))
-        result = self._node(node.target, tuple(args), f"{node.name}_aligned", spec, node, node.kwargs)
+        result = self.emit(node.target, (*added, a, b), node.kwargs, spec, f"{node.name}_aligned")
+        if not call.of_result:
+            return self.rename(result, node.name)
         begin = len(self.nodes)
         for d in call.of_result:
             size = node.spec.shape[d]
             view_spec = replace(result.spec, shape=_resized(result.spec, {d: size}).shape)
             dim = d + len(view_spec.shape)
-            result = self._node(
-                aten.slice.Tensor, (result, dim, 0, size), f"{node.name}_seen", view_spec, node
-            )
-        if not call.of_result:
-            result.name = node.name
-            return result
+            result = self.emit(aten.slice.Tensor, (result, dim, 0, size), {}, view_spec, f"{node.name}_seen")
         copy = {"memory_format": torch.contiguous_format}
-        result = self._node(aten.clone.default, (result,), node.name, node.spec, node, copy)
+        result = self.rename(self.emit(aten.clone.default, (result,), copy, node.spec), node.name)
         self.cut[node] = tuple(self.nodes[begin:])
         return result
 
-    def _padded(self, operand: Node, sizes: Sizes, like: Node) -> Node:
+    def _padded(self, operand: Node, sizes: Sizes) -> Node:
         """The operand padded with zeros, its dimensions in their memory order."""
         root, sizes = self._root(operand, sizes)
         if not sizes:
@@ -256,59 +190,51 @@ class _Aligner:
             spec = _resized(root.spec, sizes)
             padding = [spec.shape[d] - root.spec.shape[d] for d in range(-1, -1 - len(spec.shape), -1)]
             amounts = [n for pad in padding[: max(-d for d in sizes)] for n in (0, pad)]
-            self.padded[key] = self._node(
-                aten.constant_pad_nd.default,
-                (self.env[root], amounts, 0),
-                f"{root.name}_padded",
-                _dense(spec, _order(root.spec)),
-                like,
-            )
-        return self._with_views(operand, root, self.padded[key], like)
+            args, dense = (self.env[root], amounts, 0), _dense(spec, _order(root.spec))
+            self.padded[key] = self.emit(aten.constant_pad_nd.default, args, {}, dense, f"{root.name}_padded")
+        return self._with_views(operand, root, self.padded[key])
 
-    def _with_views(self, operand: Node, root: Node, padded: Node, like: Node) -> Node:
+    def _with_views(self, operand: Node, root: Node, padded: Node) -> Node:
         """`padded`, which replaces `root`, transposed like `operand`."""
         if operand is root:
             return padded
-        source = self._with_views(operand.args[0], root, padded, like)
+        source = self._with_views(operand.args[0], root, padded)
         shape, stride = (_transposed(x) for x in (source.spec.shape, source.spec.stride))
         view_spec = replace(source.spec, shape=shape, stride=stride)
-        dims = len(shape) - 2, len(shape) - 1
-        return self._node(aten.transpose.int, (source, *dims), f"{operand.name}_padded", view_spec, like)
+        args = source, len(shape) - 2, len(shape) - 1
+        return self.emit(aten.transpose.int, args, {}, view_spec, f"{operand.name}_padded")
 
     def _root(self, operand: Node, sizes: Sizes) -> tuple[Node, Sizes]:
         """The matrix of which `operand` is the transpose, if it is one, and its sizes: a matrix and its transpose are
         padded once."""
-        while _is_transpose(operand):
-            operand = operand.args[0]
+        while match := TRANSPOSE.first(operand):
+            operand = match["x"]
             sizes = dict(sorted((-3 - d, size) for d, size in sizes.items()))
         return operand, sizes
 
-    def _node(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        name: str,
-        spec: TensorSpec,
-        like: Node,
-        kwargs: dict[str, Any] | None = None,
-    ) -> Node:
-        unique = name if name == like.name else free_name(name, self.names)
-        node = Node("call_function", op, args, kwargs or {}, unique, spec, like.line, like.source)
-        self.nodes.append(node)
-        return node
+
+# ---- patterns
 
 
-def _call(node: Node, limits: AlignmentCosts) -> _Call | None:
-    """The node as a product with sizes to align; None otherwise."""
-    positions = PRODUCTS.get(node.target)
-    if positions is None:
-        return None
-    a, b, *added = (node.args[position] for position in positions)
-    specs: list[TensorSpec] = [x.spec for x in (node, a, b, *added)]
-    if any(s.device.type == "cpu" or s.dtype is not node.spec.dtype or 0 in s.shape for s in specs):
-        return None
-    if node.spec.dtype not in limits.dtypes or node.spec.stride != contiguous_stride(node.spec.shape):
-        return None
+def _is_transposed(match: Match) -> bool:
+    source, spec = match["x"].spec, match["node"].spec
+    transposed = _transposed(source.shape), _transposed(source.stride)
+    return len(spec.shape) >= 2 and (spec.shape, spec.stride) == transposed
+
+
+def _is_of_tensor_cores(match: Match) -> bool:
+    """The product is of dense matrices on a GPU, of one dtype that its tensor cores multiply, and not empty."""
+    spec = match["node"].spec
+    specs = [spec, *(x.spec for x in match["node"].args)]
+    if any(s.device.type == "cpu" or s.dtype is not spec.dtype or 0 in s.shape for s in specs):
+        return False
+    return spec.dtype in match.facts.dtypes and spec.stride == contiguous_stride(spec.shape)
+
+
+def _call(match: Match) -> _Call | None:
+    """The product with the sizes along which memory is contiguous rounded up; None if there are none to round."""
+    node, limits = match["node"], match.facts
+    a, b, *added = operands_of(node)
     multiple = limits.nbytes // node.spec.dtype.itemsize
     sizes = {"m": a.spec.shape[-2], "k": a.spec.shape[-1], "n": b.spec.shape[-1]}
     for name in {"n", "k" if _is_by_rows(a.spec) else "m", "n" if _is_by_rows(b.spec) else "k"}:
@@ -316,19 +242,32 @@ def _call(node: Node, limits: AlignmentCosts) -> _Call | None:
         if not isinstance(size, int):
             return None
         sizes[name] = -(-size // multiple) * multiple
-    call = _Call(node, a, b, added[0] if added else None, **sizes)
-    return call if call.of_a or call.of_b else None
+    m, k, n = sizes.values()
+    of_a, of_b, of_result = _changes(a, m, k), _changes(b, k, n), _changes(node, m, n)
+    operands = [(a, of_a), (b, of_b), *((x, _of_addend(x, node, of_result)) for x in added)]
+    return _Call(node, operands, of_result) if of_a or of_b else None
 
 
-def _is_transpose(node: Node) -> bool:
-    """Whether the node is a view of a matrix, or a batch of them, with rows and columns exchanged."""
-    if node.target not in _TRANSPOSES:
-        return False
-    source, spec = node.args[0].spec, node.spec
-    return len(spec.shape) >= 2 and (spec.shape, spec.stride) == (
-        _transposed(source.shape),
-        _transposed(source.stride),
-    )
+def _changes(node: Node, rows: Size, columns: Size) -> Sizes:
+    return {d: size for d, size in ((-2, rows), (-1, columns)) if node.spec.shape[d] != size}
+
+
+def _of_addend(addend: Node, product: Node, of_result: Sizes) -> Sizes:
+    """The changed sizes of an addend, which may be broadcast."""
+    shape, result = (1, 1, *addend.spec.shape), product.spec.shape
+    return {d: size for d, size in of_result.items() if shape[d] == result[d] != 1}
+
+
+# A matrix, or a batch of them, with rows and columns exchanged.
+_PERMUTATIONS = aten.t.default, aten.transpose.int, aten.permute.default
+TRANSPOSE = Where(Call(_PERMUTATIONS, Capture("x")), _is_transposed)
+_RULES = (Rule(Where(Call(PRODUCTS), _is_of_tensor_cores), _call),)
+
+
+def operands_of(product: Node) -> list[Node]:
+    """A, B, and the addend if there is one."""
+    *added, a, b = product.args
+    return [a, b, *added]
 
 
 def _transposed(sizes: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,5 +1,8 @@
 """Channels-last layouts for images of half precision inside a graph: a pass over an aten graph that changes strides.
 
+    convolution(image, weight)   ->   convolution(channels_last(image), channels_last(weight))
+    f(x), of any layout of x     ->   f(x in its present layout), with the strides that eager gives
+
 A GPU's tensor cores multiply rows of channels. For images in half precision in another layout, cuDNN makes
 channels-last copies, of the weight as well, at every convolution, and converts the result back. `to_channels_last`
 lays them out so from the beginning: the operands of a convolution are copied to channels-last unless they are so
@@ -13,19 +16,21 @@ numbers (the layout determines which elements get which) or is not ATen's. Eleme
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import torch
 
 from smelt.errors import NeedsFixedSize
-from smelt.graph.graph_passes import memory_of_outputs
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
+from smelt.graph.graph_passes import base_of, is_view, memory_of_outputs
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.memory_format import is_channels_last_layout, is_last, last_stride
 from smelt.graph.operator_effects import effects
 from smelt.ops.convolution_settings import Convolution
 from smelt.ops.result_specs import result_spec
+from smelt.rewrites.graph_rewriter import GraphRewriter, Rewritten
+from smelt.rewrites.patterns import Call, Capture, Fact, Match, OneOf, Rule, Where, apply_first
 from smelt.shapes.expr import Expr, Size, contiguous_stride, likely
 from smelt.torch_private import OpOverload
 
@@ -33,23 +38,15 @@ aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 VECTOR = 8  # channels of half precision in a load of 16 bytes; cuDNN pads fewer with zeros
 GROUPED = 2  # the weight of grouped work against dense work (not measured yet)
-_NOTHING: frozenset[Node] = frozenset()
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class ChannelsLastGraph:
-    """The result of the pass. `graph`: the new graph, or the original if nothing changes. `backward`: its nodes that
-    replace the original's backward nodes."""
-
-    graph: Graph
-    backward: frozenset[Node]
-
-
-def to_channels_last(graph: Graph, backward: frozenset[Node] = _NOTHING) -> ChannelsLastGraph:
+def to_channels_last(graph: Graph, backward: frozenset[Node] = frozenset()) -> Rewritten:
     """The aten graph with images channels-last, if that is profitable. `backward`: the nodes that a backward recorded;
     other nodes must not read copies made for those."""
     if not is_profitable(graph):
-        return ChannelsLastGraph(graph, backward)
+        return Rewritten(graph, backward)
     return _Pass(graph, backward).run()
 
 
@@ -64,40 +61,36 @@ def is_profitable(graph: Graph) -> bool:
     is a small product that fills no tile: dense work must outweigh them, and in training, where each has three
     convolutions, there must be none.
     """
-    convolutions = [node for node in graph if _is_convolution(node)]
+    convolutions = [match for node in graph if (match := CONVOLUTION.first(node)) is not None]
     work = dict.fromkeys(("dense", "grouped", "either"), 0)
-    for node in convolutions:
-        kind, amount = _work(node)
+    for match in convolutions:
+        kind, amount = _work(match)
         work[kind] += amount
-    training = any(node.target is aten.convolution_backward.default for node in convolutions)
-    return (
-        work["dense"] > 0 and work["dense"] > work["grouped"] * GROUPED and not (training and work["grouped"])
-    )
+    training = any("gradient" in match.bound for match in convolutions)
+    dense, grouped = work["dense"], work["grouped"]
+    return dense > 0 and dense > grouped * GROUPED and not (training and grouped)
 
 
-def _is_convolution(node: Node) -> bool:
-    """Whether the node is a convolution of images in half precision, forward or backward."""
-    if node.target not in (aten.convolution.default, aten.convolution_backward.default):
-        return False
-    original = [a.spec for a in node.args[: _operands(node)]]
-    return all(
-        s.dtype in HALF and len(s.shape) == 4 and all(isinstance(n, Expr) or n > 0 for n in s.shape)
-        for s in original
-    )
+def _half(value: Node, facts: object) -> Node | None:
+    """The value, if it is a batch of images, or a weight, in half precision that is not empty."""
+    spec = value.spec
+    filled = all(isinstance(n, Expr) or n > 0 for n in spec.shape)
+    return value if spec.dtype in HALF and len(spec.shape) == 4 and filled else None
 
 
-def _operands(node: Node) -> int:
-    """The number of leading tensor operands, the weight being the last: of a forward (image, weight), of a backward
-    (gradient, image, weight)."""
-    return 2 if node.target is aten.convolution.default else 3
+_IMAGE_AND_WEIGHT = Fact(_half, "image"), Fact(_half, "weight")
+CONVOLUTION = OneOf(
+    Call(aten.convolution.default, *_IMAGE_AND_WEIGHT),
+    Call(aten.convolution_backward.default, Fact(_half, "gradient"), *_IMAGE_AND_WEIGHT),
+)
 
 
-def _work(node: Node) -> tuple[str, int]:
+def _work(match: Match) -> tuple[str, int]:
     """The kind of convolution, and its number of multiplications."""
-    count = _operands(node)
-    x, weight = (a.spec.shape for a in node.args[count - 2 : count])
-    c = Convolution(*node.args[count + 1 : count + 7])
-    result = node.spec.shape if count == 2 else node.args[0].spec.shape
+    node, gradient = match["node"], match.bound.get("gradient")
+    x, weight = match["image"].spec.shape, match["weight"].spec.shape
+    result = (node if gradient is None else gradient).spec.shape
+    c = Convolution(*node.args[_operands(node) + 1 : _operands(node) + 7])
     pixels = x if c.transposed else result
     amount = prod(map(likely, (pixels[0], *pixels[2:], *weight)))
     channels = min(likely(x[1]), likely(result[1]))
@@ -106,11 +99,13 @@ def _work(node: Node) -> tuple[str, int]:
     return ("dense" if channels >= VECTOR else "either"), amount
 
 
+def _operands(node: Node) -> int:
+    """The number of leading tensor operands, the weight being the last: of a forward (image, weight), of a backward
+    (gradient, image, weight)."""
+    return 2 if node.target is aten.convolution.default else 3
+
+
 # ---- layouts
-
-
-def _layout(spec: TensorSpec) -> tuple[Any, ...]:
-    return spec.shape, spec.stride, spec.dtype
 
 
 def _format(spec: TensorSpec) -> torch.memory_format | None:
@@ -123,113 +118,67 @@ def _format(spec: TensorSpec) -> torch.memory_format | None:
 # ---- the pass
 
 
-class _Pass:
-    """Writes the new graph. `env`: original node -> new node, in any layout. Copies in the traced layout (`as_traced`)
-    and in channels-last (`channels_last_copies`) are made on demand, separately for the forward and for the backward
-    (second component of the key), as the forward must not read backward nodes."""
+class _Pass(GraphRewriter):
+    """`env`: original node -> new node, in any layout. Copies in the traced layout (`as_traced`) and in channels-last
+    (`channels_last_copies`) are made on demand, separately for the forward and for the backward (second component of the
+    key), as the forward must not read backward nodes."""
 
     def __init__(self, graph: Graph, backward: frozenset[Node]) -> None:
-        self.original, self.backward = graph, backward
-        self.graph = Graph(graph.level)
-        self.graph.constants = dict(graph.constants)
-        self.names = {node.name for node in graph}
-        self.env: dict[Node, Node] = {}
+        super().__init__(graph, "relaid", backward)
         self.as_traced: dict[tuple[Node, bool], Node] = {}
         self.channels_last_copies: dict[tuple[Node, bool], Node] = {}
-        self.in_backward = False  # whether the current node is of the backward
-        self.new_backward: set[Node] = set()
         self.cast_for = self._cast_for_convolutions()
         mutated = {node.args[1] for node in graph if node.target is aten.copy_.default}
         self.returned = memory_of_outputs(graph) | mutated  # values that the caller will hold
 
-    def run(self) -> ChannelsLastGraph:
+    def run(self) -> Rewritten:
         *nodes, output = self.original
         for node in nodes:
-            self.in_backward = node in self.backward
-            self.env[node] = self._call(node) if node.op == "call_function" else self._plain(node)
+            if not self._write_followed(self.at(node)):
+                self.copy(node, self._as_traced)
             if node in self.returned:  # at once, so that its operands die early
                 self._as_traced(node)
         self.in_backward = True  # it returns the results of both
         returned = map_nodes(output.args, self._as_traced)
         self.in_backward = False
-        self._append(replace(output, args=returned))
-        return ChannelsLastGraph(self.graph, frozenset(self.new_backward))
+        self.write(output, args=returned)
+        return self.finish()
 
     def _cast_for_convolutions(self) -> set[Node]:
         """Conversions (of autocast) that convolutions read: they write their results channels-last at once."""
-        found: set[Node] = set()
-        for node in self.original:
-            if _is_convolution(node):
-                count = _operands(node)
-                image, weight = node.args[count - 2 : count]
-                found.update((image,) if is_channels_last_layout(weight.spec) else (image, weight))
-        return {n for n in found if _is_cast(n)}
+        convolutions = [match for match in map(CONVOLUTION.first, self.original) if match is not None]
+        weights = {m["weight"] for m in convolutions if not is_channels_last_layout(m["weight"].spec)}
+        return {n for n in weights.union(m["image"] for m in convolutions) if CAST.first(n)}
 
-    # ---- nodes
-
-    def _call(self, node: Node) -> Node:
-        if _is_convolution(node):
-            return self._attempt(node, self._convolution_arguments) or self._plain(node)
-        if node in self.cast_for:
-            kwargs = {**node.kwargs, "memory_format": torch.channels_last}
-            source, *rest = node.args
-            return self._attempt(node, lambda n: (self._current(source), *rest), kwargs) or self._plain(node)
+    def _write_followed(self, node: Node) -> bool:
+        """Write the node with arguments whose layouts differ from the traced ones; False if no rule does that, if the
+        operator refuses them, or if no copy could restore the layout of the result."""
         if node.target is operator.getitem:
-            return self._item(node)
-        if self._follows(node) and any(map(self._is_changed, argument_nodes(node))):
-            return self._attempt(node, self._uniform_arguments) or self._plain(node)
-        return self._plain(node)
-
-    def _follows(self, node: Node) -> bool:
-        """Whether the node may be computed from arguments in another layout. Returned views are views of returned
-        values."""
-        return _is_layout_independent(node) and not (_is_view(node) and node in self.returned)
-
-    def _plain(self, node: Node) -> Node:
-        """The call in the traced layout, with arguments in theirs."""
-        args, kwargs = (map_nodes(a, self._as_traced) for a in (node.args, node.kwargs))
-        return self._add(node, args, kwargs, node.spec)
-
-    def _attempt(self, node: Node, arguments: Any, kwargs: dict[str, Any] | None = None) -> Node | None:
-        """The call on `arguments(node)`, in layouts that differ from the traced ones; None if the operator refuses
-        them, or gives a result that no copy could restore."""
-        length, marks = len(self.graph.nodes), (dict(self.as_traced), dict(self.channels_last_copies))
-        args = arguments(node)
-        kwargs = map_nodes(node.kwargs, self._current) if kwargs is None else kwargs
+            source, index = self.env[node.args[0]], node.args[1]
+            self.write(node, args=(source, index), spec=source.spec[index])
+            return True
+        length, marks = len(self.nodes), (dict(self.as_traced), dict(self.channels_last_copies))
+        arguments = apply_first(_RULES, node, self)
+        if arguments is None:
+            return False
+        args, kwargs = arguments
         try:
             specs = _with_strides(node.spec, result_spec(node.target, args, kwargs))
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, NeedsFixedSize):
             specs = None
-        if specs is None or not (_is_view(node) or _is_restorable(node.spec, specs)):
-            for new in self.graph.nodes[length:]:
-                self.names.discard(new.name)
-                self.new_backward.discard(new)
-            del self.graph.nodes[length:]
+        if specs is None or not (is_view(node) or _is_restorable(node.spec, specs)):
+            self.undo(length)
             self.as_traced, self.channels_last_copies = marks
-            return None
-        return self._add(node, args, kwargs, specs)
-
-    def _item(self, node: Node) -> Node:
-        source, index = node.args
-        of = self.env[source]
-        return self._add(node, (of, index), {}, of.spec[index])
-
-    def _add(self, like: Node, args: Any, kwargs: dict[str, Any], spec: Any, name: str = "") -> Node:
-        return self._append(replace(like, args=args, kwargs=kwargs, spec=spec, name=name or like.name))
-
-    def _append(self, node: Node) -> Node:
-        self.graph.nodes.append(node)
-        if self.in_backward:
-            self.new_backward.add(node)
-        return node
+            return False
+        self.write(node, args=args, kwargs=kwargs, spec=specs)
+        return True
 
     # ---- arguments
 
-    def _is_changed(self, node: Node) -> bool:
+    def is_changed(self, node: Node) -> bool:
         """Whether the value's layout differs from the traced one."""
-        if not isinstance(node.spec, TensorSpec):
-            return False
-        return self._current(node).spec.stride != node.spec.stride
+        is_tensor = isinstance(node.spec, TensorSpec)
+        return is_tensor and bool(self._current(node).spec.stride != node.spec.stride)
 
     def _current(self, node: Node) -> Node:
         """The value, channels-last if there is such a copy. Values that the caller holds are read in its layout:
@@ -240,7 +189,7 @@ class _Pass:
 
     def _is_held(self, node: Node) -> bool:
         """Whether the caller holds the value: from the beginning, or when the backward runs."""
-        base = _base(node)
+        base = base_of(node)
         if base.op != "call_function":
             return True
         return self.in_backward and base in self.returned and base not in self.backward
@@ -249,39 +198,37 @@ class _Pass:
         early = copies.get((node, False))
         return copies.get((node, True), early) if self.in_backward else early
 
-    def _uniform_arguments(self, node: Node) -> tuple[Any, ...]:
+    def uniform_arguments(self, match: Match) -> Arguments:
         """Arguments of another operator than a convolution: if one is channels-last, so are the others with as many
         images and pixels."""
+        node = match["node"]
         current = {a: self._current(a) for a in argument_nodes(node)}
-        sizes = {
-            _image(n.spec) for n in current.values() if isinstance(n.spec, TensorSpec) and is_last(n.spec)
-        }
-        if not _is_view(node):
-            for a in current:
-                if isinstance(a.spec, TensorSpec) and _image(a.spec) in sizes - {None}:
-                    current[a] = self._as_channels_last(a)
-        result: tuple[Any, ...] = map_nodes(node.args, current.__getitem__)
-        return result
+        last = [n.spec for n in current.values() if isinstance(n.spec, TensorSpec) and is_last(n.spec)]
+        sizes = {_image(spec) for spec in last} - {None}
+        for a in () if is_view(node) else current:
+            if isinstance(a.spec, TensorSpec) and _image(a.spec) in sizes:
+                current[a] = self._as_channels_last(a)
+        return map_nodes(node.args, current.__getitem__), map_nodes(node.kwargs, self._current)
 
-    def _convolution_arguments(self, node: Node) -> tuple[Any, ...]:
+    def cast_arguments(self, match: Match) -> Arguments:
+        """Arguments of a conversion that writes a channels-last result."""
+        source, *others = match["node"].args
+        kwargs = {**match["node"].kwargs, "memory_format": torch.channels_last}
+        return (self._current(source), *others), kwargs
+
+    def convolution_arguments(self, match: Match) -> Arguments:
         """Arguments of a convolution. The image determines the layout in which ATen calls cuDNN, so a weight with
         channels-last strides is good enough; and for a 1x1 convolution of images of one pixel the layouts are the
         same."""
-        count = _operands(node)
-        *images, weight = node.args[:count]
-        of_pixels = weight.spec.shape[2:] == (1, 1)
-        images = [
-            self._current(i)
-            if is_channels_last_layout(self._current(i).spec) and of_pixels
-            else self._as_channels_last(i)
-            for i in images
-        ]
-        weight = (
-            self._current(weight)
-            if is_channels_last_layout(self._current(weight).spec)
-            else self._as_channels_last(weight)
-        )
-        return (*images, weight, *map_nodes(node.args[count:], self._as_traced))
+        node, count = match["node"], _operands(match["node"])
+        of_pixels = match["weight"].spec.shape[2:] == (1, 1)
+        operands = []
+        for position, x in enumerate(node.args[:count]):
+            current = self._current(x)
+            fits = is_channels_last_layout(current.spec) and (of_pixels or position == count - 1)
+            operands.append(current if fits else self._as_channels_last(x))
+        args = *operands, *map_nodes(node.args[count:], self._as_traced)
+        return args, map_nodes(node.kwargs, self._current)
 
     def _as_channels_last(self, node: Node) -> Node:
         """The value, channels-last."""
@@ -289,53 +236,42 @@ class _Pass:
         if is_last(current.spec):
             return current
         # The backward makes its own copies of values that the caller holds, so that only those are saved.
-        found = (
-            self.channels_last_copies.get((node, self.in_backward))
-            if self._is_held(node)
-            else self._lookup(self.channels_last_copies, node)
-        )
+        copies, key = self.channels_last_copies, (node, self.in_backward)
+        found = copies.get(key) if self._is_held(node) else self._lookup(copies, node)
         if found is None:
-            found = self._copy(node, current, torch.channels_last)
-            self.channels_last_copies[node, self.in_backward] = found
+            found = copies[key] = self._copy(node, current, torch.channels_last)
         return found
 
     def _as_traced(self, node: Node) -> Node:
         """The value in the traced layout."""
         new = self.env[node]
-        if not isinstance(node.spec, TensorSpec) or _layout(new.spec) == _layout(node.spec):
+        if not isinstance(node.spec, TensorSpec) or new.spec.stride == node.spec.stride:
             return new
         found = self._lookup(self.as_traced, node)
         if found is None:
-            found = self._restored(node)
-            self.as_traced[node, self.in_backward] = found
+            found = self.as_traced[node, self.in_backward] = self._restored(node)
         return found
 
     def _restored(self, node: Node) -> Node:
         """A copy of the value in the traced layout. Of a view, the view of its base in the traced layout: results that
         share memory still do."""
         call = node.args[0] if node.target is operator.getitem else node
-        if not _is_view(call):
+        if not is_view(call):
             layout = _format(node.spec)
-            assert layout is not None, "`_attempt` checks that the layout can be restored"
+            assert layout is not None, "`_write_followed` checks that the layout can be restored"
             return self._copy(node, self.env[node], layout)
         args, kwargs = (map_nodes(a, self._as_traced) for a in (call.args, call.kwargs))
-        base_view = self._add(call, args, kwargs, call.spec, self._name(call.name))
-        return (
-            base_view
-            if call is node
-            else self._add(node, (base_view, node.args[1]), {}, node.spec, self._name(node.name))
-        )
+        view = self.append(replace(call, args=args, kwargs=kwargs, name=self.name(f"{call.name}_relaid")))
+        if call is node:
+            return view
+        return self.append(replace(node, args=(view, node.args[1]), name=self.name(f"{node.name}_relaid")))
 
     def _copy(self, like: Node, source: Node, memory_format: torch.memory_format) -> Node:
         stride = contiguous_stride if memory_format == torch.contiguous_format else last_stride
         spec = replace(like.spec, stride=stride(like.spec.shape), offset=0)
-        call = replace(
-            like, op="call_function", target=aten.clone.default, spec=spec, name=self._name(like.name)
-        )
-        return self._append(replace(call, args=(source,), kwargs={"memory_format": memory_format}))
-
-    def _name(self, stem: str) -> str:
-        return free_name(f"{stem}_relaid", self.names)
+        name = self.name(f"{like.name}_relaid")
+        call = replace(like, op="call_function", target=aten.clone.default, spec=spec, name=name)
+        return self.append(replace(call, args=(source,), kwargs={"memory_format": memory_format}))
 
 
 def _image(spec: TensorSpec) -> tuple[Size, ...] | None:
@@ -343,46 +279,47 @@ def _image(spec: TensorSpec) -> tuple[Size, ...] | None:
     return (spec.shape[0], *spec.shape[2:]) if len(spec.shape) == 4 else None
 
 
-def _is_layout_independent(node: Node) -> bool:
-    """Whether the operator computes the same elements for arguments in any layout, and has a rule for its result's
-    layout."""
-    if (
-        not isinstance(node.target, OpOverload)
-        or node.target.namespace != "aten"
-        or node.target in _BY_STRIDES
-    ):
+# ---- rules
+
+
+# Operators that depend on memory, not on elements; convolutions that are not of half precision.
+_BY_STRIDES = frozenset(
+    {
+        *(aten.as_strided.default, aten._reshape_alias.default, aten.view.dtype),
+        *(aten.convolution.default, aten.convolution_backward.default),
+    }
+)
+
+
+def _is_layout_independent(op: object) -> bool:
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or op in _BY_STRIDES:
         return False
-    if node.target in (aten.convolution.default, aten.convolution_backward.default):
-        return False  # not of half precision
-    does = effects(node.target)
+    does = effects(op)
     return does.pure and not (does.changes_metadata or does.data_dependent or does.dynamic_shape)
 
 
-# They depend on memory, not on elements.
-_BY_STRIDES = frozenset({aten.as_strided.default, aten._reshape_alias.default, aten.view.dtype})
-
-
-def _is_cast(node: Node) -> bool:
-    """Whether the node is a conversion on one device without a requested layout."""
-    if node.target is not aten._to_copy.default or "memory_format" in node.kwargs:
+def _may_follow(match: Match) -> bool:
+    """The operator gives the same elements for arguments in any layout, and has a rule for its result's layout. Some
+    argument is in another layout than the traced one. (Returned views are views of returned values.)"""
+    node, current = match["node"], match.facts
+    if not _is_layout_independent(node.target) or (is_view(node) and node in current.returned):
         return False
-    return bool(node.args[0].spec.device == node.spec.device)
+    return any(map(current.is_changed, argument_nodes(node)))
 
 
-def _is_view(node: Node) -> bool:
-    if not isinstance(node.target, OpOverload):
-        return False
-    return effects(node.target).view or node.target is aten._unsafe_view.default
+def _is_plain_cast(match: Match) -> bool:
+    """The conversion is on one device, and requests no layout."""
+    node = match["node"]
+    return "memory_format" not in node.kwargs and bool(match["x"].spec.device == node.spec.device)
 
 
-def _base(node: Node) -> Node:
-    """The node that allocates the value's memory."""
-    while node.op == "call_function":
-        call = node.args[0] if node.target is operator.getitem else node
-        if not _is_view(call) or not isinstance(call.args[0], Node):
-            break
-        node = call.args[0]
-    return node
+CAST = Where(Call(aten._to_copy.default, Capture("x")), _is_plain_cast)
+# The facts are the pass itself. A node that matches no rule has the traced layout, and so have its arguments.
+_RULES = (
+    Rule(CONVOLUTION, lambda m: m.facts.convolution_arguments(m)),
+    Rule(Where(CAST, lambda m: m["node"] in m.facts.cast_for), lambda m: m.facts.cast_arguments(m)),
+    Rule(Where(Capture(), _may_follow), lambda m: m.facts.uniform_arguments(m)),
+)
 
 
 def _with_strides(traced: Any, found: Any) -> Any:

@@ -15,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import smelt
 from smelt import pipeline
 from smelt.graph.verify_graph import verify
-from smelt.rewrites.attention.attention_rewrite import Fused, fuse_attention
+from smelt.rewrites.attention.attention_rewrite import fuse_attention
+from smelt.rewrites.graph_rewriter import Rewritten
 from smelt.targets import sdpa_backends as chosen
 from tests.harness import simulated
 from tests.simulated import cuda
@@ -33,7 +34,7 @@ class Seen:
     """What became of the graphs that were compiled."""
 
     def __init__(self) -> None:
-        self.fused: list[Fused] = []
+        self.fused: list[Rewritten] = []
 
     @property
     def kernels(self) -> list[str]:
@@ -56,7 +57,7 @@ def watched() -> Iterator[Seen]:
     """Inside, the device has kernels for attention."""
     found = Seen()
 
-    def fused(*args: Any) -> Fused:
+    def fused(*args: Any) -> Rewritten:
         made = fuse_attention(*args)
         verify(made.graph, functional=True)
         found.fused.append(made)

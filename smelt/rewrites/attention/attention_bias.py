@@ -9,9 +9,10 @@ import torch
 
 from smelt.graph.ir import Node
 from smelt.ops.node_builders import Make
-from smelt.rewrites.attention.attention_pattern import Attention, Refused, Step
+from smelt.rewrites.attention.attention_pattern import Attention, Step
 from smelt.rewrites.attention.element_maps import ElementMaps
-from smelt.rewrites.attention.value_facts import ABSORBS, exact_in, hides_rows, is_moderate
+from smelt.rewrites.attention.value_facts import DOMINATES, exact_in, hides_rows, is_moderate
+from smelt.rewrites.patterns import Refused
 
 aten = torch.ops.aten
 INF = float("inf")
@@ -113,7 +114,7 @@ def bias_of(
     filled = attention.filled
     if total is not None and _may_hide_rows(attention, attention.added[0], maps):
         most = make(aten.amax.default, total, [-1], True)
-        hidden = make(aten.le.Scalar, most, ABSORBS), make(aten.gt.Scalar, most, -INF)
+        hidden = make(aten.le.Scalar, most, DOMINATES), make(aten.gt.Scalar, most, -INF)
         rows = make(aten.logical_and.default, *hidden)
         total = make(aten.masked_fill.Scalar, total, rows, 0.0)
         nothing = make(aten.eq.Scalar, most, -INF)

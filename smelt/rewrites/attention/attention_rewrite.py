@@ -1,28 +1,27 @@
-"""The pass: replaces matched attention, forward and backward, by kernels."""
+"""The pass: replaces matched attention, forward and backward, by kernels.
+
+softmax(q @ k.mT * scale + bias, -1) @ v   ->   kernel(q, k, v, bias, scale)
+"""
 
 from __future__ import annotations
 
 import math
-import operator
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from smelt.graph.graph_passes import eliminate_dead, memory_of_outputs
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
-from smelt.graph.operator_effects import effects
-from smelt.ops.result_specs import result_spec
+from smelt.graph.graph_passes import base_of, memory_of_outputs, viewed
+from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.rewrites.attention.attention_bias import Bias, bias_of, check_bias, heads_of
 from smelt.rewrites.attention.attention_gradients import Gradients, gradients_of
-from smelt.rewrites.attention.attention_pattern import Attention, Refused, match_attention
+from smelt.rewrites.attention.attention_pattern import Attention, match_attention
 from smelt.rewrites.attention.element_maps import ElementMaps
-from smelt.torch_private import OpOverload
+from smelt.rewrites.graph_rewriter import GraphRewriter, Rewritten
+from smelt.rewrites.patterns import Refused
 
 aten = torch.ops.aten
-_NOTHING: frozenset[Node] = frozenset()
 NAN, INF = float("nan"), float("inf")
 ALIGNED = 16  # bytes: rows and matrices of operands must be multiples of it
 
@@ -45,17 +44,7 @@ class Operands:
 Choose = Callable[[Operands], Kernel | None]
 
 
-@dataclass(frozen=True)
-class Fused:
-    """The result of the pass. `graph`: the new graph, or the original if nothing changes. `backward`: its nodes that
-    replace the original's backward nodes. `refused`: products after a softmax that are not fused, and why."""
-
-    graph: Graph
-    backward: frozenset[Node]
-    refused: tuple[tuple[Node, str], ...] = ()
-
-
-def fuse_attention(graph: Graph, choose: Choose, backward: frozenset[Node] = _NOTHING) -> Fused:
+def fuse_attention(graph: Graph, choose: Choose, backward: frozenset[Node] = frozenset()) -> Rewritten:
     """The aten graph with attention fused into kernels. `backward`: the nodes that a backward recorded. `choose`: the
     device's kernel for operands, or None."""
     return _Pass(graph, choose, backward).run()
@@ -84,47 +73,31 @@ class _Call:
     scale: float
 
 
-class _Pass:
-    """Writes the new graph. `env`: original node -> new node."""
-
+class _Pass(GraphRewriter):
     def __init__(self, graph: Graph, choose: Choose, backward: frozenset[Node]) -> None:
-        self.original, self.choose, self.backward = graph, choose, backward
-        self.graph = Graph(graph.level)
-        self.graph.constants = dict(graph.constants)
+        super().__init__(graph, "fused", backward)
+        self.choose = choose
         self.maps = ElementMaps(graph.constants)
-        self.users: dict[Node, list[Node]] = defaultdict(list)
-        for node in graph:
-            for argument in argument_nodes(node):
-                self.users[argument].append(node)
-        self.names = {node.name for node in graph}
-        self.env: dict[Node, Node] = {}
         self.refused: list[tuple[Node, str]] = []
-        self.new_backward: set[Node] = set()  # nodes of the backward in the new graph
         self.calls: dict[Node, _Call] = {}  # by the result
         self.returned = memory_of_outputs(graph)
         self.count = 0
-        self.like: Node | None = None  # the original node for which nodes are emitted
 
-    def run(self) -> Fused:
+    def run(self) -> Rewritten:
         plans = {p.attention.result: p for p in map(self._planned, self.original) if p is not None}
-        if not plans:
-            return Fused(self.original, self.backward, tuple(self.refused))
         starts = {self._start(p.gradients): p for p in plans.values() if p.gradients is not None}
-        for node in self.original:
-            self.like = node
+        for node in self.original if plans else ():
+            self.at(node)
             call = self.calls.get(starts[node].attention.result) if node in starts else None
             if call is not None:
                 self._write_backward(starts[node], call)
             if node in plans and self._write_forward(plans[node]):
                 continue
             if node not in self.env:
-                self._copy(node)
+                self.copy(node)
         if not self.count:
-            return Fused(self.original, self.backward, tuple(self.refused))
-        eliminate_dead(self.graph)
-        return Fused(
-            self.graph, frozenset(self.new_backward.intersection(self.graph.nodes)), tuple(self.refused)
-        )
+            return Rewritten(self.original, self.backward, tuple(self.refused))
+        return self.finish(self.refused)
 
     def _planned(self, node: Node) -> _Plan | None:
         try:
@@ -143,39 +116,14 @@ class _Pass:
         products = {n for n in gradients.inside if n.target is aten.bmm.default}
         return next(n for n in self.original if n in products or n is gradients.of_v)
 
-    # ---- nodes
-
-    def _copy(self, node: Node) -> None:
-        args, kwargs = (map_nodes(a, self.env.__getitem__) for a in (node.args, node.kwargs))
-        self.env[node] = self._append(replace(node, args=args, kwargs=kwargs))
-
-    def _append(self, node: Node) -> Node:
-        self.graph.nodes.append(node)
-        if self.like in self.backward:
-            self.new_backward.add(node)
-        return node
-
-    def _call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        return self._append_call(op, args, kwargs, result_spec(op, args, kwargs))
-
-    def _append_call(self, op: Any, args: Any, kwargs: dict[str, Any], spec: Any) -> Node:
-        assert self.like is not None
-        stem = op._schema.name.split("::")[1].strip("_") if isinstance(op, OpOverload) else "item"
-        name = free_name(f"{stem}_fused", self.names)
-        return self._append(
-            Node("call_function", op, tuple(args), kwargs, name, spec, self.like.line, self.like.source)
-        )
-
-    def _item(self, call: Node, index: int) -> Node:
-        return self._append_call(operator.getitem, (call, index), {}, call.spec[index])
-
-    def _replace(self, node: Node, value: Node) -> None:
-        """Map `node` to `value`, which has the same elements in the same order."""
+    def _replace(self, node: Node, value: Node, factor: float = 1.0) -> None:
+        """Map `node` to `value`, which has the same elements in the same order but for a factor."""
+        if not math.isclose(factor, 1, rel_tol=1e-12):
+            value = self.call(aten.mul.Tensor, value, factor)
         if value.spec.dtype is not node.spec.dtype:
-            value = self._call(aten._to_copy.default, value, dtype=node.spec.dtype)
-        dense = self._call(aten.clone.default, value, memory_format=torch.contiguous_format)
-        args = dense, list(node.spec.shape)
-        self.env[node] = self._append(replace(node, target=aten.view.default, args=args, kwargs={}))
+            value = self.call(aten._to_copy.default, value, dtype=node.spec.dtype)
+        dense = self.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+        self.write(node, target=aten.view.default, args=(dense, list(node.spec.shape)), kwargs={})
 
     # ---- operands
 
@@ -192,37 +140,21 @@ class _Pass:
         sources = [n for n in self.maps.chain(node) if self.maps.of(n) == element_map]
         may_be_returned = not for_backward or self._is_returned(node)
         for source in reversed(sources):
-            found = is_aligned(source.spec) and self._base_of(source).op == "call_function"
+            found = is_aligned(source.spec) and base_of(source).op == "call_function"
             if found and (may_be_returned or not self._is_returned(source)):
                 return self.env[source]
         if sources:
             made = self.env[sources[-1]]
         else:
-            made = self._call(aten.view.default, self.env[node], list(shape))
-            made = self._call(aten.transpose.int, made, -2, -1) if transposed else made
-            if is_aligned(made.spec) and self._base_of(node).op == "call_function":
+            made = self.call(aten.view.default, self.env[node], list(shape))
+            made = self.call(aten.transpose.int, made, -2, -1) if transposed else made
+            if is_aligned(made.spec) and base_of(node).op == "call_function":
                 return made
-        return self._call(aten.clone.default, made, memory_format=torch.contiguous_format)
+        return self.call(aten.clone.default, made, memory_format=torch.contiguous_format)
 
     def _is_returned(self, node: Node) -> bool:
         """Whether the caller holds the value's memory, and may mutate it before the backward."""
-        return not self.returned.isdisjoint(self._viewed(node))
-
-    def _base_of(self, node: Node) -> Node:
-        """The node that allocates the value's memory."""
-        *_, base = self._viewed(node)
-        return base
-
-    def _viewed(self, node: Node) -> Iterator[Node]:
-        """The value, and the chain of bases that it is a view of."""
-        yield node
-        while node.op == "call_function":
-            call = node.args[0] if node.target is operator.getitem else node
-            does = effects(call.target) if isinstance(call.target, OpOverload) else None
-            if does is None or not (does.view or call.target is aten._unsafe_view.default):
-                return
-            node = call.args[0]
-            yield node
+        return not self.returned.isdisjoint(viewed(node))
 
     # ---- forward
 
@@ -232,7 +164,7 @@ class _Pass:
         q = self._operand(attention.q, heads, for_backward)
         k = self._operand(attention.k, heads, for_backward, transposed=True)
         v = self._operand(attention.v, heads, for_backward)
-        bias = bias_of(attention, heads, self._call, self.env, self.maps)
+        bias = bias_of(attention, heads, self.call, self.env, self.maps)
         bias_spec = None if bias.value is None else bias.value.spec
         of_bias = plan.gradients is not None and bool(plan.gradients.of_scores)
         kernel = self.choose(Operands(q.spec, k.spec, v.spec, bias_spec, for_backward, of_bias))
@@ -241,21 +173,20 @@ class _Pass:
             return False
         unmasked_q = q
         if bias.masked_rows is not None:
-            q = self._call(aten.masked_fill.Scalar, q, bias.masked_rows, 0.0)
+            q = self.call(aten.masked_fill.Scalar, q, bias.masked_rows, 0.0)
         if kernel == "flash":
-            call = self._call(_FLASH, q, k, v, scale=attention.scale)
+            call = self.call(_FLASH, q, k, v, scale=attention.scale)
         else:
-            call = self._call(_EFFICIENT, q, k, v, bias.value, True, scale=attention.scale)
+            call = self.call(_EFFICIENT, q, k, v, bias.value, True, scale=attention.scale)
         state = (6, 7) if kernel == "flash" else (2, 3)
-        out, rows = self._item(call, 0), self._item(call, 1)
+        out, rows = self.item(call, 0), self.item(call, 1)
         nan_rows, rows = self._nan_rows(rows, q.spec.shape[2], bias)
-        output = self._call(aten.masked_fill.Scalar, out, nan_rows, NAN)
+        output = self.call(aten.masked_fill.Scalar, out, nan_rows, NAN)
         self._replace(attention.result, output)
         if for_backward:
-            random = self._item(call, state[0]), self._item(call, state[1])
-            self.calls[attention.result] = _Call(
-                kernel, unmasked_q, q, k, v, bias, out, rows, random, attention.scale
-            )
+            random = self.item(call, state[0]), self.item(call, state[1])
+            written = _Call(kernel, unmasked_q, q, k, v, bias, out, rows, random, attention.scale)
+            self.calls[attention.result] = written
         self.count += 1
         return True
 
@@ -265,17 +196,16 @@ class _Pass:
         sums = rows
         padding = rows.spec.shape[-1] - length
         if padding:
-            sums = self._call(aten.slice.Tensor, rows, -1, 0, length)
-        finite = self._call(aten.lt.Scalar, self._call(aten.abs.default, sums), INF)
-        nan_rows = self._call(aten.logical_not.default, finite)
+            sums = self.call(aten.slice.Tensor, rows, -1, 0, length)
+        finite = self.call(aten.lt.Scalar, self.call(aten.abs.default, sums), INF)
+        nan_rows = self.call(aten.logical_not.default, finite)
         if bias.nan_rows is not None:
-            nan_rows = self._call(
-                aten.logical_or.default, nan_rows, self._call(aten.squeeze.dim, bias.nan_rows, -1)
-            )
-        sums = self._call(aten.masked_fill.Scalar, sums, nan_rows, NAN)
+            hidden = self.call(aten.squeeze.dim, bias.nan_rows, -1)
+            nan_rows = self.call(aten.logical_or.default, nan_rows, hidden)
+        sums = self.call(aten.masked_fill.Scalar, sums, nan_rows, NAN)
         if padding:
-            sums = self._call(aten.constant_pad_nd.default, sums, [0, padding], INF)
-        return self._call(aten.unsqueeze.default, nan_rows, -1), sums
+            sums = self.call(aten.constant_pad_nd.default, sums, [0, padding], INF)
+        return self.call(aten.unsqueeze.default, nan_rows, -1), sums
 
     # ---- backward
 
@@ -286,32 +216,28 @@ class _Pass:
         read = tangent, call.q, call.k, call.v
         if call.kernel == "flash":
             lengths = call.q.spec.shape[2], call.k.spec.shape[2]
-            ends = None, None, *lengths, 0.0, False
-            made = self._call(
-                _FLASH_BACKWARD, *read, call.out, call.rows, *ends, *call.state, scale=call.scale
-            )
+            others = call.out, call.rows, None, None, *lengths, 0.0, False, *call.state
+            made = self.call(_FLASH_BACKWARD, *read, *others, scale=call.scale)
         else:
             gradient_mask = [True, True, True, bool(gradients.of_scores)]
             original = call.bias.value, call.out, call.rows, *call.state
-            made = self._call(_EFFICIENT_BACKWARD, *read, *original, 0.0, gradient_mask, scale=call.scale)
+            made = self.call(_EFFICIENT_BACKWARD, *read, *original, 0.0, gradient_mask, scale=call.scale)
         for node, factor in gradients.of_q:
-            self._replace(
-                node, self._scaled(self._zero_masked_rows(self._item(made, 0), call), factor / call.scale)
-            )
+            self._replace(node, self._zero_masked_rows(self.item(made, 0), call), factor / call.scale)
         for node, factor in gradients.of_k:
-            of_keys = self._add_masked_rows(self._item(made, 1), tangent, call)
-            transposed = self._call(aten.transpose.int, of_keys, -2, -1)
-            self._replace(node, self._scaled(transposed, factor / call.scale))
+            of_keys = self._add_masked_rows(self.item(made, 1), tangent, call)
+            transposed = self.call(aten.transpose.int, of_keys, -2, -1)
+            self._replace(node, transposed, factor / call.scale)
         if gradients.of_v is not None:
-            self._replace(gradients.of_v, self._item(made, 2))
+            self._replace(gradients.of_v, self.item(made, 2))
         for node, factor in gradients.of_scores:
-            self._replace(node, self._scaled(self._zero_masked_rows(self._item(made, 3), call), factor))
+            self._replace(node, self._zero_masked_rows(self.item(made, 3), call), factor)
 
     def _zero_masked_rows(self, gradient: Node, call: _Call) -> Node:
         """The gradient with zeros in rows whose scores are filled in."""
         if call.bias.masked_rows is None or not call.bias.filled_in:
             return gradient
-        return self._call(aten.masked_fill.Scalar, gradient, call.bias.masked_rows, 0.0)
+        return self.call(aten.masked_fill.Scalar, gradient, call.bias.masked_rows, 0.0)
 
     def _add_masked_rows(self, of_keys: Node, tangent: Node, call: _Call) -> Node:
         """The gradient of keys, including that of the rows to which a huge number was added; the kernel received zero
@@ -324,24 +250,21 @@ class _Pass:
         if masked_rows is None or call.bias.filled_in:
             return of_keys
         s = call.v.spec.shape[-2]
-        others = self._call(aten.logical_not.default, masked_rows)
-        rows = self._call(aten.masked_fill.Scalar, call.unmasked_q, others, 0.0)
-        products = self._product(self._call(aten.transpose.int, rows, -2, -1), tangent)
-        mean = self._call(aten.mean.dim, call.v, [-2], True)
-        centered = self._call(aten.sub.Tensor, call.v, mean)
-        added = self._product(centered, self._call(aten.transpose.int, products, -2, -1))
-        return self._call(aten.add.Tensor, of_keys, self._call(aten.mul.Tensor, added, call.scale / s))
+        others = self.call(aten.logical_not.default, masked_rows)
+        rows = self.call(aten.masked_fill.Scalar, call.unmasked_q, others, 0.0)
+        products = self._product(self.call(aten.transpose.int, rows, -2, -1), tangent)
+        mean = self.call(aten.mean.dim, call.v, [-2], True)
+        centered = self.call(aten.sub.Tensor, call.v, mean)
+        added = self._product(centered, self.call(aten.transpose.int, products, -2, -1))
+        return self.call(aten.add.Tensor, of_keys, self.call(aten.mul.Tensor, added, call.scale / s))
 
     def _product(self, a: Node, b: Node) -> Node:
         """The product of matrices [b, h, m, k] and [b, h, k, n]."""
         heads = a.spec.shape[:2]
-        dense = (self._call(aten.clone.default, x, memory_format=torch.contiguous_format) for x in (a, b))
-        flat = [self._call(aten.view.default, x, [-1, *x.spec.shape[2:]]) for x in dense]
-        made = self._call(aten.bmm.default, *flat)
-        return self._call(aten.view.default, made, [*heads, *made.spec.shape[1:]])
-
-    def _scaled(self, value: Node, factor: float) -> Node:
-        return value if math.isclose(factor, 1, rel_tol=1e-12) else self._call(aten.mul.Tensor, value, factor)
+        dense = (self.call(aten.clone.default, x, memory_format=torch.contiguous_format) for x in (a, b))
+        flat = [self.call(aten.view.default, x, [-1, *x.spec.shape[2:]]) for x in dense]
+        made = self.call(aten.bmm.default, *flat)
+        return self.call(aten.view.default, made, [*heads, *made.spec.shape[1:]])
 
 
 _FLASH = aten._scaled_dot_product_flash_attention.default

@@ -12,7 +12,7 @@ from smelt.rewrites.attention.element_maps import ElementMaps
 
 aten = torch.ops.aten
 INF = float("inf")
-ABSORBS = -1e30  # absorbs any score added to it, so that it is equivalent to a lower number
+DOMINATES = -1e30  # dominates any score that it is added to, so that it is equivalent to a lower number
 LARGE = 1e5  # in a sum with this, float32 has two decimal places
 MOST = 8  # the maximum number of tracked values
 
@@ -49,7 +49,7 @@ def exact_in(node: Node, dtype: torch.dtype, maps: ElementMaps) -> bool:
 
 
 def _is_representable(value: float, dtype: torch.dtype) -> bool:
-    if dtype is torch.bfloat16 and -INF < value <= ABSORBS:
+    if dtype is torch.bfloat16 and -INF < value <= DOMINATES:
         return True
     return value == float(torch.tensor(value, dtype=dtype))
 
@@ -134,7 +134,7 @@ def hides_rows(node: Node, maps: ElementMaps) -> bool:
     added to all of them."""
     possible = possible_values(node, maps)
     if possible is not None:
-        return len([v for v in possible if not abs(v) <= LARGE]) == 1 and -INF < min(possible) <= ABSORBS
+        return len([v for v in possible if not abs(v) <= LARGE]) == 1 and -INF < min(possible) <= DOMINATES
     if node.op != "call_function":
         return False
     if node.target is aten.add.Tensor and all(isinstance(a, Node) for a in node.args):
