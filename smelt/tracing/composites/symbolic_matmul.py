@@ -58,6 +58,12 @@ def _linear(args: Args, kwargs: Kwargs) -> Any:
     return result if bias is None else result + cast(bias)
 
 
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """`F.linear` inside another composite, where the function mode does not see the call."""
+    out = _linear((x, weight, bias), {}) if SPECIALIZES_SIZES else NotImplemented
+    return F.linear(x, weight, bias) if out is NotImplemented else out
+
+
 def symbols_in(*operands: Any) -> Symbols | None:
     """The `Symbols` of the operands' sizes; None where they have no symbols, or are no tensors."""
     if not all(isinstance(x, torch.Tensor) for x in operands):

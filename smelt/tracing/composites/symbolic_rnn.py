@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from smelt.errors import NeedsFixedSize
 from smelt.graph.sample_sizes import syms_of
 from smelt.shapes.expr import free_syms
+from smelt.tracing.composites.symbolic_matmul import linear
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
 aten = torch.ops.aten
@@ -110,7 +111,7 @@ class _Network:
         input_weight, hidden_weight, *biases = weights
         bias, hidden_bias = biases or (None, None)
         step, outputs = _STEPS[self.func], []
-        inputs = F.linear(x, input_weight, bias).unbind(0)
+        inputs = linear(x, input_weight, bias).unbind(0)
         for x_t in reversed(inputs) if reverse else inputs:
             state = step(x_t, state, hidden_weight, hidden_bias)
             outputs.append(state[0])

@@ -123,19 +123,13 @@ def _functional_namespace() -> dict[str, Any]:
             copy = FunctionType(value.__code__, namespace, name, value.__defaults__, value.__closure__)
             copy.__kwdefaults__ = value.__kwdefaults__
             namespace[name] = copy
-    for function in (F.linear, F.scaled_dot_product_attention):
-        namespace[function.__name__] = _composite_or_torch(function)
+    namespace.update(linear=symbolic_matmul.linear, scaled_dot_product_attention=_attention_or_torch)
     return namespace
 
 
-def _composite_or_torch(function: Any) -> Any:
-    composite = {**symbolic_matmul.COMPOSITES, **_ATTENTION}[function]
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        out = composite(args, kwargs)
-        return function(*args, **kwargs) if out is NotImplemented else out
-
-    return called
+def _attention_or_torch(*args: Any, **kwargs: Any) -> Any:
+    out = _ATTENTION[F.scaled_dot_product_attention](args, kwargs)
+    return F.scaled_dot_product_attention(*args, **kwargs) if out is NotImplemented else out
 
 
 def _multi_head_attention(args: Args, kwargs: Kwargs) -> Any:
