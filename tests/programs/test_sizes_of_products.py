@@ -278,6 +278,14 @@ def test_attention(name: str, gradients: tuple[int, ...]) -> None:
     check(function, lambda sizes: [made(shape, sizes) for shape in shapes], gradients, autocast=True)
 
 
+def test_the_choice_of_an_attention_kernel_guards_layouts_alone() -> None:
+    """Not that queries, keys and values are distinct objects: an entry with such a guard supersedes no entry without."""
+    compiled = smelt.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), dynamic=True)
+    compiled(*(made(HEADS, SIZES[0]) for _ in range(3)))
+    (entry,) = entries(compiled)
+    assert "distinct" not in {guard.kind for guard in entry.facts}
+
+
 def test_dropout_of_attention() -> None:
     """Eager's random numbers are drawn."""
     compiled = smelt.compile(attention(dropout_p=0.5), dynamic=True)

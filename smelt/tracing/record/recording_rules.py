@@ -126,8 +126,8 @@ def _attention_choice(recorder: AtenCallRecorder, func: OpOverload, args: Args, 
     fakes = leaves((args, kwargs), FakeTensor)
 
     def chosen(*specs: TensorSpec) -> Any:
-        like = dict(zip(fakes, map(_empty_with_layout, fakes, specs)))
-        real_args, real_kwargs = map_leaves((args, kwargs), FakeTensor, like.__getitem__)
+        tensors = map(_empty_with_layout, fakes, specs)
+        real_args, real_kwargs = map_leaves((args, kwargs), FakeTensor, lambda _: next(tensors))
         return func(*real_args, **real_kwargs)
 
     return agreed([f.spec for f in fakes], chosen, "sizes decide which attention kernel is selected")
