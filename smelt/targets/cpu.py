@@ -149,12 +149,12 @@ def out_variant(op: OpOverload) -> OpOverload | None:
 def target(config: Config, cpu: str | None = None) -> Target:
     """The CPU called `cpu` (default: the host), under `config`."""
     known = PRODUCT_COSTS.get(cpu or host().cpu) if config.native_gemm else None
-    threads = torch.get_num_threads()
+    threads = config.threads or torch.get_num_threads()
     products = None
     if known is not None:
         products = Products(partial(prefers_native, known, threads), config.fuse, threads)
     return Target(
-        costs=replace(COSTS, threads=config.threads or threads, products=known),
+        costs=replace(COSTS, threads=threads, products=known),
         generate=partial(generate_launches, config, products),
         load=load,
         out_variant=out_variant,
