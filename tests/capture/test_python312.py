@@ -7,7 +7,9 @@ import sys
 import pytest
 import torch
 
+import smelt
 from smelt.errors import Unsupported
+from smelt.report.inspect import entries
 from tests.harness.captured import capture, check_replay
 
 SINCE_312 = pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
@@ -97,6 +99,17 @@ COMPREHENSIONS = (
 @pytest.mark.parametrize("fn", COMPREHENSIONS, ids=lambda f: f.__name__)
 def test_comprehension(fn):
     check_replay(fn, torch.randn(3))
+
+
+def test_handlers_that_cpython_adds_are_not_the_programs():
+    """From 3.12 on to generators, `yield from` and inlined comprehensions: no call reruns for them if its graph raises."""
+
+    def rows(x):
+        yield from x
+
+    compiled = smelt.compile(lambda x: sum([row.sum().item() for row in rows(x.sin())]))
+    compiled(torch.ones(2, 3))
+    assert "rerun_eagerly" not in entries(compiled)[0].source
 
 
 # `super().name` is one instruction; a slice of a subscript needs no slice object.

@@ -165,6 +165,7 @@ class Code:
     offsets: list[int]  # in bytes
     # exception table: start, end, target, stack depth, whether the instruction's index is pushed
     handlers: tuple[tuple[int, int, int, int, bool], ...]
+    has_handlers: bool  # of the program: CPython 3.12 adds its own to generators and comprehensions
     nlocals: int  # locals, cells and free variables
     nfree: int
     argcount: int
@@ -264,6 +265,7 @@ def decode(code: types.CodeType, table: dict[str, Handler], unknown: Callable[[s
         lines=lines_of(code, offsets),
         offsets=offsets,
         handlers=tuple((index[e.start], index[e.end], index[e.target], e.depth, e.lasti) for e in entries),
+        has_handlers=not {"PUSH_EXC_INFO", "END_ASYNC_FOR"}.isdisjoint(names),
         nlocals=nlocals,
         nfree=len(code.co_freevars),
         argcount=code.co_argcount,

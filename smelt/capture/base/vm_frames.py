@@ -276,11 +276,7 @@ class Generator:
     @property
     def has_cleanup(self) -> bool:
         """Whether dropping it may run code of the user: it has a `try` or a `with`."""
-        code = self.frame.code
-        # CPython 3.12 wraps each generator, to turn StopIteration into RuntimeError, and each `yield from`.
-        implicit = ("CALL_INTRINSIC_1", "CLEANUP_THROW")
-        targets = (code.names[target] for _, _, target, _, _ in code.handlers)
-        return self.state is not FINISHED and any(name not in implicit for name in targets)
+        return self.state is not FINISHED and self.frame.code.has_handlers
 
     @property
     def yieldfrom(self) -> object:

@@ -225,7 +225,7 @@ class Interpreter(VM):
         started, frame.nodes = frame.ticks, len(self.trace.tape.torch.graph.nodes)
         if self.work.ticks > self.work.limit:
             self.check_long_computation()
-        if frame.code.handlers:
+        if frame.code.has_handlers:
             self.exceptions.has_handlers = True
         try:
             while True:
