@@ -1,6 +1,6 @@
 """The global state that every trace depends on: grad mode, autocast, default dtype, ...
 
-The native reader returns a tuple of numbers, which guard trees compare; this module names the numbers for people.
+The native reader returns a tuple of numbers, which guard trees compare; this module names the numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kinds of guards, one class each. The C++ check of the same name is in `native/guards/checks/`.
 
 `KINDS` has an instance of each class. The order of the classes is the order in which the guard tree checks the guards of one
-object: cheap checks and likely failures first. No check runs user code: only leaf constants are compared for equality.
+object: cheap checks and likely failures first. No check runs user code; only leaf constants are compared for equality.
 """
 
 from __future__ import annotations

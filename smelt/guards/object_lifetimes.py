@@ -1,9 +1,9 @@
-"""The objects that an entry does not keep alive: what the program creates and drops is destroyed when it is in eager.
+"""The guarded objects that an entry references weakly, so that they are destroyed when they are in eager.
 
-A guard on the identity (`id`) or the class (`type`) of an object that an argument leads to holds only while that object
-lives, and each call that it accepts has a reference to the object. So the entry has weak references to the object and
-to everything that it keeps alive. Once the object is destroyed, the entry accepts no call. What a module has under its name
-lives anyway.
+A guard on the identity (`id`) or the class (`type`) of an object that an argument leads to can hold only while the object
+lives, and the caller of each accepted call references the object. So the entry has weak references to the object and to
+everything that the object keeps alive. Once the object is destroyed, the entry accepts no call. An object that its module
+holds by name lives anyway and has strong references.
 """
 
 from __future__ import annotations

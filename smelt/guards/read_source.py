@@ -1,4 +1,4 @@
-"""Reads the object at a source in Python: the reference that the native accessors must agree with.
+"""The object at a source, read in Python: the reference that the native accessors must agree with.
 
 `ACCESSORS` has one row for each kind of source that guards read and that is not a root. No row runs user code: attributes
 are read from instance dictionaries and through C descriptors. An accessor that finds nothing raises `Missing`, and every

@@ -1,8 +1,8 @@
 """Sources: paths to the objects of the captured environment.
 
 A source is an interned, immutable path from a root (an argument slot of the frame, or an object known by identity
-such as a module's globals) through attribute, item and cell reads. It renders as source that rebuilds the object, as
-an accessor path of the native guard tree, and as a name for people.
+such as a module's globals) through attribute, item and cell reads. `source` renders it as Python source, for people;
+`tree_layout.py` turns its steps into accessors of the native guard tree.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Substitution of sizes for symbols, in any value that holds sizes.
 
-The walk enters lists, tuples (named ones too), dicts, slices and frozen dataclasses. All but slices come back as the same
-object where nothing in them changes. A class with another rule registers it with `substitution`. Kernels are not walked:
-their loops bind symbols whose ranges depend on sizes (`loops/kernel_sizes.py`).
+The walk enters lists, tuples (named ones too), dicts, slices and frozen dataclasses. An unchanged value, unless it is a
+slice, comes back as the same object. A class with another rule registers it with `substitution`. The walk enters no
+kernels: their loops bind symbols whose ranges depend on sizes (`loops/kernel_sizes.py`).
 """
 
 from __future__ import annotations
