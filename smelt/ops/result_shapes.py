@@ -8,7 +8,7 @@ from typing import Any
 
 from smelt.graph.ir import TensorSpec
 from smelt.ops.convolution_settings import Convolution
-from smelt.shapes.expr import Expr, Size, bounds, numel
+from smelt.shapes.expr import Expr, Size
 
 Given = Mapping[str, Any]  # arguments by name, with the defaults of those that are not given
 SpecOf = Callable[[Any], TensorSpec | None]
@@ -18,9 +18,7 @@ Shape = tuple[Size, ...]
 def quotients(name: str, given: Given, spec_of: SpecOf) -> list[Expr]:
     """Candidate sizes of the results of the operator `name` (without its namespace)."""
     made: list[Size] = []
-    if name == "arange":
-        made += _of_range(given)
-    elif name in ("tril_indices", "triu_indices"):
+    if name in ("tril_indices", "triu_indices"):
         made += _of_triangle(given, upper=name == "triu_indices")
     elif name == "_scaled_dot_product_efficient_attention":
         spec = spec_of(given["query"])
@@ -32,13 +30,6 @@ def quotients(name: str, given: Given, spec_of: SpecOf) -> list[Expr]:
             n, size = spec.shape[given["dim"]], given["split_size"]
             made += [n - n // size * size, n - size]
     return [size for size in made if isinstance(size, Expr)]
-
-
-def _of_range(given: Given) -> Iterator[Size]:
-    start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
-    if isinstance(step, int) and step and all(isinstance(n, (int, Expr)) for n in (start, end)):
-        way = end - start if step > 0 else start - end
-        yield (way + (abs(step) - 1)) // abs(step)
 
 
 def _of_triangle(given: Given, upper: bool) -> Iterator[Size]:
@@ -134,22 +125,6 @@ def _of_columns(given: Given, spec_of: SpecOf) -> Shape | None:
     return (*spec.shape[:-3], spec.shape[-3] * window, steps[0] * steps[1])
 
 
-def _of_repeat(given: Given, spec_of: SpecOf) -> Shape | None:
-    spec, repeats = spec_of(given["self"]), given["repeats"]
-    if spec is None or len(repeats) < len(spec.shape):
-        return None
-    shape = (*[1] * (len(repeats) - len(spec.shape)), *spec.shape)
-    return tuple(n * times for n, times in zip(shape, repeats))
-
-
-def _of_size(given: Given, spec_of: SpecOf) -> Shape:
-    return tuple(given["size"])
-
-
-def _of_input_sizes(given: Given, spec_of: SpecOf) -> Shape:
-    return tuple(given["input_sizes"])
-
-
 def _of_self(given: Given, spec_of: SpecOf) -> Shape | None:
     spec = spec_of(given["self"])
     return None if spec is None else spec.shape
@@ -167,24 +142,6 @@ def _of_spectrum(given: Given, spec_of: SpecOf) -> Shape | None:
     elif given["onesided"]:
         shape[last] = shape[last] // 2 + 1
     return tuple(shape)
-
-
-def _of_view(given: Given, spec_of: SpecOf) -> Shape | None:
-    spec, sizes = spec_of(given["self"]), given["size"]
-    if spec is None or -1 not in sizes:
-        return None if spec is None else tuple(sizes)
-    whole, others = numel(spec.shape), numel(n for n in sizes if n != -1)
-    if bounds(others)[0] < 1 or whole % others != 0:
-        return None
-    return tuple(whole // others if n == -1 else n for n in sizes)
-
-
-def _of_expansion(given: Given, spec_of: SpecOf) -> Shape | None:
-    spec, sizes = spec_of(given["self"]), given["size"]
-    if spec is None or len(sizes) < len(spec.shape):
-        return None
-    shape = (*[1] * (len(sizes) - len(spec.shape)), *spec.shape)
-    return tuple(own if n == -1 else n for n, own in zip(sizes, shape))
 
 
 _REFLECTING = ("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
@@ -206,13 +163,6 @@ _WINDOWS: _Rules = {
     "im2col": _of_columns,
 }  # fmt: skip
 _OTHERS: _Rules = {
-    "repeat": _of_repeat, "view": _of_view, "_unsafe_view": _of_view, "expand": _of_expansion,
-    **dict.fromkeys(
-        ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "clone"), _of_self
-    ),
-    **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "randint"), _of_size),
-    **dict.fromkeys(("new_zeros", "new_ones", "new_empty", "new_full"), _of_size),
-    **dict.fromkeys(("slice_backward", "select_backward"), _of_input_sizes),
     **dict.fromkeys((f"{name}_backward" for name in _REFLECTING), _of_self),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r"), _of_spectrum),
 }  # fmt: skip

@@ -1,5 +1,6 @@
-"""Results of operators for symbolic sizes: the shape function is asked for each assignment of sample sizes to the
-symbols, and the result sizes are the expressions that fit all answers.
+"""Results of operators for symbolic sizes. The shape function runs for an assignment of sample sizes to the symbols, and
+confirms the layout that a rule states (`layout_rules.py`). Without a rule it runs for each assignment, and the result sizes
+are the expressions that fit all answers.
 
 If the operator raises for one assignment, it may do so for some sizes: the symbols are then specialized.
 """
@@ -33,13 +34,13 @@ from smelt.graph.sample_sizes import (
     widened,
 )
 from smelt.graph.tensor_specs import empty_like_spec, make_spec, with_sizes
-from smelt.ops.layout_rules import OF_SEVERAL, known_layout
+from smelt.ops.layout_rules import Layout, Layouts, known_layout, named_arguments
 from smelt.ops.layouts import Accepted, not_tried, on_metas, seen_on_gpu
 from smelt.ops.layouts.meta_layouts import CPU, elements, of_cpp
 from smelt.ops.layouts.observed_layouts import Seen
 from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import row
-from smelt.ops.result_shapes import Shape, is_windowed, known_shape, least_sizes, quotients
+from smelt.ops.result_shapes import Shape, is_windowed, least_sizes, quotients
 from smelt.shapes.divisibility import is_remainder
 from smelt.shapes.expr import (
     INFINITE,
@@ -99,7 +100,7 @@ def required_sizes(
 ) -> list[tuple[Size, int, int]]:
     """Sizes with the range that each must be in for `found`, which `results` returned, to hold."""
     if _is_safe(func, args):
-        least = least_sizes(_name(func), _named(func, args, kwargs), spec_of)
+        least = least_sizes(_name(func), named_arguments(func, args, kwargs), spec_of)
         return [(size, n, INFINITE) for size, n in least if isinstance(size, Expr)]
     syms = symbols_in((args, kwargs), spec_of)
     last = _last(func, [s for leaf in _leaves((args, kwargs)) if (s := spec_of(leaf)) is not None])
@@ -233,17 +234,6 @@ def _are_small(args: Any, spec_of: Callable[[Any], TensorSpec | None], least: in
     return any(min(values_of(n)) < least for shape in shapes for n in shape if isinstance(n, Expr))
 
 
-def _broadcast(specs: Sequence[TensorSpec]) -> Shape | None:
-    """The shape of broadcast operands; None if it is not clear."""
-    made: list[Size] = []
-    for i in range(1, 1 + max((len(spec.shape) for spec in specs), default=0)):
-        sizes = {spec.shape[-i] for spec in specs if i <= len(spec.shape)} - {1}
-        if len(sizes) > 1:
-            return None
-        made.insert(0, sizes.pop() if sizes else 1)
-    return tuple(made)
-
-
 def _replaced(tree: Any, values: Mapping[Sym, Size], spec_of: Callable[[Any], TensorSpec | None]) -> Any:
     """Arguments with the symbols replaced."""
     if isinstance(tree, (list, tuple)):
@@ -254,12 +244,6 @@ def _replaced(tree: Any, values: Mapping[Sym, Size], spec_of: Callable[[Any], Te
     if spec is not None:
         return _Tensor(substitute(spec, values))
     return substitute(tree, values)
-
-
-def _named(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments, by name."""
-    defaults = {a.name: a.default_value for a in func._schema.arguments}
-    return {**defaults, **dict(zip(effects(func).names, args)), **kwargs}
 
 
 def _name(func: OpOverload) -> str:
@@ -276,7 +260,7 @@ def _check_count(
     make millions."""
     if _name(func) not in ("unbind", "split", "unsafe_split"):
         return
-    named = _named(func, args, kwargs)
+    named = named_arguments(func, args, kwargs)
     spec, dim = spec_of(named["self"]), named["dim"]
     if spec is None or not -len(spec.shape) <= dim < len(spec.shape):
         return
@@ -300,26 +284,23 @@ def _results(
     asked = _Asked(func, args, kwargs, device, spec_of)
     syms, specs, sizes = asked.syms, asked.specs, asked.sizes
     _check_count(func, args, kwargs, spec_of)
-    answers, given = [], []
-    for k in range(COUNT):
-        out, back = asked.answer(k)
-        if k == 0:
-            known = None if id(out) in back else _by_rule(asked, out)
-            if known is not None:
-                _check_itself(asked, known)
-                return known
-        answers.append(out)
-        given.append(back)
+    layouts = known_layout(func, args, kwargs, spec_of)
+    shapes = [spec.shape for spec in specs]
+    k = _of_a_call([*shapes, *_shapes(layouts)])
+    first = out, back = asked.answer(k)
+    known = None if id(out) in back or layouts is None else _by_rule(asked, layouts, out, k)
+    if known is not None:
+        _check_itself(asked, known)
+        return known
+    answers, given = zip(*(first if n == k else asked.answer(n) for n in range(COUNT)))
     declared = effects(func).results
     if declared and all(result.kind == "same" for result in declared):
         _check_itself(asked, None)
         written = tuple(effects(func).argument(result.arg, tuple(args), kwargs) for result in declared)
         return written[0] if len(written) == 1 else written
     name = _name(func)
-    named = _named(func, args, kwargs)
-    sizes += quotients(name, named, spec_of)
-    shape = _broadcast(specs) if torch.Tag.pointwise in func.tags else known_shape(name, named, spec_of)
-    shapes = [spec.shape for spec in specs]
+    sizes += quotients(name, named_arguments(func, args, kwargs), spec_of)
+    shape = next(_shapes(layouts), None)
     found = _Fit(name, candidates_of(specs, sizes), shape, shapes, syms, device, given).tree(answers)
     _check_itself(asked, found)
     for numbers in more_of(syms):
@@ -510,20 +491,37 @@ def _elements_with_results(func: OpOverload, given: list[Any], named: dict[str, 
     return elements((given, named, of_cpp(func, given, named)))
 
 
-def _by_rule(asked: _Asked, out: Any) -> Any:
-    """The result specs of a layout rule, if they match torch's (`out`) under the first assignment."""
-    if isinstance(out, tuple) and asked.func in OF_SEVERAL:
-        first = _by_rule(asked, out[0])
-        others = (make_spec(tuple(t.size()), t.stride(), t.dtype, asked.device) for t in out[1:])
-        return None if first is None else (first, *others)
+def _shapes(layouts: Layouts | None) -> Iterator[Shape]:
+    for layout in [layouts] if isinstance(layouts, tuple) else layouts or ():
+        if layout is not None:
+            yield layout[0]
+
+
+def _of_a_call(shapes: Sequence[Shape]) -> int:
+    """An assignment with sizes as in a call; the first if there is none."""
+    return next((k for k in range(COUNT) if _are_of_calls(shapes, lambda n, k=k: at(n, k))), 0)  # type: ignore[misc]
+
+
+def _by_rule(asked: _Asked, layouts: Layouts, out: Any, k: int) -> Any:
+    """The result specs with these layouts; None if they do not match torch's (`out`) under assignment k."""
+    if isinstance(layouts, tuple):
+        return _laid_out(asked, layouts, out, k)
+    if not isinstance(out, (list, tuple)) or len(out) != len(layouts):
+        return None
+    made = [None if o is None else _laid_out(asked, layout, o, k) for layout, o in zip(layouts, out)]
+    if any(spec is None and o is not None for spec, o in zip(made, out)):
+        return None
+    return made if isinstance(out, list) else tuple(made)
+
+
+def _laid_out(asked: _Asked, layout: Layout | None, out: Any, k: int) -> TensorSpec | None:
     if not isinstance(out, torch.Tensor) or out.is_conj() or out.is_neg():
         return None
-    layout = known_layout(asked.func, asked.args, asked.kwargs, asked.spec_of)
-    if layout is None:
+    shape, stride, offset = layout or (tuple(out.size()), out.stride(), 0)
+    if stride is None:
         return None
-    shape, stride, offset = layout
     said = out.size(), out.stride(), out.storage_offset()
-    if (tuple(at(n, 0) for n in shape), tuple(at(n, 0) for n in stride), at(offset, 0)) != said:
+    if (tuple(at(n, k) for n in shape), tuple(at(n, k) for n in stride), at(offset, k)) != said:
         return None
     return make_spec(shape, stride, out.dtype, asked.device, offset)
 

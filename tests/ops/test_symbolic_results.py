@@ -58,7 +58,7 @@ def test_what_is_one_for_all_that_is_tried_is_not_taken_for_one() -> None:
     """`3 // n + 1` is 1 but for small sizes, and of windows that move by 3 there are two."""
     few = make_spec((1, 2, 3 // B + 1), (6, 3, 1), torch.float32, CPU)
     with pytest.raises(NeedsFixedSize):
-        results(aten.squeeze.dim, (few, 0), {}, CPU, spec_of)
+        results(aten.squeeze_copy.dim, (few, 0), {}, CPU, spec_of)
     rows = make_spec((1, B // 1024 + 1, 4), (4 * (B // 1024 + 1), 4, 1), torch.float32, CPU)
     found = results(aten.squeeze.dim, (rows, 0), {}, CPU, spec_of)
     assert (found.shape, found.stride) == ((B // 1024 + 1, 4), (4, 1))

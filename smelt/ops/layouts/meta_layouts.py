@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import torch
 
 from smelt import _native
 from smelt.graph.pytree import leaves, map_leaves
+from smelt.graph.symbolic_strides import like_stride, suggests_channels_last
 from smelt.torch_private import OpOverload, storage_at
 
 META = torch.device("meta")
@@ -94,45 +94,18 @@ def like(
     pin_memory: Any = None,
     memory_format: torch.memory_format | None = None,
 ) -> Any:
-    """Layouts of `zeros_like` and the like: torch is asked, with uninitialized tensors, unless the answer is clear."""
+    """Layouts of `zeros_like` and the like."""
     memory_format = torch.preserve_format if memory_format is None else memory_format
-    if memory_format == torch.contiguous_format:
-        return fresh(x.shape, dtype or x.dtype)
-    if memory_format == torch.preserve_format and x.numel() > _MANY:
-        stride = x.stride() if is_dense(x) else dense_stride(x)
-        return torch.empty_strided(x.shape, stride, dtype=dtype or x.dtype, device=META)
-    return to_meta(torch.empty_like(uninitialized(x), dtype=dtype, memory_format=memory_format))
-
-
-def dense_stride(x: torch.Tensor) -> tuple[int, ...]:
-    """The strides of `empty_like(x)` for large tensors with gaps: torch is asked about a small one with gaps whose
-    sizes and strides have the same order, which determines the order of the dimensions."""
-    sizes, strides = (sorted({0, 1, *given}) for given in (x.shape, x.stride()))
-    small = torch.empty_strided([sizes.index(n) for n in x.shape], [2 * strides.index(n) for n in x.stride()])
-    order = torch.empty_like(small).stride()
-    return tuple(prod(n for n, inner in zip(x.shape, order) if n > 1 and inner < outer) for outer in order)
-
-
-def is_dense(x: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps, in any order of the dimensions."""
-    step = 1
-    for size, stride in sorted(zip(x.shape, x.stride()), key=lambda pair: pair[1]):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
+    if memory_format != torch.preserve_format:
+        return torch.empty(x.shape, dtype=dtype or x.dtype, device=META, memory_format=memory_format)
+    stride = like_stride(x.shape, x.stride())
+    return torch.empty_strided(x.shape, stride, dtype=dtype or x.dtype, device=META)  # type: ignore[arg-type]
 
 
 def suggested_format(x: torch.Tensor) -> torch.memory_format:
     """`Tensor::suggest_memory_format` of C++: channels last if the strides grow in that order."""
-    if x.dim() not in (4, 5) or not x.numel() or x.stride(1) == 0:
+    if not suggests_channels_last(x.shape, x.stride()):
         return torch.contiguous_format
-    least = 0
-    for d in (1, *range(x.dim() - 1, 1, -1), 0):
-        step = x.stride(d)
-        if step < least or (d == 0 and least == x.stride(1)):
-            return torch.contiguous_format
-        least = step * max(x.size(d), 1)
     return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from smelt.graph.pytree import leaves, map_leaves
-from smelt.ops.layouts.meta_layouts import META, is_dense
+from smelt.graph.symbolic_strides import is_dense
+from smelt.ops.layouts.meta_layouts import META
 
 Order = tuple[int, ...]  # dimensions, those of the largest strides first
 
@@ -48,7 +49,7 @@ def compared(found: Any, said: Any, fixed: Set[int]) -> Seen | None:
                 return None
             how = a
         elif a.stride() != b.stride():
-            if not is_dense(a) or min(a.shape) < 2:
+            if not is_dense(a.shape, a.stride()) or min(a.shape) < 2:
                 return None
             how = tuple(sorted(range(a.dim()), key=a.stride, reverse=True))
         made.append((a.dtype, how))
