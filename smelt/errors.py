@@ -28,8 +28,8 @@ class NeedsFixedSize(Unsupported):
     """Something works for fixed sizes only: `symbols` (`shapes.expr.Sym`) are to be numbers. A capture begins again without
     them, so users do not see it. `now`: it is due to the numbers that they are in this call. `divisors`: it may be enough
     that each of these symbols is a multiple of a number, or always leaves the same remainder. `ranges`: or in a range, in
-    this call. `alike`: it is enough that these, which are the same number in this call, are one symbol. `follows`: or that
-    each of these is computed from others, in this way."""
+    this call. `equal`: it is enough that these, which are the same number in this call, are one symbol. `derived`: or that
+    each of these is an expression over others."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class NeedsFixedSize(Unsupported):
         now: bool = False,
         divisors: Mapping[Any, int] | None = None,
         ranges: Mapping[Any, tuple[int, int]] | None = None,
-        alike: frozenset[Any] = frozenset(),
-        follows: Mapping[Any, Any] | None = None,
+        equal: frozenset[Any] = frozenset(),
+        derived: Mapping[Any, Any] | None = None,
     ) -> None:
         super().__init__(Reason(INTERNAL, why))
         self.symbols = symbols
         self.now = now
         self.divisors = divisors or {}
         self.ranges = ranges or {}
-        self.alike = alike
-        self.follows = follows or {}
+        self.equal = equal
+        self.derived = derived or {}
         self.sources: tuple[str, ...] = ()  # the same sizes, where the program found them
 
     def __repr__(self) -> str:

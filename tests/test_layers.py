@@ -41,6 +41,7 @@ ORDER = Layers(
             "shapes",
             "runtime",
             "native",
+            "recompile_limits",
             "config",
             "errors",
             "reasons",

@@ -7,7 +7,6 @@ autograd sees them as views (`mutation_view_epilogue.py`).
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +29,7 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_overrides import edited
 from smelt.graph.ir import Graph, TensorSpec, argument_nodes
+from smelt.recompile_limits import LocalSpecializations
 from smelt.runtime.fork_locks import BACKWARD, hold_at_fork
 from smelt.runtime.gc_pause import collections_postponed
 from smelt.shapes.expr import Sym, Values
@@ -76,9 +76,8 @@ def compile_joint(
     forward = compile_graph(parts.forward, frozenset(), symbols)
     symbolic: dict[tuple[frozenset[int], bool], Callable[[Values], Compiled] | None] = {}  # needs `_lock`
 
-    # When a backward compiles, capture can no longer specialize its sizes. Without code for all sizes it is specialized
-    # here, as often as a function may have entries; then it runs eagerly.
-    specializations = itertools.count()
+    # When a backward compiles, capture can no longer specialize its sizes: without code for all sizes it does so itself.
+    specializations = LocalSpecializations(config)
 
     def symbolic_backward(undefined: frozenset[int], in_one: bool) -> Callable[[Values], Compiled] | None:
         """The backward for all sizes; None where there is no code for it."""
@@ -104,7 +103,7 @@ def compile_joint(
             if loader is not None:
                 return loader(values)
             graph, donated = backward_at(values, undefined, in_one)
-            if values and next(specializations) >= config.recompile_limit:
+            if values and not specializations.allow_another():
                 return run_eagerly(graph, donated)
             return compile_graph(graph, donated, ())({})
 

@@ -11,7 +11,6 @@ Fixed and symbolic sizes take the same way. For symbolic sizes, `size_dispatch.p
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +35,7 @@ from smelt.graph.ir import Graph, TensorSpec
 from smelt.graph.subgraphs import depends_inside
 from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.plan.steps import CPU
+from smelt.recompile_limits import LocalSpecializations
 from smelt.schedule.schedule import Schedule
 from smelt.shapes.expr import Sym, Values
 from smelt.shapes.substitute import substitute
@@ -251,15 +251,15 @@ def _compile_subgraph(compiler: TraceCompiler, graph: Graph, sizes: Mapping[Sym,
     """Compiles a subgraph between operators that produce unbacked sizes.
 
     These sizes are known only while the graph runs, so capture cannot specialize them. A subgraph without code for all sizes
-    is specialized here, as often as a function may have entries; then it runs eagerly.
+    is specialized here.
     """
     if not sizes:
         return compiler.compile(graph, _run_eagerly)({})
-    specializations = itertools.count()
+    specializations = LocalSpecializations(compiler.config)
 
     def specialize(values: Values) -> Compiled:
         concrete = substitute(graph, values)
-        if next(specializations) < compiler.config.recompile_limit:
+        if specializations.allow_another():
             return compiler.compile(concrete, _run_eagerly)({})
         return eager_fallback(concrete)
 

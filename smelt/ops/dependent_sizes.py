@@ -32,7 +32,7 @@ def required(
     return next((some for some in islice(independent, _MOST_TRIED) if accepted(some)), {})
 
 
-def joined(relations: Relations) -> frozenset[Sym]:
+def equal_symbols(relations: Relations) -> frozenset[Sym]:
     """The symbols that the first relation makes equal, with all symbols equal to them; empty if it does not."""
     first = next(iter(relations.values()), None)
     if not isinstance(first, Sym):

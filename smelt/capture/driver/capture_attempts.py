@@ -182,20 +182,15 @@ def _specialize_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -
     Specializes the sizes that prevented the capture, unless facts about them (equal or derived sizes, divisors, ranges)
     may suffice; all if they are unknown."""
     assert isinstance(failed.error, NeedsFixedSize)
-    sizes = attempt.sizes
-    for known in (
-        sizes.with_equal(failed.equal).with_derived(failed.derived),
-        sizes.with_divisors(failed.divisors),
-        sizes.with_ranges(failed.ranges),
-    ):
-        if known != sizes:
-            return replace(start, sizes=known)
-    # The sizes of a derived size may have changed in several ways, of which the next call shows more.
-    now = failed.error.now or bool(failed.derived)
-    specialized = sizes.specializing(failed.sizes, now) if failed.sizes else NO_SYMBOLIC_SIZES
-    if specialized == sizes:  # it did not help
-        specialized = NO_SYMBOLIC_SIZES
-    return replace(start, sizes=specialized) if specialized != sizes else None
+    sizes = attempt.sizes.weakened(
+        failed.sizes,
+        failed.error.now,
+        equal=failed.equal,
+        derived=failed.derived,
+        divisors=failed.divisors,
+        ranges=failed.ranges,
+    )
+    return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 
 
 @_rule(Exception, persists=True)

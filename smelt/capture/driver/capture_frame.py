@@ -205,7 +205,7 @@ def equal_sizes(env: Environment, error: Exception) -> frozenset[Path]:
     """The paths of the sizes that only need to share a symbol."""
     if not isinstance(error, NeedsFixedSize) or env.sizes.needed:
         return frozenset()
-    return frozenset[Path]().union(*env.sizes.paths_of(error.alike))
+    return frozenset[Path]().union(*env.sizes.paths_of(error.equal))
 
 
 def derived_sizes(vm: VM, error: Exception) -> frozenset[tuple[Path, Size]]:
@@ -215,7 +215,7 @@ def derived_sizes(vm: VM, error: Exception) -> frozenset[tuple[Path, Size]]:
     if not isinstance(error, NeedsFixedSize) or symbols is None or sizes.needed:
         return frozenset()
     derived: set[tuple[Path, Size]] = set()
-    for sym, size in error.follows.items():
+    for sym, size in error.derived.items():
         paths = {s: sizes.paths_of_full_size(s) for s in (sym, *free_syms(size)) if s in symbols.hints}
         if not all(paths.values()):
             continue  # unbacked, or only a factor of a size

@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
-from smelt import _native, events
+from smelt import _native, events, recompile_limits
 from smelt._native import isinstance
 from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, Record, wrap
 from smelt.capture.driver.cache_misses import explain_cache_miss, recompile_limit_reason
@@ -268,9 +268,9 @@ class FrameCompiler:
         """Add an entry for the frame, or for its instructions before a graph break. Returns the final error, if any."""
         record = self.record
         why = self._explain_cache_misses(slots)
-        if len(record.entries) >= self.config.recompile_limit:
+        if recompile_limits.is_reached(len(record.entries), self.config):
             return Unsupported(recompile_limit_reason(record, why, fn.__code__))
-        if not self.fullgraph and 2 * len(record.entries) >= self.config.recompile_limit:
+        if not self.fullgraph and recompile_limits.is_near(len(record.entries), self.config):
             # Each path between two breaks has a graph. From now on paths end at the loop's head, which bounds their number.
             record.start = replace(record.start, looks_ahead=False, guards_conditions=False)
         if not record.entries:  # a resume function inherits the dynamic sizes of its function

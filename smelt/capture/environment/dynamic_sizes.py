@@ -78,16 +78,13 @@ class DynamicSizes:
         marks, policy = marks_of(tensor), self.symbol_sources.policy
         for dim, size in enumerate(facts.shape):
             at, mark = size_source(source, dim), marks.get(dim)
-            is_dynamic = self._includes(at, size, tensor) if mark is None else mark.dynamic
-            if not is_dynamic or size < 2:
-                continue
-            low, high = policy.range(at.path, size)
-            if has_layout and not policy.is_specialized(at.path) and low < high:
-                if policy.was_one(at.path) or (mark is not None and mark.min == 1):
+            choice = policy.choice(at.path, size, isinstance(tensor, torch.nn.Parameter), mark, has_layout)
+            if choice == "refused":
+                self.refused[at] = size
+            elif choice == "symbolic":
+                if policy.may_be_one(at.path, mark):
                     self.may_be_one.add(at.path)
                 yield dim, at, mark
-            elif mark is not None:
-                self.refused[at] = size
 
     def _includes(self, at: Source, size: int, tensor: torch.Tensor) -> bool:
         return self.symbol_sources.policy.includes(at.path, size, isinstance(tensor, torch.nn.Parameter))

@@ -1,11 +1,30 @@
-"""Policy for symbolic sizes: which sizes a capture makes symbolic, from the user's options, the sizes observed in earlier
-calls, and the specializations that earlier attempts needed."""
+"""Policy for symbolic sizes: which sizes are symbols, which are specialized, and when smelt stops recompiling.
+
+1. Sizes of 0 and 1 are specialized. The graph for sizes from 2 on serves 0 or 1 too where a second capture records the same
+   graph (`capture/driver/zero_one_specialization.py`).
+2. A mark decides for its size (`smelt/size_marks.py`). Of others none is a symbol with `dynamic=False`; all are with
+   `dynamic=True`, except those of parameters; by default those that differ between calls, and in a resume function those
+   that equal a symbolic size of its function (`SymbolicSizes.choice`).
+3. Equal sizes of several tensors share a symbol, those of one tensor do not (`SymbolSources.find_equal`).
+4. An operation without code for all sizes raises `NeedsFixedSize`, and the capture starts again with the first of these
+   facts that is new: sizes are equal or derived from others, have a known remainder, lie in a range, are specialized
+   (`SymbolicSizes.weakened`). A specialized size becomes symbolic once more when it, or another size of its tensor,
+   changes.
+5. A function has up to `recompile_limit` entries; further calls run eagerly. From half of them on it gets short graphs
+   (`smelt/recompile_limits.py`). Entries that a later one covers are evicted (`capture/driver/entry_eviction.py`).
+6. Unbacked sizes, and all sizes when a backward compiles, are known too late for capture. Subgraphs of graphs with unbacked
+   sizes (`backends/unbacked_subgraphs.py`) and backwards (`autograd/compile_joint.py`) without code for all sizes specialize
+   by themselves, `recompile_limit` times; then they run eagerly.
+
+This module holds 2 to 4, as data about the sizes of one function.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from smelt._native import isinstance
 from smelt.guards.source import Source
@@ -89,6 +108,30 @@ class SymbolicSizes:
             return replace(self, specialized_now=self.specialized_now | specialized, distinct=distinct)
         return replace(self, specialized=self.specialized | specialized, distinct=distinct)
 
+    def weakened(
+        self,
+        groups: Collection[frozenset[Path]],
+        now: bool,
+        *,
+        equal: frozenset[Path],
+        derived: frozenset[tuple[Path, Size]],
+        divisors: Iterable[tuple[Path, int]],
+        ranges: Iterable[tuple[Path, Range]],
+    ) -> SymbolicSizes:
+        """The policy of the next attempt, after one needed a number: with facts about the sizes that may suffice, else with
+        the sizes of these groups of paths specialized (in this call only if `now`), or all sizes if that is not enough."""
+        known = (
+            self.with_equal(equal).with_derived(derived),
+            self.with_divisors(divisors),
+            self.with_ranges(ranges),
+        )
+        found = next((sizes for sizes in known if sizes != self), None)
+        if found is not None:
+            return found
+        # The sizes of a derived size may have changed in several ways, of which the next call shows more.
+        specialized = self.specializing(groups, now or bool(derived))
+        return specialized if specialized != self else NO_SYMBOLIC_SIZES
+
     def _share_symbol(self, paths: set[Path]) -> bool:
         """Whether the sizes at these paths are always equal: some must be, or all have expressions over other symbols."""
         return not self._equal.keys().isdisjoint(paths) or paths <= self._expressions.keys()
@@ -161,6 +204,19 @@ class SymbolicSizes:
         """Whether any unmarked size is symbolic."""
         return self.all_dynamic or bool(self.observed or self.dynamic_values or self._expressions)
 
+    def choice(
+        self, path: Path, size: int, is_parameter: bool, mark: Mark | None, has_layout: bool
+    ) -> Literal["symbolic", "specialized", "refused"]:
+        """What becomes of the size at this path, now `size`; `refused`: specialized although it is marked as dynamic.
+        `has_layout`: the strides of its tensor follow from sizes."""
+        is_dynamic = self.includes(path, size, is_parameter) if mark is None else mark.dynamic
+        if not is_dynamic or size < 2:
+            return "specialized"
+        low, high = self.range(path, size)
+        if has_layout and not self.is_specialized(path) and low < high:
+            return "symbolic"
+        return "specialized" if mark is None else "refused"
+
     def includes(self, path: Path, size: int, is_parameter: bool) -> bool:
         """Whether the size at this path, now `size`, is symbolic; `is_parameter`: its tensor is a parameter."""
         if self.is_specialized(path):
@@ -180,9 +236,9 @@ class SymbolicSizes:
         known = self._equal.get(path) or (expression if isinstance(expression, Expr) else None)
         return known or self._earlier.get(path, frozenset()) - {ANY, ANY_OR_ONE}
 
-    def was_one(self, path: Path) -> bool:
-        """Whether the size at this path was 1 in an earlier capture."""
-        return 1 in self._earlier.get(path, ())
+    def may_be_one(self, path: Path, mark: Mark | None) -> bool:
+        """Whether the graph is to serve size 1 at this path too: it was 1 in an earlier capture, or its mark allows 1."""
+        return 1 in self._earlier.get(path, ()) or (mark is not None and mark.min == 1)
 
     def merges_within_tensor(self, path: Path) -> bool:
         """Whether the size at this path shares its symbol with equal sizes of the same history in the same tensor, too."""

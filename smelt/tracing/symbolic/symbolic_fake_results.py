@@ -14,7 +14,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.operator_effects import DeclaredResult, Effects
 from smelt.graph.pytree import leaves
 from smelt.graph.sample_sizes import hinted
-from smelt.ops.dependent_sizes import joined, lists_of_sizes, required, with_found_out
+from smelt.ops.dependent_sizes import equal_symbols, lists_of_sizes, required, with_found_out
 from smelt.ops.symbolic_results import accepts, culprits, required_sizes, results
 from smelt.reasons import (
     DATA_DEPENDENT,
@@ -101,16 +101,16 @@ class SymbolicCall:
         except NeedsFixedSize as error:
             if self.info.dynamic_shape and "meta tensor" in str(error):
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
-            syms, follows = self.symbols, dict[Sym, Size]()
+            syms, derived = self.symbols, dict[Sym, Size]()
             if len(syms) > 1:
                 hints = {s: self.inputs.hint(s) for s in self.symbols}
                 syms = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints) or self.symbols
-                follows = self._dependent_sizes(args, kwargs, hints)
-            one = joined(follows)
-            follows = {sym: size for sym, size in follows.items() if sym not in one}
+                derived = self._dependent_sizes(args, kwargs, hints)
+            equal = equal_symbols(derived)
+            derived = {sym: size for sym, size in derived.items() if sym not in equal}
             divisors, ranges = self._divisors(args, kwargs, syms), self._ranges(args, kwargs, syms)
             raise NeedsFixedSize(
-                error.reason.detail, syms, divisors=divisors, ranges=ranges, alike=one, follows=follows
+                error.reason.detail, syms, divisors=divisors, ranges=ranges, equal=equal, derived=derived
             ) from error
 
     def _dependent_sizes(self, args: Args, kwargs: Kwargs, hints: dict[Sym, int]) -> dict[Sym, Size]:
