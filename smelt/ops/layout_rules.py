@@ -321,6 +321,22 @@ def _batch_norm(x: TensorSpec, *_: object) -> Layouts | None:
     return [(x.shape, format_stride(x.shape, x), 0), None, None]
 
 
+def _batch_norm_functional(x: TensorSpec, *_: object) -> Layouts | None:
+    made = _batch_norm(x)
+    return [*made, None, None] if isinstance(made, list) else None
+
+
+def _batch_norm_backward(grad: TensorSpec, x: TensorSpec, *_: object) -> Layouts | None:
+    return _batch_norm(x) if grad.shape == x.shape else None
+
+
+def _layer_norm_backward(
+    grad: TensorSpec, x: TensorSpec, normalized: Sequence[Size], *_: object
+) -> Layouts | None:
+    fits = grad.shape == x.shape and all(isinstance(n, int) for n in normalized)
+    return [_dense(x.shape), None, None] if fits else None
+
+
 def _group_norm(
     x: TensorSpec,
     weight: object,
@@ -515,6 +531,9 @@ _RULES: dict[Any, Rule] = {
     aten.native_group_norm.default: _group_norm,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.cat.default: _cat,
     aten.stack.default: _stack,
     aten.constant_pad_nd.default: _pad,

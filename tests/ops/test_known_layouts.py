@@ -160,6 +160,13 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.native_layer_norm.default, (turned(S, T, 4), (4,), dense(4), None, 1e-5), {}),
     (aten.native_group_norm.default, (dense(S, 4, T), None, None, S, 4, T, 2, 1e-5), {}),
     (aten._native_batch_norm_legit.default, (IMAGES, *[dense(4)] * 4, True, 0.1, 1e-5), {}),
+    (aten._native_batch_norm_legit_functional.default, (IMAGES, *[dense(4)] * 4, True, 0.1, 1e-5), {}),
+    (aten.native_batch_norm_backward.default, (IMAGES, IMAGES, *[dense(4)] * 5, True, 1e-5, MASK), {}),
+    (
+        aten.native_layer_norm_backward.default,
+        (X, X, (4,), dense(S, T, 1), dense(S, T, 1), dense(4), dense(4), MASK),
+        {},
+    ),
     (aten.cat.default, ([X, X, dense(0)], 1), {}),
     (aten.cat.default, ([IMAGES, channels_last(S, 3, T, T)], 1), {}),
     (aten.cat.default, ([IMAGES, dense(S, 3, T, T)], -3), {}),
