@@ -170,22 +170,14 @@ def memory_of_outputs(graph: Graph) -> set[Node]:
     """Nodes whose memory an output may share."""
     reach: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node.op == "output" or (node in reach and _returns_alias(node)):
+        if node.op == "output" or (node in reach and (node.target is operator.getitem or is_view(node))):
             reach.update(argument_nodes(node))
     return reach
 
 
-def _returns_alias(node: Node) -> bool:
-    """Whether a result may share the memory of an argument."""
-    if node.target is operator.getitem:
-        return True
-    return type(node.target) is OpOverload and effects(node.target).shares_memory
-
-
 def is_view(node: Node) -> bool:
-    """Whether the results are in the memory of the first argument."""
-    is_operator = isinstance(node.target, OpOverload)
-    return is_operator and (effects(node.target).view or node.target is torch.ops.aten._unsafe_view.default)
+    """Whether a result may be in the memory of an argument that the operator does not write."""
+    return type(node.target) is OpOverload and effects(node.target).shares_memory
 
 
 def viewed(node: Node) -> Iterator[Node]:
