@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from smelt.autograd.recompute_formulas import NodeBuilder
 from smelt.autograd.save_costs import Memory
 from smelt.graph.ir import Node, NumberSpec, TensorSpec, map_nodes
 from smelt.ops.node_builders import CLONE
+from smelt.rewrites.graph_rewriter import NodeBuilder
 from smelt.tracing.backward.joint import Joint
 
 
@@ -35,8 +35,7 @@ class DefensiveCopies:
                 self.copies[copy] = node
             else:
                 args, kwargs = (map_nodes(a, self._copy_or_self) for a in (node.args, node.kwargs))
-                name = builder.name(f"{node.name}_copy")
-                copy = Node(node.op, node.target, args, kwargs, name, node.spec, node.line, node.source)
+                copy = builder.emit(node.target, args, kwargs, node.spec, f"{node.name}_copy")
                 self.views.add(copy)
             self.copy_of[node] = copy
 

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 
 from smelt.autograd.defensive_copies import DefensiveCopies
 from smelt.autograd.recompute_classes import class_of
-from smelt.autograd.recompute_formulas import Formula, NodeBuilder, Provision, formula, items_of, replacement
+from smelt.autograd.recompute_formulas import Formula, Provision, formula, items_of, replacement
 from smelt.autograd.rng_replay import replay_draw
 from smelt.autograd.save_costs import NO_HINTS, Hints, Memory, SaveOption
 from smelt.autograd.softmax_statistics import statistics
@@ -19,6 +19,7 @@ from smelt.config import DEFAULT, Config
 from smelt.graph.graph_passes import has_effect
 from smelt.graph.ir import Node, argument_nodes
 from smelt.ops.recompute_rules import Class
+from smelt.rewrites.graph_rewriter import NodeBuilder
 from smelt.tracing.backward.joint import Joint
 
 LONGEST_CHAIN = 4

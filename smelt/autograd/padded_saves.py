@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from smelt.autograd.partition import Partition, Saved
 from smelt.cost_model import Costs
-from smelt.graph.ir import Graph, Node, TensorSpec, free_name, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, map_nodes
 from smelt.rewrites.aligned_gemm import align_products
+from smelt.rewrites.graph_rewriter import GraphRewriter
 from smelt.shapes.expr import numel, static
 
 
@@ -35,26 +36,16 @@ def _reading_padded(backward: Graph, wider: Mapping[int, Sequence[Node]]) -> Gra
     values."""
     if not wider:
         return backward
-    graph = Graph("aten")
-    graph.constants = dict(backward.constants)
-    names = {node.name for node in backward}
-    current: dict[Node, Node] = {}
-    added: list[Node] = []
-    for index, node in enumerate(backward.placeholders):
-        placeholder = current[node] = replace(node)
-        graph.nodes.append(placeholder)
-        if index in wider:
-            first, *_ = wider[index]
-            placeholder.spec = first.args[0].spec
-            read = {first.args[0]: placeholder}
-            for step in wider[index]:
-                name = free_name(f"{node.name}_part", names)
-                read[step] = replace(step, args=map_nodes(step.args, read.__getitem__), name=name)
-                added.append(read[step])
-            current[node] = added[-1]
-    graph.nodes += added
+    writer = GraphRewriter(backward, "part")
+    padded = {node: wider[i] for i, node in enumerate(backward.placeholders) if i in wider}
+    for node in backward.placeholders:
+        writer.write(node, spec=padded[node][0].args[0].spec if node in padded else node.spec)
+    for node, steps in padded.items():
+        read = {steps[0].args[0]: writer.env[node]}
+        for step in steps:
+            name, args = writer.name(f"{node.name}_part"), map_nodes(step.args, read.__getitem__)
+            read[step] = writer.append(replace(step, args=args, name=name))
+        writer.env[node] = read[steps[-1]]
     for node in backward.nodes[len(backward.placeholders) :]:
-        args, kwargs = (map_nodes(x, current.__getitem__) for x in (node.args, node.kwargs))
-        current[node] = replace(node, args=args, kwargs=kwargs)
-        graph.nodes.append(current[node])
-    return graph
+        writer.copy(node)
+    return writer.finish().graph

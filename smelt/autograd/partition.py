@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from smelt.autograd.gradient_liveness import live_for
 from smelt.autograd.min_cut import Cut, within_budget
 from smelt.autograd.min_cut_problem import CutProblem
-from smelt.autograd.recompute_formulas import NodeBuilder
 from smelt.autograd.save_costs import NO_HINTS, Hints, Kind, SaveOption
 from smelt.config import Config
 from smelt.graph.graph_passes import extract, has_effect
@@ -23,6 +22,7 @@ from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_n
 from smelt.ops.may_raise import must_run
 from smelt.ops.node_builders import CLONE, converted
 from smelt.ops.symbolic_rules import STRIDED
+from smelt.rewrites.graph_rewriter import NodeBuilder
 from smelt.tracing.backward.joint import Joint
 
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from smelt.graph.ir import Node, TensorSpec, argument_nodes, free_name
+from smelt.graph.ir import Node, TensorSpec, argument_nodes
 from smelt.ops.linearity import is_linear
 from smelt.ops.node_builders import CLONE, FULL, converted, uninitialized
 from smelt.ops.registry import row
-from smelt.ops.result_specs import result_spec
+from smelt.rewrites.graph_rewriter import NodeBuilder
 
 aten = torch.ops.aten
 
@@ -62,43 +62,22 @@ class Replacement:
     always: bool = False
 
 
-class NodeBuilder:
-    """Creates nodes one after the other; `names` are those in use."""
+def replaces(new: Node, old: Node, make: NodeBuilder) -> bool:
+    """Give `new` the name of `old` and return True; False if the layout or precision would differ."""
+    if layout(new.spec) != layout(old.spec):
+        return False
+    make.rename(new, old.name)
+    return True
 
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
-        self.nodes: list[Node] = []
-        self.like: Node | None = None
 
-    def begin(self, like: Node) -> NodeBuilder:
-        """Start a new list of nodes, which belong to the line of `like`."""
-        self.nodes, self.like = [], like
-        return self
+def formula_from(make: NodeBuilder, result: Node, value: Node) -> Formula | None:
+    """The nodes of `make` as a formula of `value`, which `result` replaces; None if it may not."""
+    return Formula(tuple(make.nodes)) if replaces(result, value, make) else None
 
-    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        assert self.like is not None
-        stem = op._schema.name.split("::")[1].strip("_")
-        spec = result_spec(op, args, kwargs)
-        name = self.name(f"{stem}_recomputed")
-        node = Node("call_function", op, args, kwargs, name, spec, self.like.line, self.like.source)
-        self.nodes.append(node)
-        return node
 
-    def formula(self, result: Node, value: Node) -> Formula | None:
-        """The nodes as a formula of `value`, which `result` becomes; None if the layout or precision would differ."""
-        return Formula(tuple(self.nodes)) if self.renamed(result, value) else None
-
-    def renamed(self, new: Node, old: Node) -> bool:
-        """Give `new` the name of `old` and return True; False if the layout or precision would differ."""
-        if _layout(new.spec) != _layout(old.spec):
-            return False
-        self.names.discard(new.name)
-        new.name = old.name
-        return True
-
-    def name(self, stem: str) -> str:
-        """A name that is not in use."""
-        return free_name(stem, self.names)
+def layout(spec: TensorSpec) -> Any:
+    """The properties that a value shares with one that replaces it."""
+    return spec.shape, spec.stride, spec.dtype
 
 
 # ---- formulas
@@ -121,9 +100,9 @@ def formula(value: Node, items: _Items, make: NodeBuilder) -> Formula | None:
     if result is None:
         return None
     result = converted(make, result, value.spec.dtype)
-    if _layout(result.spec) != _layout(value.spec):  # pointwise operators keep a permuted layout
+    if layout(result.spec) != layout(value.spec):  # pointwise operators keep a permuted layout
         result = make(CLONE, result, memory_format=torch.contiguous_format)
-    return make.formula(result, value)
+    return formula_from(make, result, value)
 
 
 def arguments(call: Node) -> dict[str, Any]:
@@ -162,7 +141,7 @@ def _without_unread(node: Node, unread: Sequence[int]) -> Replacement | None:
     positions = [i for i in unread if isinstance(declared[i].type, torch.OptionalType)]
     spared = tuple(a for i in positions if isinstance(a := node.args[i], Node))
     args = tuple(None if i in positions else a for i, a in enumerate(node.args))
-    return Replacement(_with_arguments(node, args), spared, always=True) if positions else None
+    return Replacement(replace(node, args=args), spared, always=True) if positions else None
 
 
 def _filled(node: Node, number: Any, make: NodeBuilder, backward_only: BackwardOnly) -> Replacement | None:
@@ -179,7 +158,7 @@ def _filled(node: Node, number: Any, make: NodeBuilder, backward_only: BackwardO
         new = make(aten.new_zeros.default, tangent, size, **options)
     else:
         new = make(FULL, size, number, **options)
-    return Replacement(new, spared, always=True) if make.renamed(new, node) else None
+    return Replacement(new, spared, always=True) if replaces(new, node, make) else None
 
 
 def _only_tangent(values: Iterable[Node], backward_only: BackwardOnly) -> Node | None:
@@ -208,7 +187,7 @@ def _without_values(node: Node, index: int, make: NodeBuilder) -> Replacement | 
         return None
     empty = uninitialized(make, argument.spec)
     args = (*node.args[:index], empty, *node.args[index + 1 :])
-    return Replacement(_with_arguments(node, args), (argument,), extras=(empty,))
+    return Replacement(replace(node, args=args), (argument,), extras=(empty,))
 
 
 def _masked(node: Node, rule: Callable[..., Node], make: NodeBuilder) -> Replacement | None:
@@ -218,15 +197,7 @@ def _masked(node: Node, rule: Callable[..., Node], make: NodeBuilder) -> Replace
     mask = rule(make, value, *rest)
     masks = tuple(make.nodes)
     new = make(aten.where.ScalarSelf, mask, 0, gradient)
-    return Replacement(new, (value,), masks) if make.renamed(new, node) else None
-
-
-def _layout(spec: TensorSpec) -> Any:
-    return spec.shape, spec.stride, spec.dtype
-
-
-def _with_arguments(node: Node, args: tuple[Any, ...]) -> Node:
-    return Node(node.op, node.target, args, node.kwargs, node.name, node.spec, node.line, node.source)
+    return Replacement(new, (value,), masks) if replaces(new, node, make) else None
 
 
 def items_of(nodes: Iterable[Node]) -> dict[Node, _Items]:

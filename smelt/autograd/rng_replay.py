@@ -11,14 +11,13 @@ and the mask.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 
-from smelt.autograd.recompute_formulas import Formula, NodeBuilder, Provision
+from smelt.autograd.recompute_formulas import Formula, Provision, formula_from
 from smelt.config import Config
 from smelt.graph.ir import Node
 from smelt.graph.tensor_specs import make_spec
@@ -26,6 +25,7 @@ from smelt.ops.node_builders import uninitialized
 from smelt.ops.philox_order import blocks_that_draw
 from smelt.ops.random_numbers import dropped_out
 from smelt.ops.registry import row
+from smelt.rewrites.graph_rewriter import NodeBuilder
 from smelt.torch_private import OpOverload
 
 _LIBRARY = torch.library.Library("smelt", "FRAGMENT")
@@ -50,33 +50,23 @@ def _replay_dropout(
     result, mask = items.get(0), items.get(1)
     if mask is None or train is not True or not 0 < p < 1 or not x.spec.dtype.is_floating_point:
         return None
-    by_value = (
-        x.spec.device.type == "cuda" and not config.cuda_graphs
-    )  # a CUDA graph replay would not change it
+    # A CUDA graph replay would not change a number that is passed by value.
+    by_value = x.spec.device.type == "cuda" and not config.cuda_graphs
     blocks = blocks_that_draw(x.spec.device) if by_value else 0
     if not blocks or any(type(n) is not int or not n for n in x.spec.shape):
         return None
     make.begin(node)
     number = make_spec((), (), torch.int64, torch.device("cpu"))
-    state = _node(
-        node, torch.ops.smelt.philox_offset.default, (0, x.spec.device), make.name("rng_state"), (number,) * 2
-    )
-    seed, offset = (
-        _node(node, operator.getitem, (state, k), make.name(name), number)
-        for k, name in enumerate(("seed", "offset"))
-    )
+    smelt = torch.ops.smelt
+    state = make.emit(smelt.philox_offset.default, (0, x.spec.device), {}, (number, number), "rng_state")
+    seed, offset = make.item(state, 0, "seed"), make.item(state, 1, "offset")
     layout = list(x.spec.shape), list(x.spec.stride), x.spec.offset, x.spec.dtype, x.spec.device
-    drawn = _node(
-        node, torch.ops.smelt.dropout_mask.default, (seed, offset, *layout, blocks, p), mask.name, mask.spec
-    )
-    formulas = {mask: Formula((drawn,))}
-    if result is not None and (dropped := make.formula(dropped_out(make, x, mask, p), result)):
+    drawn = make.emit(smelt.dropout_mask.default, (seed, offset, *layout, blocks, p), {}, mask.spec)
+    formulas = {mask: Formula((make.rename(drawn, mask.name),))}
+    make.begin(node)
+    if result is not None and (dropped := formula_from(make, dropped_out(make, x, mask, p), result)):
         formulas[result] = dropped
     return Provision((state, seed, offset), (seed, offset), formulas, WHY)
-
-
-def _node(like: Node, target: Any, args: tuple[Any, ...], name: str, spec: Any) -> Node:
-    return Node("call_function", target, args, {}, name, spec, like.line, like.source)
 
 
 def _replay_on_cpu(node: Node, make: NodeBuilder) -> Provision | None:
@@ -87,18 +77,13 @@ def _replay_on_cpu(node: Node, make: NodeBuilder) -> Provision | None:
     make.begin(node)
     source, *trailing = node.args
     size = torch.get_rng_state().numel()
-    state = Node(
-        *("call_function", STATE, (source,), {}, make.name("generator_state")),
-        *(make_spec((size,), (1,), torch.uint8, node.spec.device), node.line, node.source),
-    )
-    like = source
-    if redrawn == "like":
-        like = uninitialized(make, source.spec)
-    args = (state, like, *trailing)
-    drawn = Node(
-        "call_function", _replaying_operator(op), args, {}, node.name, node.spec, node.line, node.source
-    )
-    return Provision((state,), (state,), {node: Formula((*make.nodes, drawn))}, WHY)
+    spec_of_state = make_spec((size,), (1,), torch.uint8, node.spec.device)
+    state = make.emit(STATE, (source,), {}, spec_of_state, "generator_state")
+    make.begin(node)
+    like = uninitialized(make, source.spec) if redrawn == "like" else source
+    drawn = make.emit(_replaying_operator(op), (state, like, *trailing), {}, node.spec)
+    make.rename(drawn, node.name)
+    return Provision((state,), (state,), {node: Formula(tuple(make.nodes))}, WHY)
 
 
 @cache

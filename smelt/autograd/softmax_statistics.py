@@ -7,30 +7,38 @@ that the backward makes; both are two numbers per row, which the forward has.
 
 from __future__ import annotations
 
-from smelt.autograd.recompute_formulas import NodeBuilder, Provision, arguments
+from smelt.autograd.recompute_formulas import Provision, arguments, formula_from
 from smelt.config import Config
 from smelt.graph.ir import Node
 from smelt.ops.node_builders import converted
-from smelt.ops.registry import row
+from smelt.ops.registry import REGISTRY, row
+from smelt.rewrites.graph_rewriter import NodeBuilder
+from smelt.rewrites.patterns import Call, Capture, Match, Where
 
 LONG = 1024  # elements: for shorter rows, two numbers are not negligible, and another pass is cheap
 WHY = "statistics: two numbers a row that the forward has; its logarithms come back from them"
 
 
+def _has_long_rows(match: Match) -> bool:
+    shape = match["x"].spec.shape
+    return bool(shape) and all(type(n) is int and n for n in shape) and shape[match["dim"]] >= LONG
+
+
+_OPERATORS = {op for op, facts in REGISTRY.declared() if "statistics" in facts}
+OF_LONG_ROWS = Where(Call(_OPERATORS, Capture("x"), Capture("dim")), _has_long_rows)
+
+
 def statistics(node: Node, make: NodeBuilder, config: Config) -> Provision | None:
-    """How the result of an operator on rows follows from its input and statistics of each row. None for operators
+    """How the result of an operator on long rows follows from its input and statistics of each row. None for operators
     without statistics, and where memory matters more than work."""
+    if config.activation_memory_budget < 1 or OF_LONG_ROWS.first(node) is None:
+        return None
     known = row(node.target)
-    if known.statistics is None or known.from_statistics is None or config.activation_memory_budget < 1:
-        return None
-    x, dim, *_ = node.args
-    shape = x.spec.shape
-    if not shape or any(type(n) is not int or not n for n in shape) or shape[dim] < LONG:
-        return None
+    assert known.statistics is not None and known.from_statistics is not None
     make.begin(node)
     saved = known.statistics(make, *node.args)
     state = tuple(make.nodes)
     make.begin(node)
     result = known.from_statistics(make, arguments(node), dict(enumerate(saved, 1)))
-    formula = None if result is None else make.formula(converted(make, result, node.spec.dtype), node)
+    formula = None if result is None else formula_from(make, converted(make, result, node.spec.dtype), node)
     return None if formula is None else Provision(state, saved, {node: formula}, WHY)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from smelt.autograd.recompute_formulas import layout
 from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_passes import eliminate_dead, has_effect
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import make_spec
 from smelt.ops.linearity import is_zero_constant, linear_in
@@ -22,6 +23,7 @@ from smelt.ops.node_builders import FULL, MUL
 from smelt.ops.registry import row
 from smelt.ops.result_specs import result_spec
 from smelt.ops.symbolic_rules import STRIDED
+from smelt.rewrites.graph_rewriter import GraphRewriter
 from smelt.shapes.expr import bounds, free_syms
 from smelt.torch_private import OpOverload
 
@@ -30,41 +32,34 @@ _SIGNS: dict[object, int] = {operator.add: 1, operator.sub: -1}  # of the second
 
 def without_tangents(backward: Graph, undefined: frozenset[int]) -> Graph:
     """`backward` without the placeholders of the tangents `undefined` (0 is `tangents_1`), which are zero."""
-    return _Zeros(backward, {f"tangents_{k + 1}" for k in undefined}).run() if undefined else backward
+    return _Zeros(backward).run({f"tangents_{k + 1}" for k in undefined}) if undefined else backward
 
 
-class _Zeros:
+class _Zeros(GraphRewriter):
     """`values`: node of the old graph -> its copy, or None for a value that is zero."""
 
-    def __init__(self, backward: Graph, undefined: set[str]) -> None:
-        self.old = backward
-        self.new = Graph("aten")
-        self.new.constants = dict(backward.constants)
-        self.undefined = undefined
-        self.names = {n.name for n in backward}
+    def __init__(self, backward: Graph) -> None:
+        super().__init__(backward, "zero")
         self.values: dict[Node, Node | None] = {}
         self.defined: set[Node] = set()  # of the old graph: computed from defined tangents
         self.zeros: dict[Node, Node] = {}  # zero value -> a node that holds zeros
 
-    def run(self) -> Graph:
-        for node in self.old:
-            if node.op == "placeholder" and node.name in self.undefined:
+    def run(self, undefined: set[str]) -> Graph:
+        for node in self.original.nodes[:-1]:
+            if self.at(node).op == "placeholder" and node.name in undefined:
                 self.values[node] = None
-            elif node.op == "output":
-                self._end(node)
             elif node.op == "call_function" and self._reads_zero(node):
                 self.values[node] = self._simplified(node)
             else:
-                self.values[node] = self._copied(node)
-            if self.values.get(node) is not None and self._depends_on_tangents(node):
+                self.values[node] = self.copy(node, self._tensor)
+            if self.values[node] is not None and self._depends_on_tangents(node):
                 self.defined.add(node)
-        eliminate_dead(self.new)
-        return self.new
-
-    def _end(self, output: Node) -> None:
-        results = tuple(None if n is None else self.values[n] for n in output.args[0])
+        results = tuple(None if n is None else self.values[n] for n in self.original.output.args[0])
         specs = tuple(None if n is None else n.spec for n in results)
-        self.new.nodes.append(Node("output", "output", (results,), {}, "output", specs))
+        self.write(self.original.output, args=(results,), spec=specs)
+        graph = self.finish().graph
+        eliminate_dead(graph)  # also nodes that the original does not read
+        return graph
 
     def _is_zero(self, value: Any) -> bool:
         """Whether an argument is known to be zero."""
@@ -81,14 +76,14 @@ class _Zeros:
         if node.target is operator.getitem:
             return None
         if has_effect(node) or not isinstance(node.target, OpOverload):
-            return self._copied(node)
+            return self.copy(node, self._tensor)
         if row(node.target).on_numbers in _SIGNS and not self.defined.isdisjoint(argument_nodes(node)):
-            return self._other_operand(node) or self._copied(node)
+            return self._other_operand(node) or self.copy(node, self._tensor)
         does = effects(node.target)
         for names in linear_in(node.target, does):
             if all(self._is_zero(does.argument(name, node.args, node.kwargs)) for name in names):
                 return None
-        return self._other_operand(node) or self._copied(node)
+        return self._other_operand(node) or self.copy(node, self._tensor)
 
     def _other_operand(self, node: Node) -> Node | None:
         """The remaining operand of a sum with one zero operand, with the layout of the sum; None if it is not just the
@@ -99,11 +94,11 @@ class _Zeros:
         left, right = node.args
         operand = right if self.values[left] is None else left
         value, factor = self.values[operand], 1 if operand is left else sign * node.kwargs.get("alpha", 1)
-        if value is None or not _same_layout(value.spec, node.spec):
+        if value is None or layout(value.spec) != layout(node.spec):
             return None
         if factor == 1:
             return value
-        return self._emit(MUL, (value, factor), node.spec, node)
+        return self.emit(MUL, (value, factor), {}, node.spec)
 
     def _depends_on_tangents(self, node: Node) -> bool:
         if node.op == "placeholder":
@@ -112,49 +107,25 @@ class _Zeros:
 
     # ---- nodes
 
-    def _copied(self, node: Node) -> Node:
-        """A copy of the node; zero arguments become tensors of zeros."""
-        new = Node(node.op, node.target, (), {}, node.name, node.spec, node.line, node.source)
-        new.args = map_nodes(node.args, lambda a: self._tensor(a, node))
-        new.kwargs = map_nodes(node.kwargs, lambda a: self._tensor(a, node))
-        self.new.nodes.append(new)
-        return new
-
-    def _tensor(self, argument: Node, user: Node) -> Node:
+    def _tensor(self, argument: Node) -> Node:
+        """The copy of an argument, or a tensor of zeros."""
         value = self.values[argument] or self.zeros.get(argument)
         if value is None:
-            value = self.zeros[argument] = self._zeros_tensor(argument.spec, user)
+            value = self.zeros[argument] = self._zeros_tensor(argument.spec)
         return value
 
-    def _zeros_tensor(self, spec: TensorSpec, user: Node) -> Node:
+    def _zeros_tensor(self, spec: TensorSpec) -> Node:
         """A tensor of zeros with these strides."""
         options = {"dtype": spec.dtype, "device": spec.device}
         dense = result_spec(FULL, (list(spec.shape), 0), options)
         if dense.stride == spec.stride:
-            return self._emit(FULL, (list(spec.shape), 0), dense, user, options)
+            return self.emit(FULL, (list(spec.shape), 0), options, dense)
         for size in spec.shape:
             if not isinstance(size, int) and bounds(size)[0] < 1:
                 raise NeedsFixedSize(f"zeros of {size} elements, which may be none", free_syms(size))
         extent = 0 if 0 in spec.shape else 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
         flat = make_spec((extent,), (1,), spec.dtype, spec.device)
-        base = self._emit(FULL, ([extent], 0), flat, user, options)
+        base = self.emit(FULL, ([extent], 0), options, flat)
         shape, stride = list(spec.shape), list(spec.stride)
         laid_out = make_spec(spec.shape, spec.stride, spec.dtype, spec.device)
-        return self._emit(STRIDED, (base, shape, stride), laid_out, user)
-
-    def _emit(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        spec: Any,
-        user: Node,
-        kwargs: dict[str, Any] | None = None,
-    ) -> Node:
-        name = free_name(op._schema.name.split("::")[1], self.names)
-        node = Node("call_function", op, args, kwargs or {}, name, spec, user.line, user.source)
-        self.new.nodes.append(node)
-        return node
-
-
-def _same_layout(a: TensorSpec, b: TensorSpec) -> bool:
-    return (a.shape, a.stride, a.dtype) == (b.shape, b.stride, b.dtype)
+        return self.emit(STRIDED, (base, shape, stride), {}, laid_out)

@@ -51,9 +51,9 @@ class NodeBuilder:
         name, line, source = self.name(stem), self.like.line, self.like.source
         return self.append(Node("call_function", op, tuple(args), dict(kwargs), name, spec, line, source))
 
-    def item(self, call: Node, index: int) -> Node:
+    def item(self, call: Node, index: int, stem: str = "") -> Node:
         """A result of an operator with several."""
-        return self.emit(operator.getitem, (call, index), {}, call.spec[index])
+        return self.emit(operator.getitem, (call, index), {}, call.spec[index], stem)
 
     def append(self, node: Node) -> Node:
         """Add the node to the list."""
