@@ -116,11 +116,10 @@ def _copy(graph: Graph, values: Mapping[Sym, Size]) -> Graph:
     return copy_at(graph, values)[0]
 
 
-def argument_nodes(node: Node) -> Iterator[Node]:
+def argument_nodes(node: Node) -> list[Node]:
     """The nodes among a node's arguments, at any depth, with repetitions."""
-    yield from leaves(node.args, Node)
-    if node.kwargs:
-        yield from leaves(node.kwargs, Node)
+    found = leaves(node.args, Node)
+    return found + leaves(node.kwargs, Node) if node.kwargs else found
 
 
 def free_name(stem: str, taken: set[str]) -> str:

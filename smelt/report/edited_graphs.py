@@ -156,7 +156,7 @@ def _root(node: Node) -> Node:
         maker = node.args[0] if node.target is operator.getitem else node
         if not isinstance(maker.target, OpOverload) or not effects(maker.target).view:
             return node
-        node = next(argument_nodes(maker))
+        node = argument_nodes(maker)[0]
 
 
 def _aliases(graph: Graph) -> list[str | int | None]:

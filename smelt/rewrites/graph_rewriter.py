@@ -112,8 +112,11 @@ class GraphRewriter(NodeBuilder):
 
     def copy(self, node: Node, read: Callable[[Node], Node] | None = None) -> Node:
         """A copy of the original node that reads the new values of its arguments, by `read` or `env`."""
-        args, kwargs = (map_nodes(a, read or self.env.__getitem__) for a in (node.args, node.kwargs))
-        return self.write(node, args=args, kwargs=kwargs)
+        read = read or self.env.__getitem__
+        args, kwargs = map_nodes(node.args, read), map_nodes(node.kwargs, read) if node.kwargs else {}
+        new = Node(node.op, node.target, args, kwargs, node.name, node.spec, node.line, node.source)
+        self.env[node] = self.append(new)
+        return new
 
     def undo(self, length: int) -> None:
         """Remove all but the first `length` nodes."""

@@ -227,9 +227,7 @@ def _nodes(steps: Sequence[Step]) -> list[Node]:
 
 
 def match_attention(result: Node, maps: ElementMaps) -> Attention | None:
-    """The attention whose second product is `result`; None if it is another operation. Raises Refused."""
-    if result.target is not aten.bmm.default:
-        return None
+    """The attention whose second product is the `bmm` `result`; None if there is none. Raises Refused."""
     if not all(type(n) is int for x in (result, result.args[0]) for n in x.spec.shape):
         raise Refused("sizes are symbolic")
     return apply_first((Rule(ATTENTION, _attention),), result, maps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -16,7 +17,7 @@ from smelt.graph.graph_passes import base_of, memory_of_outputs, viewed
 from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.rewrites.attention.attention_bias import Bias, bias_of, check_bias, heads_of
 from smelt.rewrites.attention.attention_gradients import Gradients, gradients_of
-from smelt.rewrites.attention.attention_pattern import Attention, match_attention
+from smelt.rewrites.attention.attention_pattern import ATTENTION, Attention, match_attention
 from smelt.rewrites.attention.element_maps import ElementMaps
 from smelt.rewrites.graph_rewriter import GraphRewriter, Rewritten
 from smelt.rewrites.patterns import Refused
@@ -78,13 +79,13 @@ class _Pass(GraphRewriter):
         super().__init__(graph, "fused", backward)
         self.choose = choose
         self.maps = ElementMaps(graph.constants)
+        self.products = [node for node in graph if node.target in ATTENTION.operators]
         self.refused: list[tuple[Node, str]] = []
         self.calls: dict[Node, _Call] = {}  # by the result
-        self.returned = memory_of_outputs(graph)
         self.count = 0
 
     def run(self) -> Rewritten:
-        plans = {p.attention.result: p for p in map(self._planned, self.original) if p is not None}
+        plans = {p.attention.result: p for p in map(self._planned, self.products) if p is not None}
         starts = {self._start(p.gradients): p for p in plans.values() if p.gradients is not None}
         for node in self.original if plans else ():
             self.at(node)
@@ -113,8 +114,7 @@ class _Pass(GraphRewriter):
 
     def _start(self, gradients: Gradients) -> Node:
         """The first replaced product of the backward: all operands of the kernel's backward are computed before it."""
-        products = {n for n in gradients.inside if n.target is aten.bmm.default}
-        return next(n for n in self.original if n in products or n is gradients.of_v)
+        return next(n for n in self.products if n in gradients.inside or n is gradients.of_v)
 
     def _replace(self, node: Node, value: Node, factor: float = 1.0) -> None:
         """Map `node` to `value`, which has the same elements in the same order but for a factor."""
@@ -155,6 +155,11 @@ class _Pass(GraphRewriter):
     def _is_returned(self, node: Node) -> bool:
         """Whether the caller holds the value's memory, and may mutate it before the backward."""
         return not self.returned.isdisjoint(viewed(node))
+
+    @cached_property
+    def returned(self) -> set[Node]:
+        """The nodes whose memory an output may share."""
+        return memory_of_outputs(self.original)
 
     # ---- forward
 
