@@ -23,7 +23,7 @@ from smelt.graph.ir import Graph, Node
 from smelt.ops.registry import row
 from smelt.rewrites.aligned_gemm import PRODUCTS, is_view, nbytes, operands_of
 from smelt.rewrites.graph_rewriter import GraphRewriter
-from smelt.rewrites.patterns import Call, Capture, Match, Rule, Through, Where, apply_first, users_of
+from smelt.rewrites.patterns import Call, Capture, Match, Rule, Through, Where, apply_first
 from smelt.shapes.expr import Size, bounds, contiguous_stride, likely, static
 
 aten = torch.ops.aten
@@ -36,11 +36,11 @@ def in_chunks(graph: Graph, costs: Costs) -> Graph:
     """`graph` (aten level) with products chunked where that is profitable; the same object if there are none."""
     if costs.alignment is None:
         return graph
-    users = users_of(graph)
-    copied = [found for node in graph if (found := apply_first(_RULES, node, users)) is not None]
+    rewriter = _Rewriter(graph, "part")  # its `users` are facts that few graphs need
+    copied = [found for node in graph if (found := apply_first(_RULES, node, rewriter)) is not None]
     ends = {c: _ends(c, costs.alignment) for c in copied if _is_cut_where_symbolic(c)}
     chunks = {c.clone: (c, at) for c, at in ends.items() if at is not None}
-    return _Rewriter(graph, "part").run(chunks) if chunks else graph
+    return rewriter.run(chunks) if chunks else graph
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,16 @@ class _CopiedProduct:
 
 
 def _is_read_once_without_steps(match: Match) -> bool:
-    return len(match.facts[match["node"]]) == 1 and len(match["node"].args) == 4
+    return len(match["node"].args) == 4 and len(match.facts.users[match["node"]]) == 1
 
 
 def _is_dense_copy_in_memory(match: Match) -> bool:
-    product, copy, users = match["product"], match["node"], match.facts
+    product, copy = match["product"], match["node"]
     dense = all(n.spec.stride == contiguous_stride(n.spec.shape) for n in (product, copy))
-    return dense and bool(match["slices"]) and len(users[product]) == 1 and _is_in_memory(copy, users)
+    if not dense or not match["slices"]:
+        return False
+    users = match.facts.users
+    return len(users[product]) == 1 and _is_in_memory(copy, users)
 
 
 def _is_cut_where_symbolic(copied: _CopiedProduct) -> bool:
