@@ -67,7 +67,7 @@ class Costs:
     inline_depth: int  # operators on top of each other in an expression; deeper ones are cut
 
     # Concatenations (ops/data_movement.py)
-    joined_parts: int  # at most; each element of the result tells by comparisons which part it is in
+    concatenated_parts: int  # at most; each element of the result tells by comparisons which part it is in
 
     # Which loops join (schedule/schedule_program.py, groups.py, nests.py)
     candidates: int  # groups tried for a unit, nearest first

@@ -94,13 +94,13 @@ def machine() -> Rows:
         yield "disk cache", disk_cache()
     yield "threads", f"{torch.get_num_threads()} of {os.cpu_count()} CPUs"
     for number in range(torch.cuda.device_count()):
-        yield (
-            f"cuda:{number}",
-            f"{torch.cuda.get_device_name(number)}: {_on_gpu(torch.device('cuda', number))}",
-        )
+        name = torch.cuda.get_device_name(number)
+        yield f"cuda:{number}", f"{name}: {_on_gpu(torch.device('cuda', number))}"
 
 
 def _on_gpu(device: torch.device) -> str:
+    if compatibility.unavailable is not None:
+        return "smelt cannot be imported"
     why_not = importlib.import_module("smelt.targets").unusable(device)
     return "graphs are compiled for it" if why_not is None else f"calls on it run eagerly ({why_not})"
 

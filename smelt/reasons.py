@@ -50,7 +50,7 @@ REASONS: dict[str, ReasonKind] = {}
 LONG_COMPUTATION = _kind(
     "long-computation",
     "a loop or a call ran for long in Python without tensor operations",
-    "If it need not run at each call, compute it once, outside of the compiled function.",
+    "If it need not run at each call, compute it once, outside the compiled function.",
     "for i in range(10_000_000): total += i",
 )
 
@@ -58,14 +58,14 @@ LONG_COMPUTATION = _kind(
 
 TENSOR_CONDITION = _kind(
     "data-dependent-condition",
-    "what runs next depends on the value of a tensor",
-    "Compute both sides and choose with torch.where, or decide outside of the compiled function.",
+    "control flow depends on the value of a tensor",
+    "Compute both sides and choose with torch.where, or decide outside the compiled function.",
     "if x.sum() > 0: ...",
 )
 DATA_DEPENDENT = _kind(
     "data-dependent-value",
     "Python read the value of a tensor",
-    "Keep the computation in tensors, or read the value outside of the compiled function.",
+    "Keep the computation in tensors, or read the value outside the compiled function.",
     "scale = x.max().item()",
 )
 DATA_DEPENDENT_SHAPE = _kind(
@@ -91,8 +91,8 @@ SIDE_EFFECT_IO = _kind(
 )
 RANDOM_STATE = _kind(
     "random-state",
-    "a random number of Python or NumPy decides what runs next, or the function reads a generator's state",
-    "Use such numbers in tensors only, or draw them outside of the compiled function.",
+    "control flow depends on a random number of Python or NumPy, or the function reads a generator's state",
+    "Use such numbers in tensors only, or draw them outside the compiled function.",
     "if random.random() < 0.1: ...",
 )
 DEBUGGER = _kind(

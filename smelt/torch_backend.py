@@ -37,11 +37,11 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callabl
     traced = trace.finish(spread)
     compiled = compile_graph(traced, config.DEFAULT)
     collect = _collector(trace, traced, fakes)
-    places = [isinstance(t, torch.Tensor) for t in outputs]
+    are_tensors = [isinstance(t, torch.Tensor) for t in outputs]
 
     def call(*inputs: torch.Tensor) -> tuple[Any, ...]:
         results = iter(compiled(collect(inputs)))
-        return tuple(next(results) if tensor else value for tensor, value in zip(places, outputs))
+        return tuple(next(results) if tensor else value for tensor, value in zip(are_tensors, outputs))
 
     return call
 
@@ -77,5 +77,5 @@ def _collector(
 ) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
     """Call arguments -> the tensors that the compiled graph takes, in its order."""
     position = {id(f): i for i, f in enumerate(fakes)}
-    taken = [(position.get(id(f), -1), trace.real(f)) for f in traced.inputs]
-    return lambda inputs: tuple(inputs[i] if i >= 0 else held for i, held in taken)  # type: ignore[misc]
+    sources = [(position.get(id(f), -1), trace.real(f)) for f in traced.inputs]
+    return lambda inputs: tuple(inputs[i] if i >= 0 else held for i, held in sources)  # type: ignore[misc]

@@ -27,7 +27,7 @@ def is_own(filename: str) -> bool:
     return filename.startswith((_OWN, "<smelt "))
 
 
-def place(filename: str, line: int) -> str:
+def location(filename: str, line: int) -> str:
     """A line in few words: `model.py:12`."""
     return f"{os.path.basename(filename)}:{line}"
 
@@ -41,4 +41,4 @@ def title_of(name: str, called: Any) -> str:
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     if not isinstance(code, CodeType) or is_own(code.co_filename):
         return name
-    return f"{name} ({place(code.co_filename, code.co_firstlineno)})"
+    return f"{name} ({location(code.co_filename, code.co_firstlineno)})"

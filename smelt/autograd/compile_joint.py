@@ -289,9 +289,9 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
         gives.append({i for i, g in enumerate(graph.output.args[0]) if g is not None})
         reads.append(_saved_read_by(graph, parts))
     # A gradient that is zero by itself for one tangent may be computed for two.
-    together = _saved_read_by(parts.backward, parts).difference(*reads)
+    saved_with_others = _saved_read_by(parts.backward, parts).difference(*reads)
     for read in reads:
-        read |= together
+        read |= saved_with_others
     cuts = _cut_tangents(joint)
     for k in set(range(n)) - set(cuts):
         for at, cut in reversed(list(enumerate(cuts, len(joint.gradients)))):

@@ -92,11 +92,11 @@ def formula(value: Node, items: _Items, make: NodeBuilder) -> Formula | None:
     rule = row(call.target).from_statistics
     if rule is None or value.args[1] != 0:
         return None
-    given = arguments(call)
-    if not _precise(given["input"].spec, items):
+    by_name = arguments(call)
+    if not _precise(by_name["input"].spec, items):
         return None
     make.begin(value)
-    result = rule(make, given, items)
+    result = rule(make, by_name, items)
     if result is None:
         return None
     result = converted(make, result, value.spec.dtype)

@@ -27,7 +27,7 @@ def run_script(path: str, arguments: Sequence[str]) -> int:
     main = _module("__main__", path)
     sys.modules["__main__"] = main
     sys.argv[:] = [path, *arguments]
-    _search_beside(path)
+    _search_directory_of(path)
     if sys.excepthook.__module__.partition(".")[0] == "typer":
         sys.excepthook = sys.__excepthook__
     try:
@@ -46,7 +46,7 @@ def load(path: str) -> ModuleType:
     source = _read(path)
     module = _module(os.path.splitext(os.path.basename(path))[0], path)
     sys.modules[module.__name__] = module
-    _search_beside(path)
+    _search_directory_of(path)
     exec(_compiled(source, path), module.__dict__)
     return module
 
@@ -76,7 +76,7 @@ def _module(name: str, path: str) -> ModuleType:
     return module
 
 
-def _search_beside(path: str) -> None:
+def _search_directory_of(path: str) -> None:
     """Search modules beside the script instead of in the folder of `smelt` or of the shell."""
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))

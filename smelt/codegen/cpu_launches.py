@@ -19,11 +19,11 @@ KernelCompiler = Callable[[Sequence[Kernel]], Sequence[CompiledKernel]]  # one f
 
 @dataclass(frozen=True)
 class Products:
-    """Which products and windows are generated: those that `prefer` accepts. `threads` share their work. `absorb`:
+    """Which products and windows are generated: those that `prefer` accepts. `threads` share their work. `fuse_epilogues`:
     elementwise kernels that read them may become their epilogues."""
 
     prefer: Callable[[Product | Window], bool]
-    absorb: bool = True
+    fuse_epilogues: bool = True
     threads: int = 1
 
 
@@ -32,7 +32,7 @@ def generate(schedule: Schedule, compile_kernels: KernelCompiler, products: Prod
     where ATen computes every product, convolution and pooling."""
     items: Sequence[ScheduleItem | ProductItem] = schedule.items
     if products is not None:
-        items = with_products(schedule, products.absorb, lambda item: products.prefer(item.product))
+        items = with_products(schedule, products.fuse_epilogues, lambda item: products.prefer(item.product))
     kernels = [i for i in items if isinstance(i, KernelItem)]
     compiled = compile_kernels([i.kernel for i in kernels]) if kernels else ()
     products_code = compile_items([i for i in items if isinstance(i, ProductItem)])

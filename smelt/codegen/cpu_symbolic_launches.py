@@ -82,7 +82,7 @@ class SymbolicCodegen:
         if self._options is None:
             return self._schedule.items
         prefer = partial(self._prefer_symbolic, decisions)
-        return with_products(self._schedule, self._options.absorb, prefer, decisions.values)
+        return with_products(self._schedule, self._options.fuse_epilogues, prefer, decisions.values)
 
     def _prefer_symbolic(self, decisions: Decisions, item: ProductItem) -> bool:
         """Records the decisions that `prefers_product` depends on."""
@@ -123,7 +123,7 @@ class SymbolicCodegen:
         }
         symbolic = {id(concrete[id(i)]): i for i in schedule.items if id(i) in concrete}
         at_values = replace(schedule, items=[concrete.get(id(i), i) for i in schedule.items])
-        items = with_products(at_values, self._options.absorb, self._prefer)
+        items = with_products(at_values, self._options.fuse_epilogues, self._prefer)
         return [symbolic.get(id(i), i) for i in items]
 
     def _kernel(self, item: KernelItem, decisions: Decisions) -> tuple[Kernel, Mapping[Sym, Size]]:

@@ -31,7 +31,7 @@ from smelt.torch_private import (
 _MAX_PRINTED_CONSTANT = 64
 
 # Where functions are looked for by name, the path that a reader knows best first.
-_PLACES: tuple[tuple[str, Any], ...] = (
+_NAMESPACES: tuple[tuple[str, Any], ...] = (
     ("torch", torch),
     ("torch.nn.functional", torch.nn.functional),
     ("operator", operator),
@@ -159,9 +159,9 @@ def target_text(target: Any, names: dict[str, Any]) -> str:
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return f"torch.ops.{target}"
     name = getattr(target, "__name__", "")
-    for place, module in _PLACES:
+    for namespace, module in _NAMESPACES:
         if name and getattr(module, name, None) is target:
-            return f"{place}.{name}" if place else name
+            return f"{namespace}.{name}" if namespace else name
     alias = f"_{name or 'function'}"
     while names.setdefault(alias, target) is not target:
         alias += "_"

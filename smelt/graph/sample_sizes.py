@@ -91,19 +91,20 @@ def _between(sym: Sym, k: int) -> Values:
     count = high + 1 - first
     if count < 3 * COUNT:
         return *((first + (k + i) % count) for i in range(COUNT)), high, high
-    beside = k % (count // 3)
-    return *_apart(first + beside, first + count // 2 - beside, high - beside, high)[:COUNT], high, high
+    shift = k % (count // 3)
+    return *_apart(first + shift, first + count // 2 - shift, high - shift, high)[:COUNT], high, high
 
 
 def more_of(syms: Iterable[Sym]) -> Iterator[dict[Sym, int]]:
     """More assignments for symbols with short ranges, whose few neighbouring samples an expression may fit by chance. None
     where no range is short."""
-    given = sorted(syms, key=str)
-    short = {s for s in given if s.lo < s.hi and max(_plain(s)[:COUNT]) > s.hi}
+    ordered = sorted(syms, key=str)
+    short = {s for s in ordered if s.lo < s.hi and max(_plain(s)[:COUNT]) > s.hi}
     for k in range(_MORE if short else 0):
         drawn = Random(k)
         yield {
-            s: drawn.randint(_least(s), s.hi) if s in short else at(s, drawn.randrange(COUNT)) for s in given
+            s: drawn.randint(_least(s), s.hi) if s in short else at(s, drawn.randrange(COUNT))
+            for s in ordered
         }
 
 
@@ -201,12 +202,12 @@ def spec_at(spec: TensorSpec, k: int) -> TensorSpec:
 def agreed(specs: Iterable[TensorSpec], ask: Callable[..., Any], why: str) -> Any:
     """The result of `ask(*specs)`, which takes only numbers, for symbolic specs. Raises NeedsFixedSize where the assignments
     have different results."""
-    given = list(specs)
-    syms = frozenset().union(*map(syms_of, given))
+    all_specs = list(specs)
+    syms = frozenset().union(*map(syms_of, all_specs))
     if not syms:
-        return ask(*given)
+        return ask(*all_specs)
     try:
-        answers = [ask(*(spec_at(s, k) for s in given)) for k in range(COUNT)]
+        answers = [ask(*(spec_at(s, k) for s in all_specs)) for k in range(COUNT)]
     except RuntimeError as error:  # samples need not fit each other
         raise NeedsFixedSize(f"{why}: {error}", syms) from error
     if any(answer != answers[0] for answer in answers):
@@ -236,34 +237,34 @@ class Candidates:
         """The size with these values: a constant, a candidate, or, if `combined`, a multiple of one plus a constant, or the
         sum or difference of two plus a constant. None where no size has them, or several do, as where a candidate is
         constant over the samples (`3 // s` of large `s`)."""
-        given = tuple(values)
-        found = self._by_values.get(given)
-        if len(set(given)) == 1:
-            return given[0] if found is None else None
+        samples = tuple(values)
+        found = self._by_values.get(samples)
+        if len(set(samples)) == 1:
+            return samples[0] if found is None else None
         if found is not None:
             return next(iter(found)) if len(found) == 1 else None
         if not combined:
             return None
-        return self._only(given, self._linear(given)) or self._only(given, self._sums(given))
+        return self._only(samples, self._linear(samples)) or self._only(samples, self._sums(samples))
 
-    def _only(self, given: Values, found: Iterator[Size]) -> Size | None:
-        sizes = {size for size in found if values_of(size) == given}
+    def _only(self, samples: Values, found: Iterator[Size]) -> Size | None:
+        sizes = {size for size in found if values_of(size) == samples}
         return sizes.pop() if len(sizes) == 1 else None
 
-    def _linear(self, given: Values) -> Iterator[Size]:
+    def _linear(self, samples: Values) -> Iterator[Size]:
         for size in self._added:
             first, second, *_ = values_of(size)
-            if first != second and (given[1] - given[0]) % (second - first) == 0:
-                factor = (given[1] - given[0]) // (second - first)
-                yield size * factor + (given[0] - first * factor)
+            if first != second and (samples[1] - samples[0]) % (second - first) == 0:
+                factor = (samples[1] - samples[0]) // (second - first)
+                yield size * factor + (samples[0] - first * factor)
 
-    def _sums(self, given: Values) -> Iterator[Size]:
+    def _sums(self, samples: Values) -> Iterator[Size]:
         for a, b in itertools.product(self._added, repeat=2):
             for values, sign in ((tuple(map(sum, zip(values_of(a), values_of(b)))), 1), (None, -1)):
                 if values is None:
                     values = tuple(x - y for x, y in zip(values_of(a), values_of(b)))
-                if len({x - y for x, y in zip(given, values)}) == 1:
-                    yield a + b * sign + (given[0] - values[0])
+                if len({x - y for x, y in zip(samples, values)}) == 1:
+                    yield a + b * sign + (samples[0] - values[0])
 
 
 def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size]) -> Candidates:

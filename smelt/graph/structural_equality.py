@@ -42,12 +42,12 @@ def _of_symbols(values: Values) -> dict[Sym, Size]:
 
 class _Same:
     def __init__(self, pairs: Mapping[Node, Node], values: Values, others: Values) -> None:
-        self._pairs, self._given, self._others_given = pairs, values, others
+        self._pairs, self._known, self._others_known = pairs, values, others
         self._values, self._others = _of_symbols(values), _of_symbols(others)
 
     def __call__(self, a: Any, b: Any) -> bool:
-        a = self._given.get(a, a) if isinstance(a, Node) else a
-        b = self._others_given.get(b, b) if isinstance(b, Node) else b
+        a = self._known.get(a, a) if isinstance(a, Node) else a
+        b = self._others_known.get(b, b) if isinstance(b, Node) else b
         if isinstance(a, Node):
             return self._pairs.get(a, a) is b
         if isinstance(a, (Expr, int)) and isinstance(b, (Expr, int)) and bool not in (type(a), type(b)):

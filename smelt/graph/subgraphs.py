@@ -74,12 +74,12 @@ class Inner:
 
     def __call__(self, tensors: Tensors) -> list[torch.Tensor]:
         """The results, which share memory neither with each other nor with the arguments."""
-        taken = {t.untyped_storage()._cdata for t in tensors}
+        storages = {t.untyped_storage()._cdata for t in tensors}
         results = []
         for result in self.rule(self.functions, tensors):
             storage = result.untyped_storage()._cdata
-            results.append(result.clone() if storage in taken else result)
-            taken.add(storage)
+            results.append(result.clone() if storage in storages else result)
+            storages.add(storage)
         return results
 
 
@@ -174,12 +174,12 @@ class _Differentiated(torch.autograd.Function):
         history = torch.is_grad_enabled()
         with torch.enable_grad():
             # what one tensor is computed from, among the others, is none of this node's business
-            given = [t.view_as(t) if t.requires_grad else t for t in ctx.saved_tensors]  # type: ignore[attr-defined]
+            inputs = [t.view_as(t) if t.requires_grad else t for t in ctx.saved_tensors]  # type: ignore[attr-defined]
             if not history:
-                given = [t.detach().requires_grad_(t.requires_grad) for t in given]
-            results = ctx.program.run(given)  # type: ignore[attr-defined]
+                inputs = [t.detach().requires_grad_(t.requires_grad) for t in inputs]
+            results = ctx.program.run(inputs)  # type: ignore[attr-defined]
         ends = [(r, g) for r, g in zip(results, tangents) if r.requires_grad]
-        sources = [t for t in given if t.requires_grad]
+        sources = [t for t in inputs if t.requires_grad]
         found: Tensors = [torch.zeros_like(t) for t in sources]
         if ends:
             found = torch.autograd.grad(
@@ -190,7 +190,7 @@ class _Differentiated(torch.autograd.Function):
                 materialize_grads=True,
             )
         gradients = iter(found)
-        return (None, *(next(gradients) if t.requires_grad else None for t in given))
+        return (None, *(next(gradients) if t.requires_grad else None for t in inputs))
 
 
 def has_gradients(dtype: torch.dtype) -> bool:

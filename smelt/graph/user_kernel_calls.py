@@ -103,9 +103,9 @@ class KernelCall:
 
 def _run(call: int, written: list[torch.Tensor], others: list[torch.Tensor]) -> None:
     kernel: KernelCall = found(call)
-    given = [*written, *others]
+    tensors = [*written, *others]
     with torch.no_grad():
-        laid_out = [_laid_out(t, spec) for t, spec in zip(given, kernel.layouts)]
+        laid_out = [_laid_out(t, spec) for t, spec in zip(tensors, kernel.layouts)]
         kernel(laid_out)
         for tensor, used in zip(written, laid_out):
             if used is not tensor:

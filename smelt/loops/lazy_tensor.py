@@ -154,7 +154,7 @@ class CopyBack:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class RuntimeIndex:
     """The runtime index (int64) along dimension `dim` of the target at which an element of the source is stored."""
 
     dim: int
@@ -164,14 +164,14 @@ class Place:
 @dataclass(eq=False)
 class Insert:
     """`target` (a graph input, or memory to fill) takes the elements of `source` at some of its indices. Later steps
-    read the new values. Nothing else reads `source`, whose inputs include the inputs of `places`. The element at an
-    index goes to `at(index)`, and along the dimensions of `places` (where `at` is 0) to their runtime index; of equal
+    read the new values. Nothing else reads `source`, whose inputs include those of `runtime_indices`. The element at an
+    index goes to `at(index)`, and to `runtime_indices` along their dimensions (where `at` is 0); of equal
     indices either element is stored."""
 
     target: Tensor
     source: Tensor
     at: Callable[[Index], Index]
-    places: tuple[Place, ...] = ()
+    runtime_indices: tuple[RuntimeIndex, ...] = ()
     line: Line | None = None
     order: int = -1
 

@@ -19,8 +19,8 @@ from smelt.loops.lazy_tensor import (
     Load,
     Map,
     Number,
-    Place,
     Reduce,
+    RuntimeIndex,
     Scan,
     Stored,
     Tensor,
@@ -150,12 +150,12 @@ class Builder:
         inputs: Sequence[Tensor],
         body: Callable[[Load, Index], Value],
         at: Callable[[Index], Index],
-        places: tuple[Place, ...] = (),
+        runtime_indices: tuple[RuntimeIndex, ...] = (),
     ) -> Insert:
         """`target[at(i)] = body(load, i)` for the indices `i` of `shape`, in the dtype of `target`; see `Insert`.
-        `inputs`: the inputs of `body` and `places`."""
+        `inputs`: the inputs of `body` and `runtime_indices`."""
         source = self.map(shape, target.dtype, inputs, lambda load, i: cast(body(load, i), target.dtype), 0.0)
-        return Insert(target, source, at, places, self.line)
+        return Insert(target, source, at, runtime_indices, self.line)
 
     def constant(self, value: Callable[[Index], Value]) -> Tensor:
         """A tensor computed from its indices alone, with the node's shape and dtype."""

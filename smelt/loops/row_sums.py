@@ -55,7 +55,7 @@ def _on_its_buffers(part: Kernel) -> tuple[Kernel, tuple[int, ...]]:
     stored = {store.buffer for s in part.stages for store in stage_stores(s)}
     used = tuple(sorted(loaded | stored))
     numbers = [used.index(i) if i in used else -1 for i in range(len(part.buffers))]
-    moved = _Stages({}, places=numbers)
+    moved = _Stages({}, buffer_numbers=numbers)
     buffers = tuple(part.buffers[i] if i in stored else replace(part.buffers[i], role="in") for i in used)
     return replace(part, buffers=buffers, stages=tuple(map(moved.stage, part.stages))), used
 
@@ -87,14 +87,14 @@ def digits(loops: Sequence[Loop], number: Size) -> dict[Sym, Size]:
     return found
 
 
-def beside(rows: Kernel, sums: Kernel, places: Sequence[int]) -> Kernel | str:
-    """`rows` and the following `sums` as one kernel, or why that is not equivalent. `places`: for each buffer of
+def fuse_siblings(rows: Kernel, sums: Kernel, buffer_numbers: Sequence[int]) -> Kernel | str:
+    """`rows` and the following `sums` as one kernel, or why that is not equivalent. `buffer_numbers`: for each buffer of
     `sums`, its index among those of `rows`, or after them."""
     known = rows.sums
     count = len(_reductions(known.stages[0])) if known is not None else 0
     names = {r.name: f"s{k}" for k, r in enumerate((r for s in sums.stages for r in _reductions(s)), count)}
-    moved = _Stages({}, names, places)
-    further = [b for b, place in zip(sums.buffers, places, strict=True) if place >= len(rows.buffers)]
+    moved = _Stages({}, names, buffer_numbers)
+    further = [b for b, n in zip(sums.buffers, buffer_numbers, strict=True) if n >= len(rows.buffers)]
     made = Sums(sums.outer, tuple(moved.stage(stage) for stage in sums.stages))
     kernel = replace(rows, buffers=(*rows.buffers, *further), sums=made)
     found = obstacle(kernel)
@@ -235,9 +235,11 @@ class _Stages(Moved):
         self,
         symbols: Mapping[Sym, Size],
         names: Mapping[str, str] | None = None,
-        places: Sequence[int] | None = None,
+        buffer_numbers: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(symbols, places.__getitem__) if places is not None else super().__init__(symbols)
+        super().__init__(
+            symbols, buffer_numbers.__getitem__
+        ) if buffer_numbers is not None else super().__init__(symbols)
         self.names = names or {}
 
     def stage(self, stage: Stage) -> Stage:

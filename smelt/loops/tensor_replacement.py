@@ -33,8 +33,8 @@ class Rewriting:
         if isinstance(old, CopyBack):
             return replace(old, source=self._now(old.source))
         if isinstance(old, Insert):
-            places = tuple(replace(p, value=self._body(p.value)) for p in old.places)
-            return replace(old, source=self._now(old.source), places=places)
+            runtime_indices = tuple(replace(p, value=self._body(p.value)) for p in old.runtime_indices)
+            return replace(old, source=self._now(old.source), runtime_indices=runtime_indices)
         args, kwargs = (map_leaves(tree, Tensor, self._now) for tree in (old.args, old.kwargs))
         return replace(old, args=args, kwargs=kwargs)
 

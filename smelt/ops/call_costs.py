@@ -24,15 +24,15 @@ _LEFT = {
 }
 
 
-def operations(op: Any, args: Sequence[Any], given: Sequence[int]) -> int | None:
+def operations(op: Any, args: Sequence[Any], result_sizes: Sequence[int]) -> int | None:
     """Twice the multiplications of a product or convolution; None for other operators.
 
     Args:
         args: the call's arguments, with sizes in place of tensors.
-        given: the sizes of the first result.
+        result_sizes: the sizes of the first result.
     """
     if op in _LEFT:
-        return 2 * math.prod(given) * int(args[_LEFT[op]][-1])
+        return 2 * math.prod(result_sizes) * int(args[_LEFT[op]][-1])
     if op is aten.convolution.default and args[6] is False:  # each element with a window of the weights
-        return 2 * math.prod(given) * math.prod(args[1][1:])
+        return 2 * math.prod(result_sizes) * math.prod(args[1][1:])
     return None

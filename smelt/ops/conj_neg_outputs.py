@@ -45,16 +45,16 @@ def with_signs_apart(graph: Graph) -> Graph:
     if not twice:
         return graph
     made, copy_of = graph_passes.copied(graph, graph.constants)
-    again: dict[Node, Node] = {}
+    returned: dict[Node, Node] = {}
     nodes: list[Node] = []
     for node in graph:
         nodes.append(copy_of[node])
         if node in twice:
-            args = map_nodes(node.args, lambda n: again.get(n, copy_of[n]))
-            again[node] = replace(node, args=args, name=f"{node.name}_returned")
-            nodes.append(again[node])
+            args = map_nodes(node.args, lambda n: returned.get(n, copy_of[n]))
+            returned[node] = replace(node, args=args, name=f"{node.name}_returned")
+            nodes.append(returned[node])
     made.nodes = nodes
-    of_copies = {copy_of[node]: second for node, second in again.items()}
+    of_copies = {copy_of[node]: second for node, second in returned.items()}
     made.output.args = map_nodes(made.output.args, lambda n: of_copies.get(n, n))
     return made
 

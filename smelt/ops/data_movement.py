@@ -65,7 +65,7 @@ def _joined(
 ) -> Tensor | None:
     """Operands concatenated along `dim`: a chain of `where` that reads each operand only in its range. None for so
     many operands that the chain takes longer than a copy of each."""
-    if len(parts) > b.costs.joined_parts:
+    if len(parts) > b.costs.concatenated_parts:
         return None
     dtype = b.spec.dtype
     starts = [sum(sizes[:k]) for k in range(len(sizes))]

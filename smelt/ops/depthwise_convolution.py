@@ -31,7 +31,7 @@ BACKWARD = torch.ops.aten.convolution_backward.default
 HALF = (torch.float16, torch.bfloat16)
 _SUMS = 9  # that a program computes side by side: its registers have room for them (not measured)
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-Tap = tuple[Size, Size]  # a place of the window
+Tap = tuple[Size, Size]  # a position in the window
 Masked = tuple[Value | None, Index]  # where something is read, and a condition for it (None: always)
 
 
@@ -51,7 +51,7 @@ def are_generated(
     if not _is_depthwise(weight, c, grad, x):
         return False, False
     small = _is_small(grad, costs)
-    # Where the window moves further, most of its places have nothing to do with a pixel.
+    # Where the window moves further, most of its positions have nothing to do with a pixel.
     return small or (
         set(c.stride) == {1} and prod(map(static, weight.shape[2:])) <= costs.depthwise_taps
     ), small
@@ -111,15 +111,19 @@ def depthwise_backward(
 
 
 def _over_window(
-    b: Builder, source: Tensor, weight: Tensor, spec: TensorSpec, place_of: Callable[[Index, Tap], Masked]
+    b: Builder,
+    source: Tensor,
+    weight: Tensor,
+    spec: TensorSpec,
+    source_index_of: Callable[[Index, Tap], Masked],
 ) -> Tensor:
-    """For each index of `spec`, the sum over the window of `source` at `place_of` the index, times the weight."""
+    """For each index of `spec`, the sum over the window of `source` at `source_index_of` the index, times the weight."""
     taps = _taps(weight)
     turned = _turned(b, weight)
 
     def body(load: Load, at: Index) -> Value:
         terms = (
-            _element(load, source, *place_of(at, tap)) * cast(load(turned, (*tap, at[1])), f32)
+            _element(load, source, *source_index_of(at, tap)) * cast(load(turned, (*tap, at[1])), f32)
             for tap in taps
         )
         return cast(reduce(operator.add, terms), spec.dtype)
@@ -133,35 +137,35 @@ def _weight_gradient(
     b: Builder, grad: Tensor, x: Tensor, weight: Tensor, c: Convolution, spec: TensorSpec
 ) -> Tensor:
     """For each window position the sum over all pixels, per image first. All positions of a small window are computed
-    together, so that each element is loaded once; of a larger window those of a row, as a program holds that many sums."""
+    in one kernel, to load each element once; of a larger window those of a row, as a program holds that many sums."""
     (images, channels, height, width), (_, _, rows, columns) = grad.shape, weight.shape
     taps = _taps(weight)
-    together = len(taps) <= _SUMS
+    one_kernel = len(taps) <= _SUMS
 
     def of_images(row: int | None, column: int) -> Tensor:
         """(images, channels), or (images, rows of the window, channels)."""
 
         def body(load: Load, at: Index, position: Index) -> Value:
             pixel = (at[0], at[-1], *position)
-            mask, place = _read_by(c, x, pixel, (at[1] if row is None else row, column))
-            return cast(load(grad, pixel), f32) * _element(load, x, mask, place)
+            mask, element = _read_by(c, x, pixel, (at[1] if row is None else row, column))
+            return cast(load(grad, pixel), f32) * _element(load, x, mask, element)
 
-        shape = (images, channels) if together else (images, rows, channels)
+        shape = (images, channels) if one_kernel else (images, rows, channels)
         return b.reduction("sum", shape, f32, (grad, x), (height, width), body, 3.0)
 
     sums = (
         [of_images(*tap) for tap in taps]
-        if together
+        if one_kernel
         else [of_images(None, j) for j in range(static(columns))]
     )
 
     def body(load: Load, at: Index, position: Index) -> Value:
         channel, _, i, j = at
-        source = (*position, channel) if together else (*position, i, channel)
-        place = i * columns + j if together else j
+        source = (*position, channel) if one_kernel else (*position, i, channel)
+        element = i * columns + j if one_kernel else j
         value = load(sums[-1], source)
         for k in reversed(range(len(sums) - 1)):
-            here = compare("eq", index_value(place), index_value(k))
+            here = compare("eq", index_value(element), index_value(k))
             value = where(here, load.where(here)(sums[k], source), value)
         return value
 
@@ -186,26 +190,26 @@ def _turned(b: Builder, weight: Tensor) -> Tensor:
     )
 
 
-def _element(load: Load, x: Tensor, mask: Value | None, place: Index) -> Value:
+def _element(load: Load, x: Tensor, mask: Value | None, element: Index) -> Value:
     """The element in float32; 0 outside of the image."""
     if mask is None:
-        return cast(load(x, place), f32)
-    return where(mask, cast(load.where(mask)(x, place), f32), const(0.0, f32))
+        return cast(load(x, element), f32)
+    return where(mask, cast(load.where(mask)(x, element), f32), const(0.0, f32))
 
 
 def _read_by(c: Convolution, x: Tensor, at: Index, tap: Tap) -> Masked:
     """The index that the window of the result's pixel reads at `tap`, and whether it is in the image (None: always)."""
-    mask, place = None, []
+    mask, element = None, []
     for d, t in enumerate(tap):
         e = at[2 + d] * c.stride[d] + t * c.dilation[d] - c.padding[d]
         mask = both(mask, _inside(e, x.shape[2 + d]))
-        place.append(e)
-    return mask, (*at[:2], *_within(place, x))
+        element.append(e)
+    return mask, (*at[:2], *_within(element, x))
 
 
 def _written_by(c: Convolution, grad: Tensor, at: Index, tap: Tap) -> Masked:
     """The window whose `tap` reads the input's pixel, and whether there is one."""
-    mask, place = None, []
+    mask, element = None, []
     for d, t in enumerate(tap):
         e, step = at[2 + d] + (c.padding[d] - t * c.dilation[d]), c.stride[d]
         if step > 1:
@@ -215,8 +219,8 @@ def _written_by(c: Convolution, grad: Tensor, at: Index, tap: Tap) -> Masked:
             mask = both(mask, compare("eq", index_value(e % step), index_value(0)))
             e = e // step - up
         mask = both(mask, _inside(e, grad.shape[2 + d]))
-        place.append(e)
-    return mask, (*at[:2], *_within(place, grad))
+        element.append(e)
+    return mask, (*at[:2], *_within(element, grad))
 
 
 def _inside(e: Size, size: Size) -> Value | None:
@@ -226,5 +230,5 @@ def _inside(e: Size, size: Size) -> Value | None:
     return None if found is None or (found.op == "const" and found.args[0]) else found
 
 
-def _within(place: Sequence[Size], x: Tensor) -> tuple[Size, ...]:
-    return tuple(0 if size == 1 else e for e, size in zip(place, x.shape[2:]))
+def _within(element: Sequence[Size], x: Tensor) -> tuple[Size, ...]:
+    return tuple(0 if size == 1 else e for e, size in zip(element, x.shape[2:]))

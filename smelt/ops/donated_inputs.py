@@ -50,7 +50,7 @@ def _filling(node: Node, readers: Readers) -> list[Node]:
     calls: list[Node] = []
     while True:
         found = [r for r in readers.get(node, ()) if not _is_a_name(r, node, readers, False)]
-        writers = [r for r in found if _writes_places(r) and r.args[0] is node]
+        writers = [r for r in found if _writes_elements(r) and r.args[0] is node]
         if not writers:
             return calls
         if len(found) > 1:
@@ -63,14 +63,14 @@ def _chain(copy: Node, readers: Readers) -> list[Node]:
     """The calls that produce an input's new value in sequence, last one first."""
     target, call = copy.args[:2]
     calls: list[Node] = []
-    while isinstance(call, Node) and _writes_places(call):
+    while isinstance(call, Node) and _writes_elements(call):
         calls.append(call)
         call = call.args[0]
     if not calls or call is not target or not _is_read_by(target, [calls[-1], copy], readers, True):
         return []
     if not all(_is_read_by(inside, [outside], readers) for outside, inside in pairwise(calls)):
         return []
-    return [] if _is_kept(calls[0], readers) else calls
+    return [] if _is_read_later(calls[0], readers) else calls
 
 
 def _is_read_by(node: Node, expected: Sequence[Node], readers: Readers, is_input: bool = False) -> bool:
@@ -92,7 +92,7 @@ def _is_a_name(reader: Node, node: Node, readers: Readers, is_input: bool) -> bo
     )
 
 
-def _writes_places(node: Node) -> bool:
+def _writes_elements(node: Node) -> bool:
     """Whether a call returns its first argument with some elements replaced, whatever they were."""
     entry = row(node.target)
     if entry.insert is None and entry.in_place is None:
@@ -102,13 +102,13 @@ def _writes_places(node: Node) -> bool:
     return not adds and isinstance(first, Node) and first.spec == node.spec
 
 
-def _is_kept(node: Node, readers: Readers) -> bool:
+def _is_read_later(node: Node, readers: Readers) -> bool:
     """Whether the graph returns a value, or an alias of it."""
     for reader in readers.get(node, ()):
         if reader.op == "output":
             return True
         results = effects(reader.target).results if isinstance(reader.target, OpOverload) else None
         is_fresh = results is not None and all(result.kind == "fresh" for result in results)
-        if not is_fresh and reader.target is not WRITE_INPUT and _is_kept(reader, readers):
+        if not is_fresh and reader.target is not WRITE_INPUT and _is_read_later(reader, readers):
             return True
     return False

@@ -77,13 +77,15 @@ def _on_copies(op: OpOverload, written: list[str], fresh: int) -> Any:
     names = [a.name for a in op._schema.arguments]
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(names, args)), **kwargs}
+        arguments = {**dict(zip(names, args)), **kwargs}
         for name in written:
-            value = given[name]
-            given[name] = [v.clone() for v in value] if isinstance(value, (list, tuple)) else value.clone()
-        out = op(**given)
+            value = arguments[name]
+            arguments[name] = (
+                [v.clone() for v in value] if isinstance(value, (list, tuple)) else value.clone()
+            )
+        out = op(**arguments)
         results = () if fresh == 0 else out if fresh > 1 else (out,)
-        values = (*results, *(given[n] for n in written))
+        values = (*results, *(arguments[n] for n in written))
         return values if len(values) > 1 else values[0]
 
     return run

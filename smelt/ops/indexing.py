@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from smelt.loops.kernel_ir import Value
-from smelt.loops.lazy_tensor import Index, Insert, Load, Place, Tensor
+from smelt.loops.lazy_tensor import Index, Insert, Load, RuntimeIndex, Tensor
 from smelt.loops.loop_values import GATHER, cast, compare, const, where
 from smelt.loops.lowering_builder import Builder, broadcast
-from smelt.ops.known_indices import are_inside, place_of
+from smelt.ops.known_indices import are_inside, known_index
 from smelt.ops.layouts.meta_layouts import fresh, like, of_cpp
 from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import declare, operator
@@ -52,12 +52,14 @@ declare(aten.index.Tensor, aten.index_put.default, safe=lambda x, indices, *_, *
 @operator(aten.index.Tensor)
 def index(b: Builder, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
     """Elements at indices that are known at compile time. None otherwise: an ATen call, which checks them."""
-    known = [place_of(i, size) if i is not None else None for i, size in zip(indices, x.shape)]
-    places = [place for place in known if place is not None]
-    if len(places) != len(indices):
+    known = [known_index(i, size) if i is not None else None for i, size in zip(indices, x.shape)]
+    known_indices = [index for index in known if index is not None]
+    if len(known_indices) != len(indices):
         return None
-    rank = len(b.spec.shape) - len(x.shape) + len(places)
-    return b.copy(x, b.spec.shape, lambda i: (*(place.at(i[:rank]) for place in places), *i[rank:]), GATHER)
+    rank = len(b.spec.shape) - len(x.shape) + len(known_indices)
+    return b.copy(
+        x, b.spec.shape, lambda i: (*(index.at(i[:rank]) for index in known_indices), *i[rank:]), GATHER
+    )
 
 
 # ---- rows that are written into a graph input
@@ -69,7 +71,7 @@ def _insert_copied(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tenso
         return None
     dim %= len(x.shape)
 
-    def place(load: Load, i: Index) -> Value:
+    def runtime_index(load: Load, i: Index) -> Value:
         return cast(load(index, (i[dim],) if index.shape else ()), torch.int64)
 
     return b.insert(
@@ -78,7 +80,7 @@ def _insert_copied(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tenso
         (source, index),
         lambda load, i: load(source, i),
         lambda i: (*i[:dim], 0, *i[dim + 1 :]),
-        (Place(dim, place),),
+        (RuntimeIndex(dim, runtime_index),),
     )
 
 
@@ -94,7 +96,7 @@ def _insert_put(
     if len(values.shape) > len(shape):
         return None
 
-    def place(load: Load, i: Index) -> Value:
+    def runtime_index(load: Load, i: Index) -> Value:
         value = cast(load(index, i[dim : dim + rank]), torch.int64)
         return where(compare("lt", value, const(0, torch.int64)), value + static(x.shape[dim]), value)
 
@@ -104,7 +106,7 @@ def _insert_put(
         (values, index),
         lambda load, i: load(values, broadcast(i, values.shape)),
         lambda i: (*i[:dim], 0, *i[dim + rank :]),
-        (Place(dim, place),),
+        (RuntimeIndex(dim, runtime_index),),
     )
 
 

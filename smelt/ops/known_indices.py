@@ -19,7 +19,7 @@ STEPS = 50  # operators that an index is followed through, at most
 
 
 @dataclass(frozen=True)
-class Place:
+class KnownIndex:
     """The elements of an index tensor of `shape`: `e` at `symbols`."""
 
     shape: Sequence[Size]
@@ -28,17 +28,17 @@ class Place:
 
     def at(self, index: Index) -> Size:
         """The element at an index of the shape to which the tensor is broadcast."""
-        given = zip(self.symbols, broadcast(index, self.shape), strict=True)
-        return subs(self.e, {s: i for s, i in given if isinstance(s, Sym)})
+        pairs = zip(self.symbols, broadcast(index, self.shape), strict=True)
+        return subs(self.e, {s: i for s, i in pairs if isinstance(s, Sym)})
 
 
-def place_of(index: Tensor, size: Size) -> Place | None:
+def known_index(index: Tensor, size: Size) -> KnownIndex | None:
     """The index tensor as an expression in [0, size) of its own indices; None for other tensors."""
     found = _element(index)
     e = None if found is None else _expression(found[0])
     if found is None or e is None or not _is_within(e, 0, size - 1):
         return None
-    return Place(index.shape, found[1], e)
+    return KnownIndex(index.shape, found[1], e)
 
 
 def are_inside(x: Tensor, indices: Sequence[Tensor | None]) -> bool:

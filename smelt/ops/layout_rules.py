@@ -56,25 +56,25 @@ def known_layout(
     spec_of: Callable[[Any], TensorSpec | None],
 ) -> Layouts | None:
     """The rule's answer for the results; None if there is no rule or it does not know."""
-    given = [_with_specs(a, spec_of) for a in args]
+    arguments = [_with_specs(a, spec_of) for a in args]
     rule = _RULES.get(func)
     if rule is not None:
-        return rule(*given, **{name: _with_specs(v, spec_of) for name, v in kwargs.items()})
+        return rule(*arguments, **{name: _with_specs(v, spec_of) for name, v in kwargs.items()})
     if func._schema.is_mutable:
         return None
     if torch.Tag.pointwise in func.tags or row(func).recompute in (Class.POINTWISE, Class.TRANSCENDENTAL):
-        values = [*given, *kwargs.values()]
-        numbers = func._overloadname in _OF_NUMBERS and any(isinstance(v, (int, float)) for v in given)
+        values = [*arguments, *kwargs.values()]
+        numbers = func._overloadname in _OF_NUMBERS and any(isinstance(v, (int, float)) for v in arguments)
         return _broadcast([v for v in values if isinstance(v, TensorSpec)], numbers)
-    if not given or not isinstance(given[0], TensorSpec):
+    if not arguments or not isinstance(arguments[0], TensorSpec):
         return None
-    named = named_arguments(func, given, kwargs)
+    named = named_arguments(func, arguments, kwargs)
     shape = known_shape(func._schema.name.removeprefix("aten::"), named, _spec)
     if shape is not None:
-        return _each(func, (shape, format_stride(shape, given[0]), 0))
+        return _each(func, (shape, format_stride(shape, arguments[0]), 0))
     if row(func).recompute is Class.REDUCTION:
-        return _reduction(func, given[0], named)
-    return _each(func, _dense(given[0].shape)) if row(func).recompute is Class.SCAN else None
+        return _reduction(func, arguments[0], named)
+    return _each(func, _dense(arguments[0].shape)) if row(func).recompute is Class.SCAN else None
 
 
 def named_arguments(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -308,8 +308,8 @@ def _bmm(a: TensorSpec, b: TensorSpec) -> Layout | None:
 def _convolution_backward(
     grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Sequence[Size] | None, *settings: Any
 ) -> Layouts | None:
-    given = {"input": x, "weight": weight, **dict(zip(Convolution._fields, settings))}
-    made = known_shape("convolution", given, _spec)
+    arguments = {"input": x, "weight": weight, **dict(zip(Convolution._fields, settings))}
+    made = known_shape("convolution", arguments, _spec)
     if made != grad.shape or not all(isinstance(n, int) for n in weight.shape):
         return None
     return [(x.shape, format_stride(x.shape, x), 0), None, None]
@@ -439,9 +439,9 @@ def _index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *
 def _index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> Layout | None:
     """The result of a TensorIterator over `x`, with stride 0 in indexed dimensions, and the indices."""
     at = [d for d, index in enumerate(indices) if index is not None]
-    given = [index for index in indices if index is not None]
-    whole = _broadcast(given)
-    if whole is None or not at or any(index.dtype in (torch.bool, torch.uint8) for index in given):
+    arguments = [index for index in indices if index is not None]
+    whole = _broadcast(arguments)
+    if whole is None or not at or any(index.dtype in (torch.bool, torch.uint8) for index in arguments):
         return None
     left = [d for d in range(len(x.shape)) if d not in at]
     before = at[0] if at == [*range(at[0], at[-1] + 1)] else 0
@@ -450,7 +450,7 @@ def _index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> Layout | None
     stride = (*(x.stride[d] for d in first), *(0 for _ in whole[0]), *(x.stride[d] for d in second))
     operands = [replace(x, shape=shape, stride=stride)]
     sizes = (*(1 for _ in first), *whole[0], *(1 for _ in second))
-    for index in given:
+    for index in arguments:
         steps = view_stride(whole[0], broadcast_stride(index, whole[0]), sizes)
         if steps is None:
             return None

@@ -52,10 +52,10 @@ def is_linear(node: Node, depends: Container[Node]) -> bool:
     if not isinstance(node.target, OpOverload) or not _keeps_sums(node):
         return False
     does = effects(node.target)
-    given = {name: does.argument(name, node.args, node.kwargs) for name in does.names}
-    varying = {name for name, value in given.items() if any(n in depends for n in leaves(value, Node))}
+    arguments = {name: does.argument(name, node.args, node.kwargs) for name in does.names}
+    varying = {name for name, value in arguments.items() if any(n in depends for n in leaves(value, Node))}
     return does.pure and any(
-        varying <= set(names) and all(_all_in(given[n], depends) for n in names)
+        varying <= set(names) and all(_all_in(arguments[n], depends) for n in names)
         for names in linear_in(node.target, does)
     )
 

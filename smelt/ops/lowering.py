@@ -113,13 +113,13 @@ class _Lowerer:
         entry = row(node.target).lowering
         if node.target is aten._neg_view.default and not only_returned(self.graph, node):
             entry = row(aten.neg.default).lowering  # kernels read memory, which is not negated yet
-        given = args, kwargs
+        arguments = args, kwargs
         if (
             entry is not None
             and isinstance(node.target, OpOverload)
             and torch.Tag.pointwise in node.target.tags
         ):
-            args, kwargs = self.beside(node, args, kwargs)
+            args, kwargs = self.constants_on_device(node, args, kwargs)
         numbers: list[Tensor] = []
         if entry is not None and not row(node.target).takes_sizes:
             args, kwargs, numbers = self.sizes_as_numbers(node, args, kwargs)
@@ -128,18 +128,18 @@ class _Lowerer:
             builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.costs)
             result = entry(builder, *args, **kwargs)
             if result is not None and self.gives_what_is_used(node, result):
-                self.check_numbers(node, *given)
+                self.check_numbers(node, *arguments)
                 self.steps += numbers
                 return self.adopt(node, builder, result)
             why = _left_to_aten(node)
-        return self.extern(node, *given, why)
+        return self.extern(node, *arguments, why)
 
     def is_idle(self, node: Node, args: Any, kwargs: Any) -> bool:
         """Whether a node without readers was retained only because it might raise, and cannot."""
         safe = row(node.target).safe
         return safe is not None and not is_effectful(node.target) and safe(*args, **kwargs)
 
-    def beside(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def constants_on_device(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of an elementwise operator, with constants on its device in place of CPU constants that the
         graph creates (`torch.vmap` makes them of Python's numbers): they need not be materialized."""
 

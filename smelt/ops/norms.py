@@ -252,9 +252,9 @@ def _batch_norm_layout(
     return batch_norm_training_layout(x, weight, bias, mean, var, False, momentum, eps)
 
 
-def _batch_norm_layout_on(device: torch.device, x: torch.Tensor, *given: Any, **named: Any) -> Any:
+def _batch_norm_layout_on(device: torch.device, x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
     """A GPU's kernel allocates statistics that it does not fill."""
-    found = _batch_norm_layout(x, *given, **named)
+    found = _batch_norm_layout(x, *arguments, **named)
     if found is NotImplemented:
         return found
     room = fresh(x.shape[1:2], opmath(x.dtype))
@@ -293,17 +293,17 @@ def _scaled(make: Make, value: Node, weight: Node | None, bias: Node | None) -> 
     return value if bias is None else make(aten.add.Tensor, value, bias)
 
 
-def _layer_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node | None:
+def _layer_norm_formula(make: Make, arguments: dict[str, Any], items: dict[int, Node]) -> Node | None:
     if not items.keys() >= {1, 2}:
         return None
-    value = make(aten.mul.Tensor, make(aten.sub.Tensor, given["input"], items[1]), items[2])
-    return _scaled(make, value, given["weight"], given["bias"])
+    value = make(aten.mul.Tensor, make(aten.sub.Tensor, arguments["input"], items[1]), items[2])
+    return _scaled(make, value, arguments["weight"], arguments["bias"])
 
 
-def _rms_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node | None:
+def _rms_norm_formula(make: Make, arguments: dict[str, Any], items: dict[int, Node]) -> Node | None:
     if 1 not in items:
         return None
-    return _scaled(make, make(aten.mul.Tensor, given["input"], items[1]), given["weight"], None)
+    return _scaled(make, make(aten.mul.Tensor, arguments["input"], items[1]), arguments["weight"], None)
 
 
 def _by_channel(make: Make, value: Node | None, rank: int) -> Node | None:
@@ -311,42 +311,42 @@ def _by_channel(make: Make, value: Node | None, rank: int) -> Node | None:
     return value if value is None else make(aten.view.default, value, [-1] + [1] * (rank - 2))
 
 
-def batch_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node | None:
+def batch_norm_formula(make: Make, arguments: dict[str, Any], items: dict[int, Node]) -> Node | None:
     """The node (x - mean) * scale * weight + bias. `items`: nodes of the saved results, 1 the mean and 2 the scale.
     None if training needs one that is absent."""
-    x, rank = given["input"], len(given["input"].spec.shape)
-    if given.get("training"):
+    x, rank = arguments["input"], len(arguments["input"].spec.shape)
+    if arguments.get("training"):
         if not items.keys() >= {1, 2}:
             return None
         mean, scale = items[1], items[2]
     else:
-        mean = given["running_mean"]
-        scale = make(aten.rsqrt.default, make(aten.add.Scalar, given["running_var"], given["eps"]))
+        mean = arguments["running_mean"]
+        scale = make(aten.rsqrt.default, make(aten.add.Scalar, arguments["running_var"], arguments["eps"]))
     centred = make(aten.sub.Tensor, x, _by_channel(make, mean, rank))
     value = make(aten.mul.Tensor, centred, _by_channel(make, scale, rank))
     return _scaled(
-        make, value, _by_channel(make, given["weight"], rank), _by_channel(make, given["bias"], rank)
+        make, value, _by_channel(make, arguments["weight"], rank), _by_channel(make, arguments["bias"], rank)
     )
 
 
-def _group_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node | None:
+def _group_norm_formula(make: Make, arguments: dict[str, Any], items: dict[int, Node]) -> Node | None:
     if not items.keys() >= {1, 2}:
         return None
-    x, channels, groups = given["input"], given["C"], given["group"]
+    x, channels, groups = arguments["input"], arguments["C"], arguments["group"]
     rank = len(x.spec.shape)
 
     def of_channels(statistic: Node) -> Node:
         wide = make(
             aten.expand.default,
             make(aten.unsqueeze.default, statistic, 2),
-            [given["N"], groups, channels // groups],
+            [arguments["N"], groups, channels // groups],
         )
         dense = make(CLONE, wide, memory_format=torch.contiguous_format)
-        return make(aten.view.default, dense, [given["N"], channels] + [1] * (rank - 2))
+        return make(aten.view.default, dense, [arguments["N"], channels] + [1] * (rank - 2))
 
     value = make(aten.mul.Tensor, make(aten.sub.Tensor, x, of_channels(items[1])), of_channels(items[2]))
     return _scaled(
-        make, value, _by_channel(make, given["weight"], rank), _by_channel(make, given["bias"], rank)
+        make, value, _by_channel(make, arguments["weight"], rank), _by_channel(make, arguments["bias"], rank)
     )
 
 

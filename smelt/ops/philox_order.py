@@ -71,18 +71,21 @@ class Draws:
         threads = THREADS * min(blocks, -(-count // THREADS))
         return cls(stride, vector, threads, numbers, ((count - 1) // (threads * numbers) + 1) * _WORDS)
 
-    def place(self, at: Index) -> tuple[Size, Size, Size]:
+    def position(self, at: Index) -> tuple[Size, Size, Size]:
         """The thread that draws for an element, its step, and the element's number in that step."""
-        place: Size = 0
+        position: Size = 0
         for i, step in zip(at, self.stride):
-            place = place + i * step
+            position = position + i * step
         if self.vector == 1:  # the numbers of a step are for as many turns
-            turn = place // self.threads
-            return place % self.threads, turn // self.numbers, turn % self.numbers
+            turn = position // self.threads
+            return position % self.threads, turn // self.numbers, turn % self.numbers
         if self.vector == 2:  # ATen means to use a step for two turns, but draws anew in each
-            group, lane = place // 2, place % 2
+            group, lane = position // 2, position % 2
             return group % self.threads, group // self.threads, lane
-        step, lane = place // _WORDS, place % _WORDS  # neighbours have one: kernels draw it once for all four
+        step, lane = (
+            position // _WORDS,
+            position % _WORDS,
+        )  # neighbours have one: kernels draw it once for all four
         group, steps = step // (self.vector // _WORDS), self.vector // _WORDS
         return group % self.threads, group // self.threads * steps + step % steps, lane
 
@@ -99,7 +102,7 @@ class Step:
     @classmethod
     def of(cls, draws: Draws, seed: Value, offset: Value, at: Index) -> Step:
         """The step of the element at an index, for a generator at `seed` and `offset`."""
-        thread, step, lane = draws.place(at)
+        thread, step, lane = draws.position(at)
         counter = call("shift_right", offset, const(2, torch.int64)) + index(step)
         return cls(seed, counter, index(thread), lane)
 

@@ -79,7 +79,7 @@ def native_dropout(b: Builder, x: Tensor, p: float, train: bool | None) -> tuple
         return None
     compute = _computed(x.dtype)
     draws = Draws.near(x.spec, b.costs.draw_blocks)
-    mask = _mask(b, draws, _place_of_generator(b, draws.offsets), p, x.dtype)
+    mask = _mask(b, draws, _generator_state(b, draws.offsets), p, x.dtype)
     scale = scale_of_dropout(p, x.dtype)
 
     def dropped(load: Load, at: Index) -> Value:
@@ -100,16 +100,16 @@ def dropped_out(make: Make, x: Node, mask: Node, p: float) -> Node:
     return make(aten.native_dropout_backward.default, x, mask, scale_of_dropout(p, x.spec.dtype))
 
 
-def _mask(b: Builder, draws: Draws, place: _Place, p: float, dtype: torch.dtype) -> Tensor:
+def _mask(b: Builder, draws: Draws, state: _GeneratorState, p: float, dtype: torch.dtype) -> Tensor:
     """Which elements a dropout of `dtype` retains."""
     compute = _computed(dtype)
     keep = const(_rounded(1 - p, compute), compute)
 
-    def kept(load: Load, at: Index) -> Value:
-        return compare("lt", cast(place.step(draws, load, at).uniform(), compute), keep)
+    def retained(load: Load, at: Index) -> Value:
+        return compare("lt", cast(state.step(draws, load, at).uniform(), compute), keep)
 
     shape = b.spec[0].shape if isinstance(b.spec, tuple) else b.spec.shape
-    return b.map(shape, torch.bool, place.inputs, kept, cost=_COST)
+    return b.map(shape, torch.bool, state.inputs, retained, cost=_COST)
 
 
 # The mask of a dropout of a tensor laid out like that, by a generator that stood at two numbers, on the CPU.
@@ -133,7 +133,7 @@ def _mask_by_torch(
 ) -> torch.Tensor:
     draws = Draws.near(TensorSpec(tuple(size), tuple(stride), dtype, device, start), blocks)
     grid: Any = torch.meshgrid(*(torch.arange(n, device=device) for n in size), indexing="ij")
-    thread, step, lane = (torch.as_tensor(x, device=device).expand(size) for x in draws.place(grid))
+    thread, step, lane = (torch.as_tensor(x, device=device).expand(size) for x in draws.position(grid))
     bits = philox(seed.to(device), (offset.to(device) >> 2) + step, thread, lane)
     number = (bits.float() * 2.0**-32 + 2.0**-33).to(_computed(dtype))
     return number < _rounded(1 - p, _computed(dtype))
@@ -157,7 +157,7 @@ def dropout_mask(
 ) -> Tensor:
     """The mask that `native_dropout` draws for a tensor of this layout."""
     spec = TensorSpec(tuple(size), tuple(stride), dtype, device, start)
-    return _mask(b, Draws.near(spec, blocks), _Place(seed, offset), p, dtype)
+    return _mask(b, Draws.near(spec, blocks), _GeneratorState(seed, offset), p, dtype)
 
 
 declare(aten.rand.default, aten.rand_like.default, lowering=lambda b, *_, **__: uniform(b, None))
@@ -287,16 +287,16 @@ def _filled(b: Builder, number: Callable[[Step], Value], numbers: int = 4) -> Te
     draws = Draws.apart(spec, b.costs.draw_blocks, numbers)
     if draws is None:
         return None
-    place = _place_of_generator(b, draws.offsets)
+    state = _generator_state(b, draws.offsets)
 
     def body(load: Load, at: Index) -> Value:
-        return number(place.step(draws, load, at))
+        return number(state.step(draws, load, at))
 
-    return b.map(spec.shape, spec.dtype, place.inputs, body, cost=_COST)
+    return b.map(spec.shape, spec.dtype, state.inputs, body, cost=_COST)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _GeneratorState:
     """The generator's seed and offset, on the CPU; or on the device, with `within` on the CPU, added to the offset."""
 
     seed: Tensor
@@ -316,7 +316,7 @@ class _Place:
         return Step.of(draws, load(self.seed, ()), offset, at)
 
 
-def _place_of_generator(b: Builder, offsets: int) -> _Place:
+def _generator_state(b: Builder, offsets: int) -> _GeneratorState:
     """The state of the device's generator, which advances by `offsets`."""
     captured = b.costs.draw_captured
     devices = (b.device, b.device, _CPU) if captured else (_CPU, _CPU)
@@ -326,7 +326,7 @@ def _place_of_generator(b: Builder, offsets: int) -> _Place:
     )
     op = torch.ops.smelt.philox_in_memory.default if captured else torch.ops.smelt.philox_offset.default
     b.made.append(Extern(op, (offsets, b.device), {}, results, "philox_offset", b.line))
-    return _Place(*results)
+    return _GeneratorState(*results)
 
 
 def _computed(dtype: torch.dtype) -> torch.dtype:

@@ -434,8 +434,8 @@ def _row_statistics(make: Make, x: Node, dim: int, half_to_float: bool) -> tuple
     return top, make(aten.log.default, make(aten.sum.dim_IntList, exponentials, [dim], True))
 
 
-def _less_statistics(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node:
-    wide = converted(make, given["self"], opmath(given["self"].spec.dtype))
+def _less_statistics(make: Make, arguments: dict[str, Any], items: dict[int, Node]) -> Node:
+    wide = converted(make, arguments["self"], opmath(arguments["self"].spec.dtype))
     return make(aten.sub.Tensor, make(aten.sub.Tensor, wide, items[1]), items[2])
 
 

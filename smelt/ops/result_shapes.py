@@ -10,32 +10,32 @@ from smelt.graph.ir import TensorSpec
 from smelt.ops.convolution_settings import Convolution
 from smelt.shapes.expr import Expr, Size
 
-Given = Mapping[str, Any]  # arguments by name, with the defaults of those that are not given
+Arguments = Mapping[str, Any]  # arguments by name, with the defaults of those that are not arguments
 SpecOf = Callable[[Any], TensorSpec | None]
 Shape = tuple[Size, ...]
 
 
-def quotients(name: str, given: Given, spec_of: SpecOf) -> list[Expr]:
+def quotients(name: str, arguments: Arguments, spec_of: SpecOf) -> list[Expr]:
     """Candidate sizes of the results of the operator `name` (without its namespace)."""
     made: list[Size] = []
     if name in ("tril_indices", "triu_indices"):
-        made += _of_triangle(given, upper=name == "triu_indices")
+        made += _of_triangle(arguments, upper=name == "triu_indices")
     elif name == "_scaled_dot_product_efficient_attention":
-        spec = spec_of(given["query"])
+        spec = spec_of(arguments["query"])
         if spec is not None:  # the logarithms of each row's sum, whole vectors of them
             made += [(spec.shape[2] + 31) // 32 * 32]
     elif name in ("split", "unsafe_split"):
-        spec = spec_of(given["self"])
+        spec = spec_of(arguments["self"])
         if spec is not None:
-            n, size = spec.shape[given["dim"]], given["split_size"]
+            n, size = spec.shape[arguments["dim"]], arguments["split_size"]
             made += [n - n // size * size, n - size]
     return [size for size in made if isinstance(size, Expr)]
 
 
-def _of_triangle(given: Given, upper: bool) -> Iterator[Size]:
+def _of_triangle(arguments: Arguments, upper: bool) -> Iterator[Size]:
     """The elements of a square's triangle that ends at a diagonal: a smaller half square, or its complement."""
-    n, offset = given["row"], -given["offset"] if upper else given["offset"]
-    if n == given["col"]:
+    n, offset = arguments["row"], -arguments["offset"] if upper else arguments["offset"]
+    if n == arguments["col"]:
         side = n + offset if offset <= 0 else n - 1 - offset
         half = side * (side + 1) // 2
         yield half if offset <= 0 else n * n - half
@@ -46,45 +46,45 @@ def is_windowed(name: str) -> bool:
     return name in _WINDOWS or (name.endswith("_backward") and name.removesuffix("_backward") in _WINDOWS)
 
 
-def known_shape(name: str, given: Given, spec_of: SpecOf) -> Shape | None:
+def known_shape(name: str, arguments: Arguments, spec_of: SpecOf) -> Shape | None:
     """The result shape of the operator `name`; None for other operators, and if it depends on sizes in another way."""
     rule = _WINDOWS.get(name) or _OTHERS.get(name)
-    return None if rule is None else rule(given, spec_of)
+    return None if rule is None else rule(arguments, spec_of)
 
 
-def least_sizes(name: str, given: Given, spec_of: SpecOf) -> list[tuple[Size, int]]:
+def least_sizes(name: str, arguments: Arguments, spec_of: SpecOf) -> list[tuple[Size, int]]:
     """Sizes with their minimum values, in addition to those of the results."""
     if name in _REFLECTING:
-        spec, pads = spec_of(given["self"]), given["padding"]
+        spec, pads = spec_of(arguments["self"]), arguments["padding"]
         shape = () if spec is None else spec.shape
         return [(shape[-1 - i], max(pads[2 * i : 2 * i + 2]) + 1) for i in range(len(pads) // 2)]
     if name != "im2col":
         return []
-    return [(steps, 1) for steps in _steps_of_columns(given, spec_of)]
+    return [(steps, 1) for steps in _steps_of_columns(arguments, spec_of)]
 
 
 def _steps(size: Size, window: Size, stride: int) -> Size:
     return (size - window) // stride + 1
 
 
-def _of_convolution(given: Given, spec_of: SpecOf) -> Shape | None:
-    image, weight = spec_of(given["input"]), spec_of(given["weight"])
+def _of_convolution(arguments: Arguments, spec_of: SpecOf) -> Shape | None:
+    image, weight = spec_of(arguments["input"]), spec_of(arguments["weight"])
     if image is None or weight is None or len(image.shape) != len(weight.shape):
         return None
-    c = Convolution(*(given[name] for name in Convolution._fields)).over(len(weight.shape) - 2)
+    c = Convolution(*(arguments[name] for name in Convolution._fields)).over(len(weight.shape) - 2)
     return tuple(c.shape(image.shape, weight.shape))
 
 
-def _of_pool(given: Given, spec_of: SpecOf) -> Shape | None:
-    spec, kernels = spec_of(given["self"]), given["kernel_size"]
+def _of_pool(arguments: Arguments, spec_of: SpecOf) -> Shape | None:
+    spec, kernels = spec_of(arguments["self"]), arguments["kernel_size"]
     if spec is None:
         return None
     first = len(spec.shape) - len(kernels)
     made = list(spec.shape[:first])
     for i, size in enumerate(spec.shape[first:]):
-        stride, padding = _at(given.get("stride") or kernels, i), _at(given.get("padding", 0), i)
-        window = (_at(kernels, i) - 1) * _at(given.get("dilation", 1), i) + 1
-        if not given.get("ceil_mode"):
+        stride, padding = _at(arguments.get("stride") or kernels, i), _at(arguments.get("padding", 0), i)
+        window = (_at(kernels, i) - 1) * _at(arguments.get("dilation", 1), i) + 1
+        if not arguments.get("ceil_mode"):
             made.append(_steps(size + 2 * padding, window, stride))
         elif window >= padding + stride:  # no window lies behind the image
             made.append(_steps(size + 2 * padding + (stride - 1), window, stride))
@@ -93,8 +93,8 @@ def _of_pool(given: Given, spec_of: SpecOf) -> Shape | None:
     return tuple(made)
 
 
-def _of_padding(given: Given, spec_of: SpecOf) -> Shape | None:
-    spec, pads = spec_of(given["self"]), given["pad"] if "pad" in given else given["padding"]
+def _of_padding(arguments: Arguments, spec_of: SpecOf) -> Shape | None:
+    spec, pads = spec_of(arguments["self"]), arguments["pad"] if "pad" in arguments else arguments["padding"]
     if spec is None:
         return None
     made = list(spec.shape)
@@ -103,49 +103,51 @@ def _of_padding(given: Given, spec_of: SpecOf) -> Shape | None:
     return tuple(made)
 
 
-def _of_output_size(given: Given, spec_of: SpecOf) -> Shape | None:
-    spec, sizes = spec_of(given["self"]), given["output_size"]
+def _of_output_size(arguments: Arguments, spec_of: SpecOf) -> Shape | None:
+    spec, sizes = spec_of(arguments["self"]), arguments["output_size"]
     return None if spec is None else (*spec.shape[: len(spec.shape) - len(sizes)], *sizes)
 
 
-def _steps_of_columns(given: Given, spec_of: SpecOf) -> list[Size]:
-    spec = spec_of(given["self"])
-    kernel, dilation, padding, stride = (given[k] for k in ("kernel_size", "dilation", "padding", "stride"))
+def _steps_of_columns(arguments: Arguments, spec_of: SpecOf) -> list[Size]:
+    spec = spec_of(arguments["self"])
+    kernel, dilation, padding, stride = (
+        arguments[k] for k in ("kernel_size", "dilation", "padding", "stride")
+    )
     return [
         _steps(size + 2 * _at(padding, i), (_at(kernel, i) - 1) * _at(dilation, i) + 1, _at(stride, i))
         for i, size in enumerate(() if spec is None else spec.shape[-2:])
     ]
 
 
-def _of_columns(given: Given, spec_of: SpecOf) -> Shape | None:
-    spec, steps = spec_of(given["self"]), _steps_of_columns(given, spec_of)
+def _of_columns(arguments: Arguments, spec_of: SpecOf) -> Shape | None:
+    spec, steps = spec_of(arguments["self"]), _steps_of_columns(arguments, spec_of)
     if spec is None or len(spec.shape) < 3:
         return None
-    window = _at(given["kernel_size"], 0) * _at(given["kernel_size"], 1)
+    window = _at(arguments["kernel_size"], 0) * _at(arguments["kernel_size"], 1)
     return (*spec.shape[:-3], spec.shape[-3] * window, steps[0] * steps[1])
 
 
-def _of_self(given: Given, spec_of: SpecOf) -> Shape | None:
-    spec = spec_of(given["self"])
+def _of_self(arguments: Arguments, spec_of: SpecOf) -> Shape | None:
+    spec = spec_of(arguments["self"])
     return None if spec is None else spec.shape
 
 
-def _of_spectrum(given: Given, spec_of: SpecOf) -> Shape | None:
+def _of_spectrum(arguments: Arguments, spec_of: SpecOf) -> Shape | None:
     """Result of the Fourier transform of real numbers, whose last dimension omits its mirrored half; or of the inverse
     transform, which receives the original length."""
-    spec = spec_of(given["self"])
-    if spec is None or not given["dim"]:
+    spec = spec_of(arguments["self"])
+    if spec is None or not arguments["dim"]:
         return None
-    shape, last = list(spec.shape), given["dim"][-1]
-    if "last_dim_size" in given:
-        shape[last] = given["last_dim_size"]
-    elif given["onesided"]:
+    shape, last = list(spec.shape), arguments["dim"][-1]
+    if "last_dim_size" in arguments:
+        shape[last] = arguments["last_dim_size"]
+    elif arguments["onesided"]:
         shape[last] = shape[last] // 2 + 1
     return tuple(shape)
 
 
 _REFLECTING = ("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-_Rules = dict[str, Callable[[Given, SpecOf], Shape | None]]
+_Rules = dict[str, Callable[[Arguments, SpecOf], Shape | None]]
 _WINDOWS: _Rules = {
     **dict.fromkeys(("convolution", "_convolution"), _of_convolution),
     **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _of_pool),

@@ -96,9 +96,9 @@ def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, index: Size)
 
 def _insert_selected(b: Builder, x: Tensor, source: Tensor, dim: int, index: Size) -> Insert:
     dim %= len(x.shape)
-    place = selected(index, x.shape[dim])
+    position = selected(index, x.shape[dim])
     return b.insert(
-        x, source.shape, (source,), lambda load, i: load(source, i), lambda i: (*i[:dim], place, *i[dim:])
+        x, source.shape, (source,), lambda load, i: load(source, i), lambda i: (*i[:dim], position, *i[dim:])
     )
 
 
@@ -196,8 +196,8 @@ def unfold_backward(
             for op, left, right in (("ge", window, 0), ("lt", window, count), ("lt", at, size)):
                 mask = both(mask, compare(op, index_value(left), index_value(right)))
             assert mask is not None
-            place = (*i[:dim], _inside(window, count), *i[dim + 1 :], _inside(at, size))
-            total = total + _where_inside(load, mask, grad, place, const(0, compute))
+            position = (*i[:dim], _inside(window, count), *i[dim + 1 :], _inside(at, size))
+            total = total + _where_inside(load, mask, grad, position, const(0, compute))
         return cast(total, grad.dtype)
 
     return b.map(b.spec.shape, grad.dtype, (grad,), body, cost=3.0 * -(-size // step))

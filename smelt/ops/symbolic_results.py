@@ -108,9 +108,9 @@ def required_sizes(
 
     def holds_at(sym: Sym, number: int) -> bool:
         one: dict[Sym, Size] = {sym: number}
-        given, named = (_replaced(tree, one, spec_of) for tree in (list(args), kwargs))
+        positional, named = (_replaced(tree, one, spec_of) for tree in (list(args), kwargs))
         try:
-            out, _ = _Asked(func, given, named, device, _spec_of).answer(0)
+            out, _ = _Asked(func, positional, named, device, _spec_of).answer(0)
         except NeedsFixedSize:
             return False
         return _fits(substitute(found, one), out, {s: at(s, 0) for s in syms})
@@ -207,7 +207,7 @@ def results(
 
     Raises NeedsFixedSize, or NotImplementedError if it has no shape function.
     """
-    safe, given = _is_safe(func, args), symbols_in((args, kwargs), spec_of)
+    safe, positional = _is_safe(func, args), symbols_in((args, kwargs), spec_of)
     if not safe or not is_windowed(_name(func)):
         try:
             return _results(func, args, kwargs, device, spec_of)
@@ -216,12 +216,12 @@ def results(
                 raise
     # With large numbers, of which no quotient vanishes. Of images, what is symbolic of the result is at least two, so no
     # window is larger than its image.
-    syms = widened(given)
+    syms = widened(positional)
     narrow = {wide: sym for sym, wide in syms.items()}
     large_args, large_kwargs = (_replaced(tree, syms, spec_of) for tree in (list(args), kwargs))
     try:
         if _are_small((large_args, large_kwargs), _spec_of, 1):  # a fixed size divided by a symbol
-            raise NeedsFixedSize(f"{func} of what is small where a symbol is large", given)
+            raise NeedsFixedSize(f"{func} of what is small where a symbol is large", positional)
         found = _results(func, large_args, large_kwargs, device, _spec_of)
     except NeedsFixedSize as error:
         raise NeedsFixedSize(error.reason.detail, frozenset(syms)) from None
@@ -292,7 +292,7 @@ def _results(
     if known is not None:
         _check_itself(asked, known)
         return known
-    answers, given = zip(*(first if n == k else asked.answer(n) for n in range(COUNT)))
+    answers, positional = zip(*(first if n == k else asked.answer(n) for n in range(COUNT)))
     declared = effects(func).results
     if declared and all(result.kind == "same" for result in declared):
         _check_itself(asked, None)
@@ -301,7 +301,7 @@ def _results(
     name = _name(func)
     sizes += quotients(name, named_arguments(func, args, kwargs), spec_of)
     shape = next(_shapes(layouts), None)
-    found = _Fit(name, candidates_of(specs, sizes), shape, shapes, syms, device, given).tree(answers)
+    found = _Fit(name, candidates_of(specs, sizes), shape, shapes, syms, device, positional).tree(answers)
     _check_itself(asked, found)
     for numbers in more_of(syms):
         out, _ = asked.answer_for(lambda size, numbers=numbers: evaluate(size, numbers))  # type: ignore[misc]
@@ -354,9 +354,9 @@ def accepts(
     values: Mapping[Sym, Size],
 ) -> bool:
     """Whether `results` succeeds with these sizes in place of the symbols."""
-    given, named = (_replaced(tree, values, spec_of) for tree in (list(args), kwargs))
+    positional, named = (_replaced(tree, values, spec_of) for tree in (list(args), kwargs))
     try:
-        results(func, given, named, device, _spec_of)
+        results(func, positional, named, device, _spec_of)
     except NeedsFixedSize:
         return False
     return True
@@ -419,8 +419,8 @@ class _Asked:
         self.specs = [s for leaf in leaves if (s := spec_of(leaf)) is not None]
         self.sizes = [leaf for leaf in leaves if isinstance(leaf, Expr)]
         self._why = None
-        if self.syms and not _go_together(func, args, self.specs):
-            self._why = NeedsFixedSize(f"{func} is tried, for which sizes must go together", self.syms)
+        if self.syms and not _are_consistent(func, args, self.specs):
+            self._why = NeedsFixedSize(f"{func} is tried, for which sizes must be consistent", self.syms)
         # On one element of each tensor they are the same call, unless a number differs.
         self._accepted = None if self.sizes else Accepted()
 
@@ -431,18 +431,18 @@ class _Asked:
     def answer_for(self, number_of: Callable[[Size], int]) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
         """The answer for other numbers."""
         try:
-            given, named, back = self._given(number_of)
+            positional, named, back = self._arguments(number_of)
             why, seen = self._why, None
-            if self._is_large_on_gpu(given, named):
+            if self._is_large_on_gpu(positional, named):
                 seen = self._seen
                 why = NeedsFixedSize(f"{self.func} is tried on a GPU, of large tensors", self.syms)
-            if _is_run(self.func) and _elements_with_results(self.func, given, named) > _MOST_RUN:
+            if _is_run(self.func) and _elements_with_results(self.func, positional, named) > _MOST_RUN:
                 raise NeedsFixedSize(
                     f"{self.func} is run to know its results, of tensors this large", self.syms
                 )
             device = self.device if seen is None else CPU
             with not_tried(why if seen is None else self._why):
-                out = on_metas(self.func, given, named, device, self._accepted)
+                out = on_metas(self.func, positional, named, device, self._accepted)
             out = out if seen is None else seen.of(out)
         except NotImplementedError:
             raise
@@ -450,7 +450,7 @@ class _Asked:
             raise NeedsFixedSize(f"{self.func} raises for some sizes: {error}", self.syms) from error
         return out, back
 
-    def _given(
+    def _arguments(
         self, number_of: Callable[[Size], int]
     ) -> tuple[list[Any], dict[str, Any], dict[int, tuple[torch.Tensor, Any]]]:
         """The arguments with numbers for sizes, and the mapping in `answer`."""
@@ -470,25 +470,25 @@ class _Asked:
 
         return [number(a) for a in self.args], {name: number(v) for name, v in self.kwargs.items()}, back
 
-    def _is_large_on_gpu(self, given: list[Any], named: dict[str, Any]) -> bool:
+    def _is_large_on_gpu(self, positional: list[Any], named: dict[str, Any]) -> bool:
         """Whether a GPU may lack memory for these tensors, whose sizes no call has."""
         if self.device.type == "cpu" or not self.syms:
             return False
-        return elements((given, named)) > _MOST_TRIED
+        return elements((positional, named)) > _MOST_TRIED
 
     @cached_property
     def _seen(self) -> Seen | None:
         """The difference between GPU and CPU layouts of the results, from the sizes of the current call."""
         sizes = [n for spec in self.specs for n in spec.shape]
         fixed = {n for n in sizes if isinstance(n, int)} - {now(n) for n in sizes if isinstance(n, Expr)}
-        given, named, _ = self._given(now)
+        positional, named, _ = self._arguments(now)
         with not_tried(None):
-            return seen_on_gpu(self.func, given, named, self.device, fixed)
+            return seen_on_gpu(self.func, positional, named, self.device, fixed)
 
 
-def _elements_with_results(func: OpOverload, given: list[Any], named: dict[str, Any]) -> int:
+def _elements_with_results(func: OpOverload, positional: list[Any], named: dict[str, Any]) -> int:
     """The number of elements of arguments and results, by torch's shape function, which is right about sizes."""
-    return elements((given, named, of_cpp(func, given, named)))
+    return elements((positional, named, of_cpp(func, positional, named)))
 
 
 def _shapes(layouts: Layouts | None) -> Iterator[Shape]:
@@ -526,7 +526,7 @@ def _laid_out(asked: _Asked, layout: Layout | None, out: Any, k: int) -> TensorS
     return make_spec(shape, stride, out.dtype, asked.device, offset)
 
 
-def _go_together(func: OpOverload, args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
+def _are_consistent(func: OpOverload, args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
     """Whether the operator can run on tensors with sample sizes: a single operand is consistent with itself;
     normalized images are with tensors of their channels or groups, if those are concrete, and rows with tensors of
     their columns; operators that require equal sizes check them."""
@@ -551,10 +551,10 @@ def _of_groups(shape: Shape, images: Size) -> bool:
     return len(shape) == 2 and shape[0] == images and isinstance(shape[1], int)
 
 
-def _is_attention(given: Mapping[str, Any], specs: Sequence[TensorSpec]) -> bool:
+def _is_attention(positional: Mapping[str, Any], specs: Sequence[TensorSpec]) -> bool:
     """Whether queries, keys and values have one batch, keys and values one length, heads have fixed sizes, and all
     other operands belong to them."""
-    shapes = [getattr(given.get(name), "spec", None) for name in ("query", "key", "value")]
+    shapes = [getattr(positional.get(name), "spec", None) for name in ("query", "key", "value")]
     if not all(isinstance(s, TensorSpec) and len(s.shape) == 4 for s in shapes):
         return False
     q, k, v = (s.shape for s in shapes)  # type: ignore[union-attr]
@@ -585,7 +585,7 @@ class _Unclear(NeedsFixedSize):
 
 
 class _Fit:
-    """Result sizes. `shape`: that of a window's images, if known. `operands`: their shapes. `given`: for each
+    """Result sizes. `shape`: that of a window's images, if known. `operands`: their shapes. `positional`: for each
     assignment the meta arguments that were returned, with the tensors that they represent."""
 
     def __init__(
@@ -596,7 +596,7 @@ class _Fit:
         operands: Sequence[Shape],
         syms: frozenset[Sym],
         device: torch.device,
-        given: Sequence[dict[int, tuple[torch.Tensor, Any]]],
+        positional: Sequence[dict[int, tuple[torch.Tensor, Any]]],
     ) -> None:
         self.name = name
         self.candidates = candidates
@@ -604,7 +604,7 @@ class _Fit:
         self.operands = operands
         self.syms = syms
         self.device = device
-        self.given = given
+        self.positional = positional
         self.combined = not any(part in name for part in _DIVIDING)
 
     def tree(self, answers: Sequence[Any]) -> Any:
@@ -626,7 +626,7 @@ class _Fit:
         return first
 
     def tensor(self, metas: Sequence[torch.Tensor]) -> Any:
-        back = [given.get(id(meta)) for given, meta in zip(self.given, metas)]
+        back = [positional.get(id(meta)) for positional, meta in zip(self.positional, metas)]
         if any(b is not None for b in back):
             if any(b is None or b[1] is not back[0][1] for b in back):  # type: ignore[index]
                 raise self.refuse("whether it gives its argument back")

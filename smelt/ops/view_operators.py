@@ -56,10 +56,10 @@ def view(b: Builder, x: Tensor, shape: Sequence[Size], stride: Sequence[Size] | 
 def permute(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
     """Dimension i of the result is dimension dims[i] of x."""
     rank = len(x.shape)
-    place = [0] * rank  # place[d]: where dimension d of x went
+    target = [0] * rank  # target[d]: the dimension of the result that dimension d of x becomes
     for position, d in enumerate(dims):
-        place[d % rank] = position
-    return b.view(x, b.spec.shape, lambda index: tuple([index[p] for p in place]))
+        target[d % rank] = position
+    return b.view(x, b.spec.shape, lambda index: tuple([index[p] for p in target]))
 
 
 @operator(aten.transpose.int)

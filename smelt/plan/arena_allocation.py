@@ -44,11 +44,11 @@ def with_arena(
     may_use_arena: Callable[[int], bool],
     nbytes: Callable[[int], Size],
     memory: Memory,
-    given: Iterable[int] = (),
+    donated: Iterable[int] = (),
 ) -> tuple[tuple[Step, ...], int]:
     """Assign arena offsets to the allocations that may have one and gain from it. `nbytes`: bytes of a register's
-    memory. `given`: donated inputs, freed after their last use."""
-    roots, lifetimes = _lifetimes(steps, may_use_arena, nbytes, given)
+    memory. `donated`: donated inputs, freed after their last use."""
+    roots, lifetimes = _lifetimes(steps, may_use_arena, nbytes, donated)
     inside = {r for r, life in lifetimes.items() if life.may_use_arena}
     if memory.single:
         placement = _most_placed(lifetimes, inside, len(steps), memory)
@@ -61,10 +61,10 @@ def with_intervals(
     steps: Sequence[Step],
     may_use_arena: Callable[[int], bool],
     nbytes: Callable[[int], Size],
-    given: Iterable[int] = (),
+    donated: Iterable[int] = (),
 ) -> tuple[tuple[Step, ...], tuple[Interval, ...]]:
     """Like `with_arena` for symbolic sizes: an allocation has the number of an interval in place of an offset."""
-    roots, lifetimes = _lifetimes(steps, may_use_arena, nbytes, given)
+    roots, lifetimes = _lifetimes(steps, may_use_arena, nbytes, donated)
     intervals = _intervals(lifetimes, (r for r, life in lifetimes.items() if life.may_use_arena))
     numbers = {interval.key: number for number, interval in enumerate(intervals)}
     return _with_offsets(steps, roots, numbers), intervals
@@ -83,10 +83,10 @@ def _lifetimes(
     steps: Sequence[Step],
     may_use_arena: Callable[[int], bool],
     nbytes: Callable[[int], Size],
-    given: Iterable[int],
+    donated: Iterable[int],
 ) -> tuple[dict[int, int], dict[int, _Lifetime]]:
     """The register that each register's memory comes from (a view's is its source's), and the lifetimes of those."""
-    roots = {r: r for r in given}
+    roots = {r: r for r in donated}
     lifetimes = {r: _Lifetime(nbytes(r), 0, 0, False) for r in roots}
     for i, step in enumerate(steps):
         if isinstance(step, Free):
@@ -136,9 +136,9 @@ def _placed_within(
 ) -> Placement | None:
     """An arena for all of `inside`; None if a call would exceed `enough` bytes. `used`: bytes at each step."""
     within = _levels([lifetimes[r] for r in inside], len(used))
-    beside = [u - w for u, w in zip(used, within)]
+    outside_arena = [u - w for u, w in zip(used, within)]
     first = min(lifetimes[r].begin for r in inside)
-    before, meanwhile = max(beside[:first], default=0), max(beside[first:])
+    before, meanwhile = max(outside_arena[:first], default=0), max(outside_arena[first:])
     if max(before, meanwhile + max(within)) > enough:
         return None
     placement = _placement(lifetimes, inside, alignment)

@@ -34,6 +34,6 @@ class Placement:
 def place(intervals: Sequence[Interval], alignment: int) -> Placement:
     """Greedy by size: the largest interval first, each into the tightest gap left by intervals that overlap it in
     time. `alignment`: of every offset, in bytes. Sizes must be concrete."""
-    given = [(static(i.nbytes), i.begin, i.end) for i in intervals]
-    offsets, nbytes = _native.assign_arena_offsets(given, alignment)
+    intervals_of_bytes = [(static(i.nbytes), i.begin, i.end) for i in intervals]
+    offsets, nbytes = _native.assign_arena_offsets(intervals_of_bytes, alignment)
     return Placement(dict(zip((i.key for i in intervals), offsets, strict=True)), nbytes)

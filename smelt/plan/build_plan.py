@@ -96,10 +96,10 @@ def _unplaced(
     schedule, items = in_place(schedule, items)
     roots = Roots(schedule, items, decisions)
     writer = _Writer(schedule, roots, device, items)
-    for place, item in enumerate(items):
-        writer.add(place, item)
-    joined = merge_parallel_launches(writer.steps, writer.touched, device.costs, decisions)
-    steps = with_frees(joined, range(roots.n_inputs, roots.n_held), writer.outputs)
+    for position, item in enumerate(items):
+        writer.add(position, item)
+    merged = merge_parallel_launches(writer.steps, writer.touched, device.costs, decisions)
+    steps = with_frees(merged, range(roots.n_inputs, roots.n_held), writer.outputs)
     plan = Plan(
         n_inputs=roots.n_inputs,
         constants=schedule.constants,
@@ -148,9 +148,9 @@ class _Writer:
         self._over: dict[int, int] = {}  # result -> the operand whose memory it reuses
         last = {roots.root(b): position for position, item in enumerate(items) for b in used(item)}
         self._dying: dict[int, list[int]] = {}  # roots, by the item that is the last to use them
-        for root, place in last.items():
-            self._dying.setdefault(place, []).append(root)
-        self._place = 0  # of the item that is added
+        for root, position in last.items():
+            self._dying.setdefault(position, []).append(root)
+        self._position = 0  # of the item that is added
         self.device = device
         self.steps: list[Step] = []
         self.kernels: dict[str, Function] = {}  # by symbol
@@ -198,7 +198,7 @@ class _Writer:
             self.touched[len(self.steps)] = self._touched(item)
         self.steps.append(self._launch(item))
 
-    def together(self, item: ParallelLaunchItem) -> None:
+    def parallel_launch(self, item: ParallelLaunchItem) -> None:
         self._prepare(item.parts)
         parts = tuple(map(self._launch, item.parts))
         if len({self.kernels[part.kernel] for part in parts}) == 1:  # whatever each was called
@@ -302,7 +302,7 @@ class _Writer:
 
 _ITEMS: dict[type, Callable[[_Writer, Any], None]] = {
     LaunchItem: _Writer.launch,
-    ParallelLaunchItem: _Writer.together,
+    ParallelLaunchItem: _Writer.parallel_launch,
     ViewItem: _Writer.view,
     ExternItem: _Writer.extern,
 }

@@ -118,10 +118,10 @@ def _launch(s: Launch, writer: _Writer) -> Spec:
     return "launch", writer.addresses[s.kernel], *items, elsewhere, tuple(sizes), profiler_names.of_launch(s)
 
 
-def _together(s: ParallelLaunch, writer: _Writer) -> Spec:
+def _parallel_launch(s: ParallelLaunch, writer: _Writer) -> Spec:
     *ends, grain = writer.sizes((*accumulate(s.work), s.grain))
     parts = tuple(_launch(launch, writer) for launch in s.launches)
-    return "together", parts, tuple(ends), grain, profiler_names.parallel_launch_name(s)
+    return "parallel", parts, tuple(ends), grain, profiler_names.parallel_launch_name(s)
 
 
 def _aten(s: Aten, writer: _Writer) -> Spec:
@@ -137,7 +137,7 @@ _SPECS: dict[type, Callable[[Any, _Writer], Spec]] = {
     Alloc: _alloc,
     View: _view,
     Launch: _launch,
-    ParallelLaunch: _together,
+    ParallelLaunch: _parallel_launch,
     Aten: _aten,
     BumpVersion: lambda s, writer: ("bump", s.regs),
     Free: lambda s, writer: ("free", s.regs),
@@ -164,9 +164,9 @@ def _argument(step: Aten, position: int, name: str, writer: _Writer) -> Spec:
 def _sized(value: Any, writer: _Writer) -> Spec:
     """A size, or a list of sizes, as ("sized", value with placeholders, ((position in the list or 0, slot), ...))."""
     items = value if isinstance(value, (tuple, list)) else (value,)
-    places = [i for i, item in enumerate(items) if isinstance(item, Expr)]
+    positions = [i for i, item in enumerate(items) if isinstance(item, Expr)]
     if leaves([item for item in items if not isinstance(item, Expr)], Expr):
         raise NeedsFixedSize(f"sizes within {value}", frozenset().union(*map(free_syms, leaves(value, Expr))))
-    slots = tuple(zip(places, writer.sizes(tuple(items[i] for i in places)), strict=True))
+    slots = tuple(zip(positions, writer.sizes(tuple(items[i] for i in positions)), strict=True))
     sample = 1 if items is not value else [1 if isinstance(item, Expr) else item for item in items]
     return ("sized", sample, slots)

@@ -34,15 +34,15 @@ def in_place(schedule: Schedule, items: Sequence[Item]) -> tuple[Schedule, list[
 @dataclass
 class _Rewriter:
     schedule: Schedule
-    given: Sequence[Item]
+    original: Sequence[Item]
 
     def __post_init__(self) -> None:
         self.buffers = list(self.schedule.buffers)
-        self.items: list[Item | None] = list(self.given)  # None: dropped
+        self.items: list[Item | None] = list(self.original)  # None: dropped
         self.same: dict[int, int] = {}  # a buffer -> the one that is written in its place
         self.roots: dict[int, int] = {}
         self.last: dict[int, list[int]] = {}  # by root: the items that touch it, in order
-        for i, item in enumerate(self.given):
+        for i, item in enumerate(self.original):
             for buffer in _touched(item):
                 self.last.setdefault(self.root(buffer), [])
             for out, source in _aliases(item):

@@ -1,7 +1,7 @@
 """Launches side by side: neighbours in a plan that do not depend on one another become one piece of parallel work.
 
 An optimiser's step is hundreds of small kernels. One after the other, each is too small for more than one thread, or pays
-for waking them; together they are shared among threads by their work.
+for waking them; merged they are shared among threads by their work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Run:
 
     costs: Costs
     decisions: Decisions
-    given: list[Step] = field(default_factory=list)  # as they stood
+    original: list[Step] = field(default_factory=list)  # as they stood
     pending: list[Step] = field(default_factory=list)  # since the last launch
     launches: list[Launch] = field(default_factory=list)
     read: set[int] = field(default_factory=set)
@@ -39,20 +39,20 @@ class _Run:
         return self.written.isdisjoint(t.read | t.written) and self.read.isdisjoint(t.written)
 
     def add(self, launch: Launch, t: Touched) -> None:
-        self.given += [*self.pending, launch]
+        self.original += [*self.pending, launch]
         self.pending = []
         self.launches.append(launch)
         self.read |= t.read
         self.written |= t.written
 
     def steps(self) -> list[Step]:
-        together = self._together() if len(self.launches) > 1 else None
-        if together is None:
-            return [*self.given, *self.pending]
-        before = [s for s in self.given if not isinstance(s, Launch)]
-        return [*before, together, *self.pending]
+        merged = self._merged() if len(self.launches) > 1 else None
+        if merged is None:
+            return [*self.original, *self.pending]
+        before = [s for s in self.original if not isinstance(s, Launch)]
+        return [*before, merged, *self.pending]
 
-    def _together(self) -> ParallelLaunch | None:
+    def _merged(self) -> ParallelLaunch | None:
         """The launches as one; None where each has enough for all threads, or all have too little."""
         decide = self.decisions
         pieces = self.costs.parallel_launch_chunks * self.costs.threads

@@ -39,7 +39,7 @@ def print_step(step: Step) -> str:
             return f"launch {step.kernel}({_names(step.regs)}{sizes}) over {step.extent} by {step.grain}"
         case ParallelLaunch():
             lines = [f"\n    {print_step(l)}" for l in step.launches]
-            return f"together, {sum(step.work)} by {step.grain}:" + "".join(lines)
+            return f"parallel, {sum(step.work)} by {step.grain}:" + "".join(lines)
         case Aten():
             args = [_argument_text(a) for a in step.args]
             args += [f"{k}={_argument_text(v)}" for k, v in step.kwargs.items()]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt.plan.steps import Aten, Launch, ParallelLaunch, Plan, Step
-from smelt.user_lines import is_own, place
+from smelt.user_lines import is_own, location
 
 GRAPH, STEP = "smelt graph", "smelt: "  # what the names begin with
 
@@ -41,18 +41,18 @@ def parallel_launch_name(step: ParallelLaunch) -> str:
 
 def of_call(step: Aten) -> str:
     """The operator, whose own event lies within this one; empty if no user line caused the call."""
-    return _named(step.op._schema.name, step.note) if _places(step.note) else ""
+    return _named(step.op._schema.name, step.note) if _locations(step.note) else ""
 
 
 def _named(what: str, note: str) -> str:
-    places = _places(note)
-    return f"{STEP}{what} ({', '.join(places)})" if places else STEP + what
+    locations = _locations(note)
+    return f"{STEP}{what} ({', '.join(locations)})" if locations else STEP + what
 
 
-def _places(note: str) -> list[str]:
+def _locations(note: str) -> list[str]:
     """The lines of the user's that a step's note names, each once."""
     found = ((m["file"], int(m["line"])) for m in _LINE.finditer(note))
-    return list(dict.fromkeys(place(file, line) for file, line in found if not is_own(file)))
+    return list(dict.fromkeys(location(file, line) for file, line in found if not is_own(file)))
 
 
 _OF: dict[type, Callable[[Any], str]] = {

@@ -26,7 +26,7 @@ def returns_alias(op: OpOverload) -> bool:
 
 def written_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that the operator writes."""
-    return [v for v, a in _given(op, args, kwargs) if a.alias_info is not None and a.alias_info.is_write]
+    return [v for v, a in _arguments(op, args, kwargs) if a.alias_info is not None and a.alias_info.is_write]
 
 
 def aliased_values(op: OpOverload, result: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -38,10 +38,10 @@ def aliased_values(op: OpOverload, result: int, args: Sequence[Any], kwargs: Map
     if returned is None:
         return []
     names = returned.before_set
-    infos = ((v, a.alias_info) for v, a in _given(op, args, kwargs) if a.alias_info is not None)
+    infos = ((v, a.alias_info) for v, a in _arguments(op, args, kwargs) if a.alias_info is not None)
     return [v for v, info in infos if names & info.before_set or "*" in info.after_set]
 
 
-def _given(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+def _arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     arguments = op._schema.arguments
     return [*zip(args, arguments), *((kwargs[a.name], a) for a in arguments if a.name in kwargs)]

@@ -52,11 +52,11 @@ def to_bytes(plan: Plan) -> bytes:
     """`plan` with its constants and machine code. Raises PlanError for values without a serialized form (a random
     generator as an argument, a constant that is not on the CPU)."""
     libraries = _in_order({f.library: None for f in plan.kernels.values()})
-    place = {library: i for i, library in enumerate(libraries)}
-    kernels = {symbol: (place[f.library], f.name, f.block) for symbol, f in plan.kernels.items()}
+    index = {library: i for i, library in enumerate(libraries)}
+    kernels = {symbol: (index[f.library], f.name, f.block) for symbol, f in plan.kernels.items()}
     writer = Writer(_NUMBERS)
     writer.value(str(torch.__version__))
-    writer.value([_library_fields(library, place) for library in libraries])
+    writer.value([_library_fields(library, index) for library in libraries])
     writer.value(kernels)
     for field in PLAN:
         writer.value(getattr(plan, field))
@@ -115,14 +115,14 @@ def _exported(library: Library, name: str, block: Block | None) -> Function:
     return Function(library, name, block)
 
 
-def _at(libraries: Sequence[Library], place: int) -> Library:
-    if not 0 <= place < len(libraries):
-        raise PlanError(f"no library {place}")
-    return libraries[place]
+def _at(libraries: Sequence[Library], index: int) -> Library:
+    if not 0 <= index < len(libraries):
+        raise PlanError(f"no library {index}")
+    return libraries[index]
 
 
-def _library_fields(library: Library, place: Mapping[Library, int]) -> LibraryFields:
-    imports = {symbol: place[other] for symbol, other in library.imports.items()}
+def _library_fields(library: Library, index: Mapping[Library, int]) -> LibraryFields:
+    imports = {symbol: index[other] for symbol, other in library.imports.items()}
     return library.processor, library.objects, library.exports, imports
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from smelt.report.report_data import as_json
 
-_PLACE = "@REPORT@"
+_MARKER = "@REPORT@"
 
 
 def write(path: str | PathLike[str], data: dict[str, Any]) -> None:
@@ -19,7 +19,7 @@ def write(path: str | PathLike[str], data: dict[str, Any]) -> None:
     Keys may be missing; docs/html-report.md says what the page shows of each. Infinities and NaN, which JSON lacks,
     are shown as unknown. Raises TypeError for values that are not JSON, and OSError if `path` cannot be written.
     """
-    before, after = Path(__file__).with_name("page.html").read_text(encoding="utf-8").split(_PLACE)
+    before, after = Path(__file__).with_name("page.html").read_text(encoding="utf-8").split(_MARKER)
     Path(path).write_text(before + _embedded(data) + after, encoding="utf-8")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 
 from smelt.report import report_data as data
-from smelt.user_lines import place
+from smelt.user_lines import location
 
 WIDTH = 120
 MOST = 12  # rows of a section; the rest is counted
@@ -128,7 +128,7 @@ def _needed(line: data.Line | None) -> str:
 
 
 def _at(line: data.Line) -> str:
-    return place(line.file, line.line)
+    return location(line.file, line.line)
 
 
 # Kinds of guards whose values often differ between calls: they come first.

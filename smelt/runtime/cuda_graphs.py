@@ -48,17 +48,19 @@ class Capture:
         assert plan is not None
         why_not = "there are as many as there may be" if len(self.alive) >= MOST else _refused(inputs, copied)
         if why_not is None:
-            places = tuple(_place(x) if x is not None and copy else None for x, copy in zip(inputs, copied))
-            given = tuple(x if place is None else place for x, place in zip(inputs, places))
+            static_inputs = tuple(
+                _static_copy(x) if x is not None and copy else None for x, copy in zip(inputs, copied)
+            )
+            graph_inputs = tuple(x if static is None else static for x, static in zip(inputs, static_inputs))
             graph = torch.cuda.CUDAGraph()
             try:
                 # A pool of its own: what another graph gave must not lie where this one computes.
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    results = cast(Tensors, plan(given))  # type: ignore[arg-type]
+                    results = cast(Tensors, plan(graph_inputs))  # type: ignore[arg-type]
                 if all(r is None or r.device.type == "cuda" for r in results):
                     replay = Replay(graph)
                     self.alive.add(replay)
-                    return replay, places, results
+                    return replay, static_inputs, results
                 why_not = "a result is on the CPU"
             except RuntimeError as error:
                 why_not = str(error).partition("\n")[0]
@@ -75,7 +77,7 @@ def _refused(inputs: Tensors, copied: tuple[bool, ...]) -> str | None:
     return None
 
 
-def _place(x: torch.Tensor) -> torch.Tensor:
+def _static_copy(x: torch.Tensor) -> torch.Tensor:
     """A static tensor with the layout of `x`, into which inputs are copied."""
     with torch.no_grad():
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)

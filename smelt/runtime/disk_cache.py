@@ -210,18 +210,18 @@ def _remove(folder: int, files: list[tuple[int, int, str]], limit: int) -> int:
 
 def folder() -> str | None:
     """The cache folder: `SMELT_CACHE_DIR`, else `smelt` in the system's cache folder. None if the user has no home."""
-    if given := os.environ.get("SMELT_CACHE_DIR"):
-        return os.path.abspath(given)
-    for place in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
-        if os.path.isabs(place):  # the convention: others are to be ignored
-            return os.path.join(place, "smelt")
+    if configured := os.environ.get("SMELT_CACHE_DIR"):
+        return os.path.abspath(configured)
+    for directory in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+        if os.path.isabs(directory):  # the convention: others are to be ignored
+            return os.path.join(directory, "smelt")
     return None
 
 
 def store(config: Config = DEFAULT) -> Store | None:
     """The cache that the options ask for; None if they turn it off or there is no folder."""
-    place = folder()
-    return _store(place, config.kernel_cache_bytes) if config.kernel_cache and place else None
+    directory = folder()
+    return _store(directory, config.kernel_cache_bytes) if config.kernel_cache and directory else None
 
 
 _store = functools.cache(Store)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Protocol, TypeVar
 
-# The order in which locks are taken, outermost first.
+# The order in which locks are acquired, outermost first.
 CAPTURE, BACKWARD, SIZES, TUNING, KERNELS, GPU_KERNELS, LIBRARY, EMISSION, LINKS, LLVM = range(10)
 
 
@@ -25,26 +25,26 @@ class Lock(Protocol):
 _L = TypeVar("_L", bound=Lock)
 
 _locks: dict[int, Lock] = {}
-_held: list[Lock] = []  # by the thread that forks, in the order in which they were taken
+_held: list[Lock] = []  # by the thread that forks, in the order in which they were acquired
 
 
-def hold_at_fork(lock: _L, place: int) -> _L:
-    """Return `lock`, which a forking thread holds from now on. `place` (a constant above): its place in the lock order."""
-    _locks[place] = lock
+def hold_at_fork(lock: _L, rank: int) -> _L:
+    """Return `lock`, which a forking thread holds from now on. `rank` (a constant above): its place in the lock order."""
+    _locks[rank] = lock
     return lock
 
 
 def _before() -> None:
-    taken = [lock for _, lock in sorted(_locks.items())]
-    for lock in taken:
+    acquired = [lock for _, lock in sorted(_locks.items())]
+    for lock in acquired:
         lock.acquire()
-    _held.extend(taken)  # not before: another thread that forks has the list until it gives the locks back
+    _held.extend(acquired)  # not before: another thread that forks has the list until it gives the locks back
 
 
 def _after() -> None:
-    taken = _held[::-1]  # another thread may have imported, and so registered, one more since
+    acquired = _held[::-1]  # another thread may have imported, and so registered, one more since
     _held.clear()
-    for lock in taken:
+    for lock in acquired:
         lock.release()
 
 

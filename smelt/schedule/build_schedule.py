@@ -25,7 +25,7 @@ from smelt.schedule.schedule import (
     Schedule,
     ViewItem,
 )
-from smelt.schedule.sibling_fusion import Pairs, joined
+from smelt.schedule.sibling_fusion import Pairs, sibling_kernel
 from smelt.shapes.expr import Size, affine
 
 Layout = tuple[tuple[Size, ...], tuple[Size, ...], Size]  # shape, stride, offset
@@ -37,11 +37,11 @@ def build_schedule(
     groups: Sequence[Group],
     refusals: tuple[str, ...],
     costs: Costs,
-    together: Pairs,
+    siblings: Pairs,
 ) -> Schedule:
     """The schedule of `program` from its units and their groups in execution order. `refusals`: for the printer.
-    `together`: groups that may fuse with the group before them."""
-    return _Builder(program, units, groups, costs).build(refusals, together)
+    `siblings`: groups that may fuse with the group before them."""
+    return _Builder(program, units, groups, costs).build(refusals, siblings)
 
 
 class _Builder:
@@ -59,16 +59,16 @@ class _Builder:
         for tensor, _ in program.constants:
             self.buffer(tensor, "constant")
 
-    def build(self, refusals: tuple[str, ...], together: Pairs) -> Schedule:
+    def build(self, refusals: tuple[str, ...], siblings: Pairs) -> Schedule:
         for group in self.groups:
             if group.extern is not None:
                 self.extern(group.extern)
                 continue
             item = self.kernel(group)
-            if group.id in together:
+            if group.id in siblings:
                 rows = self.items[-1]
                 assert isinstance(rows, KernelItem)
-                both = joined(rows, item, self.costs)
+                both = sibling_kernel(rows, item, self.costs)
                 if isinstance(both, KernelItem):
                     self.items[-1] = both
                     continue
@@ -193,7 +193,7 @@ def _read_by_others(groups: Sequence[Group]) -> set[Tensor]:
         for group in groups
         for unit in group.units
         for tensor, _ in unit.reads
-        if tensor not in group.places
+        if tensor not in group.indexing_of
     }
 
 

@@ -22,7 +22,7 @@ from smelt.shapes.expr import Size, Sym, affine, bounds, free_syms, likely, loop
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class UnitIndexing:
     """A unit's position in a group: its own symbols in terms of the group's, and the loops of its stage."""
 
     values: Mapping[Sym, Size]
@@ -44,7 +44,7 @@ class Group:
     id: int
     outer: Loops
     units: list[Unit] = field(default_factory=list)
-    places: dict[Tensor, Place] = field(default_factory=dict)
+    indexing_of: dict[Tensor, UnitIndexing] = field(default_factory=dict)
     extern: Extern | None = None
     after: int = 0  # bit i: this group runs after group i
     parents: set[int] = field(default_factory=set)  # groups that it reads from
@@ -53,7 +53,7 @@ class Group:
     @property
     def is_flat(self) -> bool:
         """Whether all units are elementwise over the outer loops."""
-        return all(not p.inner for p in self.places.values())
+        return all(not p.inner for p in self.indexing_of.values())
 
     @property
     def fusible(self) -> bool:
@@ -76,7 +76,7 @@ class Fit:
     """How a unit joins a group. `outer` and `values`: new outer loops, and the old outer symbols in terms of the new
     ones, if the unit turns an elementwise group into a row group."""
 
-    place: Place
+    indexing: UnitIndexing
     outer: Loops | None = None
     values: Mapping[Sym, Size] | None = None
     inner: Loops = ()
@@ -96,7 +96,7 @@ def alone(unit: Unit, id: int) -> Group:
     index = substituted(unit.index, values)
     group = Group(id, outer, last=unit.tensor.order)
     group.units.append(unit)
-    group.places[unit.tensor] = Place(values, inner, index)
+    group.indexing_of[unit.tensor] = UnitIndexing(values, inner, index)
     return group
 
 
@@ -130,29 +130,29 @@ def fit(group: Group, unit: Unit) -> Fit | Refusal:
 
 def _anchors(group: Group, unit: Unit) -> Iterator[Anchor]:
     """The elements that the unit reads from the group, reductions first, as they determine the rows; else common reads."""
-    inside = [(t, own) for t, own in unit.reads if t in group.places]
-    inside.sort(key=lambda r: (not isinstance(r[0].definition, Reduce), len(group.places[r[0]].inner)))
+    inside = [(t, own) for t, own in unit.reads if t in group.indexing_of]
+    inside.sort(key=lambda r: (not isinstance(r[0].definition, Reduce), len(group.indexing_of[r[0]].inner)))
     for tensor, own in inside:
-        yield Anchor(group.places[tensor].index, tensor.shape, _index_loops(group, tensor), own)
+        yield Anchor(group.indexing_of[tensor].index, tensor.shape, _index_loops(group, tensor), own)
     if not inside:
         yield from _shared(group, unit)
 
 
 def _index_loops(group: Group, tensor: Tensor) -> Loops:
     """The inner loops that an element of the tensor depends on (none for a reduction)."""
-    return () if isinstance(tensor.definition, Reduce) else group.places[tensor].inner
+    return () if isinstance(tensor.definition, Reduce) else group.indexing_of[tensor].inner
 
 
 def _shared(group: Group, unit: Unit) -> Iterator[Anchor]:
     """Tensors from outside of the group that both read, each element once."""
     reads = dict(unit.reads)
     for other in group.units:
-        place = group.places[other.tensor]
+        indexing = group.indexing_of[other.tensor]
         for tensor, own in other.reads:
             if tensor in reads and numel(tensor.shape) == _space(other) == _space(unit):
-                index = substituted(own, place.values)
-                if radix(index, tensor.shape, dict((*group.outer, *place.inner))) is not None:
-                    yield Anchor(index, tensor.shape, place.inner, reads[tensor])
+                index = substituted(own, indexing.values)
+                if radix(index, tensor.shape, dict((*group.outer, *indexing.inner))) is not None:
+                    yield Anchor(index, tensor.shape, indexing.inner, reads[tensor])
 
 
 def _space(unit: Unit) -> Size:
@@ -172,22 +172,22 @@ def _fit_by(group: Group, unit: Unit, anchor: Anchor) -> Fit | Refusal:
     if any(not free_syms(values[s]).isdisjoint(dict(anchor.inner)) for s, _ in unit.loops if s in values):
         if unit.reduce_loops or rest:
             return Refusal("its rows are finer than the other's")
-        return _fit_place(unit, values, anchor.inner)
+        return _fit_indexing(unit, values, anchor.inner)
     if unit.reduce_loops:
         if rest:
             return Refusal("it has more rows than the other")
         inner = stage_loops(unit.reduce_loops)
         values.update({s: i for (s, _), (i, _) in zip(unit.reduce_loops, inner)})
-        return _fit_place(unit, values, inner)
+        return _fit_indexing(unit, values, inner)
     if rest and group.is_flat:
         return Refusal("it broadcasts the other's result")
     inner = stage_loops(rest)
     values.update({s: i for (s, _), (i, _) in zip(rest, inner)})
-    return _fit_place(unit, values, inner)
+    return _fit_indexing(unit, values, inner)
 
 
-def _fit_place(unit: Unit, values: dict[Sym, Size], inner: Loops) -> Fit:
-    return Fit(Place(values, inner, substituted(unit.index, values)))
+def _fit_indexing(unit: Unit, values: dict[Sym, Size], inner: Loops) -> Fit:
+    return Fit(UnitIndexing(values, inner, substituted(unit.index, values)))
 
 
 def _fit_reduction(
@@ -206,7 +206,7 @@ def _fit_reduction(
         return Refusal("it reduces over the other's rows")
     inner = stage_loops(unit.reduce_loops)
     values.update({s: i for (s, _), (i, _) in zip(unit.reduce_loops, inner)})
-    return _fit_place(unit, values, inner)
+    return _fit_indexing(unit, values, inner)
 
 
 def _fit_by_splitting(group: Group, unit: Unit, anchor: Anchor) -> Fit | Refusal:
@@ -219,20 +219,20 @@ def _fit_by_splitting(group: Group, unit: Unit, anchor: Anchor) -> Fit | Refusal
     own: dict[Sym, Size] = {s: o for (s, _), (o, _) in zip(unit.loops, outer)}
     own.update({s: i for (s, _), (i, _) in zip(unit.reduce_loops, inner)})
     values = solve(digits, substituted(anchor.own, own), anchor.shape)
-    return Fit(Place(own, inner, substituted(unit.index, own)), outer, values, inner)
+    return Fit(UnitIndexing(own, inner, substituted(unit.index, own)), outer, values, inner)
 
 
 def _reads_elsewhere(group: Group, unit: Unit, found: Fit) -> str | None:
     """The reason if `unit` would read an element of the group that another outer point computes."""
     outer = dict(found.outer or group.outer)
     for tensor, own in unit.reads:
-        place = group.places.get(tensor)
-        if place is None:
+        indexing = group.indexing_of.get(tensor)
+        if indexing is None:
             continue
-        index, inner = place.index, _index_loops(group, tensor)
+        index, inner = indexing.index, _index_loops(group, tensor)
         if found.values is not None:
             index, inner = substituted(index, found.values), found.inner
-        read = substituted(own, found.place.values)
+        read = substituted(own, found.indexing.values)
         if read == index:
             continue
         digits = radix(index, tensor.shape, outer | dict(inner))
@@ -249,15 +249,15 @@ def _overwrites(group: Group, unit: Unit, found: Fit) -> str | None:
     for other in group.units:
         if other.insert is not None and other.target is not None:
             if other.target is unit.target or any(t is other.target for t, _ in unit.reads):
-                return f"some places of {other.target.name} are written, and it needs all of them"
+                return f"some indexing_of of {other.target.name} are written, and it needs all of them"
     if unit.target is None:
         return None
     one_stage = group.is_flat and found.values is None and all(u.is_map for u in group.units)
     for other in group.units:
         for tensor, own in other.reads:
             if tensor is unit.target:
-                read = substituted(own, group.places[other.tensor].values)
-                if not one_stage or read != found.place.index or unit.insert is not None:
+                read = substituted(own, group.indexing_of[other.tensor].values)
+                if not one_stage or read != found.indexing.index or unit.insert is not None:
                     return f"it overwrites {tensor.name}, which the other still reads"
     return None
 
@@ -284,18 +284,18 @@ def _is_lonely(group: Group, unit: Unit, found: Fit, costs: Costs) -> bool:
     """Whether an elementwise unit would loop over long rows, with a reduction, with fewer rows than workers."""
     if found.values is not None:
         tensor = group.units[0].tensor
-        index = substituted(group.places[tensor].index, found.values)
+        index = substituted(group.indexing_of[tensor].index, found.values)
     elif unit.is_map:
-        tensor, index = unit.tensor, found.place.index
+        tensor, index = unit.tensor, found.indexing.index
     else:
         return False
-    address, items, together = linear(tensor, index), 1, 1
+    address, items, columns_of_item = linear(tensor, index), 1, 1
     for sym, size in found.outer or group.outer:
         split = affine(address, sym)
         columns = costs.item_columns if split is not None and split[0] == 1 else 1
         items *= -(-likely(size) // columns)
-        together = max(together, min(columns, likely(size)))
-    if together * bounds(numel([n for _, n in found.place.inner]))[0] < costs.long_row:
+        columns_of_item = max(columns_of_item, min(columns, likely(size)))
+    if columns_of_item * bounds(numel([n for _, n in found.indexing.inner]))[0] < costs.long_row:
         return False
     return items < costs.worker_items * costs.threads
 
@@ -307,9 +307,11 @@ def join(group: Group, unit: Unit, found: Fit) -> None:
     """Add the unit at the position `found`, which may turn a flat group into a row group."""
     if found.outer is not None and found.values is not None:
         group.outer = found.outer
-        for tensor, place in group.places.items():
-            values = {s: substituted((e,), found.values)[0] for s, e in place.values.items()}
-            group.places[tensor] = Place(values, found.inner, substituted(place.index, found.values))
+        for tensor, indexing in group.indexing_of.items():
+            values = {s: substituted((e,), found.values)[0] for s, e in indexing.values.items()}
+            group.indexing_of[tensor] = UnitIndexing(
+                values, found.inner, substituted(indexing.index, found.values)
+            )
     group.units.append(unit)
-    group.places[unit.tensor] = found.place
+    group.indexing_of[unit.tensor] = found.indexing
     group.last = max(group.last, unit.tensor.order)

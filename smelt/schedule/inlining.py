@@ -21,9 +21,9 @@ from smelt.loops.lazy_tensor import (
     Insert,
     Load,
     Map,
-    Place,
     Program,
     Reduce,
+    RuntimeIndex,
     Scan,
     Tensor,
 )
@@ -275,7 +275,11 @@ def _unit_over(
         inner, reduce_loops = own_loops(definition.sizes, "r")
         value = definition.body(load, index, inner)
     insert = target if isinstance(target, Insert) else None
-    lookups = () if insert is None else tuple(_lookup(insert.target, p, load, index) for p in insert.places)
+    lookups = (
+        ()
+        if insert is None
+        else tuple(_lookup(insert.target, p, load, index) for p in insert.runtime_indices)
+    )
     names = (*sorted(reader.names, key=reader.names.__getitem__), tensor.name)
     return Unit(
         tensor,
@@ -293,10 +297,12 @@ def _unit_over(
     )
 
 
-def _lookup(target: Tensor, place: Place, load: Load, index: Index) -> Lookup:
+def _lookup(target: Tensor, runtime_index: RuntimeIndex, load: Load, index: Index) -> Lookup:
     """The runtime offset of the inserted element at `index`."""
     return Lookup(
-        place.value(load, index), static(target.spec.stride[place.dim]), static(target.shape[place.dim])
+        runtime_index.value(load, index),
+        static(target.spec.stride[runtime_index.dim]),
+        static(target.shape[runtime_index.dim]),
     )
 
 

@@ -32,7 +32,7 @@ from smelt.loops.kernel_sizes import size_symbols
 from smelt.loops.lazy_tensor import Index, Reduce, Scan, Tensor
 from smelt.loops.loop_values import COSTS, Moved, both, compare, where
 from smelt.loops.loop_values import index as index_value
-from smelt.schedule.fusion import Group, Place
+from smelt.schedule.fusion import Group, UnitIndexing
 from smelt.schedule.index_spaces import Loops, linear, position, radix, solve, substituted
 from smelt.schedule.inlining import Unit
 from smelt.schedule.nest_simplification import tidy
@@ -107,13 +107,13 @@ class KernelBuilder:
         """Minimum level distance from a unit to its producers."""
         if isinstance(tensor.definition, Reduce):
             return 1
-        place = self.group.places[unit.tensor]
-        same = substituted(own, place.values) == self.group.places[tensor].index
+        indexing = self.group.indexing_of[unit.tensor]
+        same = substituted(own, indexing.values) == self.group.indexing_of[tensor].index
         return 0 if same or not unit.is_map else 1
 
     def key(self, unit: Unit) -> StageKey:
         """The key of a unit's stage."""
-        level, inner = self.levels[unit.tensor], self.group.places[unit.tensor].inner
+        level, inner = self.levels[unit.tensor], self.group.indexing_of[unit.tensor].inner
         if unit.is_map:
             return level, "reduce" if (level, inner) in self.joint else "map", inner
         return level, "scan" if isinstance(unit.tensor.definition, Scan) else "reduce", inner
@@ -121,10 +121,10 @@ class KernelBuilder:
     def find_joint(self) -> set[tuple[int, Loops]]:
         """Levels and loops whose elementwise units share a stage with the reductions: every reader on that level reads
         at the point that computes the element."""
-        places, units = self.group.places, self.group.units
+        indexing_of, units = self.group.indexing_of, self.group.units
 
         def at(unit: Unit) -> tuple[int, Loops]:
-            return self.levels[unit.tensor], places[unit.tensor].inner
+            return self.levels[unit.tensor], indexing_of[unit.tensor].inner
 
         joint = {at(u) for u in units if isinstance(u.tensor.definition, Reduce)}
         for unit in units:
@@ -134,7 +134,7 @@ class KernelBuilder:
                     continue
                 if (
                     at(read) != at(unit)
-                    or substituted(own, places[unit.tensor].values) != places[tensor].index
+                    or substituted(own, indexing_of[unit.tensor].values) != indexing_of[tensor].index
                 ):
                     joint.discard(at(read))
         return {(level, inner) for level, inner in joint if inner}
@@ -154,7 +154,7 @@ class KernelBuilder:
         used = 0
         for unit in reversed(self.group.units):
             tensor = unit.tensor
-            inner = self.group.places[tensor].inner
+            inner = self.group.indexing_of[tensor].inner
             row = numel([n for _, n in inner])
             if inner and len(stages[tensor]) > 1 and self.is_dear(unit):
                 size = likely(row) * tensor.dtype.itemsize
@@ -178,29 +178,29 @@ class KernelBuilder:
 
     def emit(self, unit: Unit, drafts: dict[StageKey, _Draft]) -> None:
         """Add a unit's reduction or store to the draft of its stage."""
-        tensor, place, key = unit.tensor, self.group.places[unit.tensor], self.key(unit)
+        tensor, indexing, key = unit.tensor, self.group.indexing_of[unit.tensor], self.key(unit)
         draft = drafts.setdefault(key, _Draft(key[1], key[2]))
-        value = self.rewrite(unit.value, _Context(dict(place.values), None, key))
+        value = self.rewrite(unit.value, _Context(dict(indexing.values), None, key))
         if isinstance(tensor.definition, Reduce):
             name = self.names[tensor] = self.reduction(draft, tensor.definition.kind, value)
             if tensor in self.in_memory:
                 result = drafts.setdefault((key[0] + 1, "map", ()), _Draft("map", ()))
                 result.stores.append(
-                    self.store(tensor, place.index, Value("result", (name,), tensor.dtype), False)
+                    self.store(tensor, indexing.index, Value("result", (name,), tensor.dtype), False)
                 )
         elif tensor in self.local:
-            size = numel([n for _, n in place.inner])
+            size = numel([n for _, n in indexing.inner])
             number = self.number(
                 tensor, Buffer(f"local{len(self.buffers)}", tensor.dtype, "local", size), None
             )
-            draft.stores.append(Store(number, self.local_index(place), value))
+            draft.stores.append(Store(number, self.local_index(indexing), value))
         else:
             draft.kinds.append(getattr(tensor.definition, "kind", "sum"))
             if unit.insert is not None:
                 draft.stores.append(self.inserted(unit, value, key))
                 return
             overwrites = unit.target is not None
-            draft.stores.append(self.store(unit.target or tensor, place.index, value, overwrites))
+            draft.stores.append(self.store(unit.target or tensor, indexing.index, value, overwrites))
 
     def reduction(self, draft: _Draft, kind: ReductionKind, value: Value) -> str:
         """The name of a reduction of the stage; equal reductions share one."""
@@ -219,10 +219,10 @@ class KernelBuilder:
         """The store of an element of `unit` into its target, relative to the position of the insertion, so that the
         code that fills successive segments is the same."""
         assert unit.target is not None
-        place = self.group.places[unit.tensor]
-        context = _Context(dict(place.values), None, key)
+        indexing = self.group.indexing_of[unit.tensor]
+        context = _Context(dict(indexing.values), None, key)
         lookups = tuple(replace(l, value=self.rewrite(l.value, context)) for l in unit.lookups)
-        at = linear(unit.target, substituted(unit.inserted_at, place.values))
+        at = linear(unit.target, substituted(unit.inserted_at, indexing.values))
         id, first = self.part(unit.target, *bounds(at))
         return Store(self.memory(unit.target, "inout", id), at - first, value, lookups)
 
@@ -280,11 +280,13 @@ class KernelBuilder:
             return Value("load", (self.memory(tensor, "in"), linear(tensor, index), mask), tensor.dtype)
         if isinstance(tensor.definition, Reduce):
             return Value("result", (self.names[tensor],), tensor.dtype)
-        place = self.group.places[tensor]
-        if self.reads_back(unit, place, index, context.stage):
+        indexing = self.group.indexing_of[tensor]
+        if self.reads_back(unit, indexing, index, context.stage):
             if tensor in self.local:
                 return Value(
-                    "load", (self.numbers[tensor], self.local_read(tensor, place, index), mask), tensor.dtype
+                    "load",
+                    (self.numbers[tensor], self.local_read(tensor, indexing, index), mask),
+                    tensor.dtype,
                 )
             return Value("load", (self.memory(tensor, "in"), linear(tensor, index), mask), tensor.dtype)
         key = (tensor, index, mask, context.stage)
@@ -293,26 +295,26 @@ class KernelBuilder:
             inside = self.contexts[key] = _Context(unit.at(index), mask, context.stage)
         return self.rewrite(unit.value, inside)
 
-    def reads_back(self, unit: Unit, place: Place, index: Index, stage: StageKey) -> bool:
+    def reads_back(self, unit: Unit, indexing: UnitIndexing, index: Index, stage: StageKey) -> bool:
         """Whether a stored element is loaded rather than recomputed: in a later stage, if it varies along that stage."""
         tensor = unit.tensor
         if tensor not in self.local and not self.stored(unit):
             return False
-        return index != place.index or (self.key(unit) != stage and bool(place.inner))
+        return index != indexing.index or (self.key(unit) != stage and bool(indexing.inner))
 
-    def local_index(self, place: Place) -> Size:
+    def local_index(self, indexing: UnitIndexing) -> Size:
         """The scratch index of a unit's element: row-major over the loops of its stage."""
-        return position([s for s, _ in place.inner], [n for _, n in place.inner])
+        return position([s for s, _ in indexing.inner], [n for _, n in indexing.inner])
 
-    def local_read(self, tensor: Tensor, place: Place, index: Index) -> Size:
+    def local_read(self, tensor: Tensor, indexing: UnitIndexing, index: Index) -> Size:
         """The scratch index of the element of `tensor` at `index`."""
-        if index == place.index:
-            return self.local_index(place)
-        sizes = dict((*self.group.outer, *place.inner))
-        digits = radix(place.index, tensor.shape, sizes)
+        if index == indexing.index:
+            return self.local_index(indexing)
+        sizes = dict((*self.group.outer, *indexing.inner))
+        digits = radix(indexing.index, tensor.shape, sizes)
         assert digits is not None, "scratch memory read at an index that is no rearrangement"
         at = solve(digits, index, tensor.shape)
-        return position([at[s] for s, _ in place.inner], [n for _, n in place.inner])
+        return position([at[s] for s, _ in indexing.inner], [n for _, n in indexing.inner])
 
     # ---- assembly
 

@@ -24,9 +24,9 @@ def fuse(program: Program, costs: Costs, join: bool = True) -> Schedule:
     grouping = Grouping(costs, join)
     for step in units.steps:
         grouping.add(step)
-    together = pairs(grouping.groups, costs) if join else {}
+    siblings = pairs(grouping.groups, costs) if join else {}
     return build_schedule(
-        program, units, ordered(grouping.groups, together), tuple(grouping.refusals), costs, together
+        program, units, ordered(grouping.groups, siblings), tuple(grouping.refusals), costs, siblings
     )
 
 
@@ -129,16 +129,16 @@ class Grouping:
             self.writer[tensor] = group
 
 
-def ordered(groups: list[Group], together: Pairs) -> list[Group]:
-    """Groups in topological order, otherwise in program order of their last unit. Of two groups that run `together`,
+def ordered(groups: list[Group], siblings: Pairs) -> list[Group]:
+    """Groups in topological order, otherwise in program order of their last unit. Of two groups that are `siblings`,
     the first directly follows the second."""
-    first = {g.id: together.get(g.id, g.id) for g in groups}
+    first = {g.id: siblings.get(g.id, g.id) for g in groups}
     parts: dict[int, list[Group]] = defaultdict(list)
-    for group in sorted(groups, key=lambda g: g.id in together):
+    for group in sorted(groups, key=lambda g: g.id in siblings):
         parts[first[group.id]].append(group)
     parents = {id: {first[p] for g in part for p in g.parents} - {id} for id, part in parts.items()}
     last = {id: max(g.last for g in part) for id, part in parts.items()}
-    waiting = {id: len(found) for id, found in parents.items()}
+    unfinished_parents = {id: len(found) for id, found in parents.items()}
     children: dict[int, list[int]] = defaultdict(list)
     for id in parts:
         for parent in parents[id]:
@@ -150,8 +150,8 @@ def ordered(groups: list[Group], together: Pairs) -> list[Group]:
         _, id = heapq.heappop(ready)
         result += parts[id]
         for child in children[id]:
-            waiting[child] -= 1
-            if waiting[child] == 0:
+            unfinished_parents[child] -= 1
+            if unfinished_parents[child] == 0:
                 heapq.heappush(ready, (last[child], child))
     assert len(result) == len(groups), "fusion made a cycle"
     return result

@@ -14,13 +14,13 @@ from math import prod
 from smelt.cost_model import Costs
 from smelt.loops.kernel_ir import Kernel, Stage, stage_stores, stage_values, walk
 from smelt.loops.lazy_tensor import Tensor
-from smelt.loops.row_sums import beside, columns_of, row_stage
+from smelt.loops.row_sums import columns_of, fuse_siblings, row_stage
 from smelt.schedule.fusion import Group
 from smelt.schedule.index_spaces import Loops, linear, substituted
 from smelt.schedule.schedule import KernelItem
 from smelt.shapes.expr import affine, bounds, free_syms
 
-# Ids of groups: of sums, and of the rows that they run beside (which may be the same for several).
+# Ids of groups: of sums, and of the rows that they run with (which may be the same for several).
 Pairs = dict[int, int]
 
 
@@ -37,9 +37,7 @@ def pairs(groups: Sequence[Group], costs: Costs) -> Pairs:
             if not _are_chunks(of_sums, of_rows, costs) or group is sums or group.id in found:
                 continue
             width = of_rows[1]
-            if not touched(group, 1).isdisjoint(touched(sums, width)) and _may_run_together(
-                group.id, sums.id, after
-            ):
+            if not touched(group, 1).isdisjoint(touched(sums, width)) and _may_fuse(group.id, sums.id, after):
                 found[sums.id] = group.id
                 break
     return found
@@ -48,10 +46,11 @@ def pairs(groups: Sequence[Group], costs: Costs) -> Pairs:
 def _row_loops(group: Group) -> tuple[int, int] | None:
     """The numbers of points of a group and of its stages; None if it has no row stages or they are unknown."""
     if not all(
-        isinstance(n, int) for _, n in (*group.outer, *(l for p in group.places.values() for l in p.inner))
+        isinstance(n, int)
+        for _, n in (*group.outer, *(l for p in group.indexing_of.values() for l in p.inner))
     ):
         return None
-    inner = {_points(p.inner) for p in group.places.values() if p.inner}
+    inner = {_points(p.inner) for p in group.indexing_of.values() if p.inner}
     if group.extern is not None or not group.fusible or len(inner) != 1:
         return None
     return _points(group.outer), inner.pop()
@@ -70,16 +69,16 @@ def _touched(group: Group, stride: int) -> set[Tensor]:
     """The tensors that a group reads or writes with the stated stride along a loop of a stage."""
     found: set[Tensor] = set()
     for unit in group.units:
-        place = group.places[unit.tensor]
-        at = [(t, substituted(own, place.values)) for t, own in unit.reads]
-        for tensor, index in [*at, (unit.tensor, place.index)]:
-            steps = (affine(linear(tensor, index), sym) for sym, _ in place.inner)
+        indexing = group.indexing_of[unit.tensor]
+        at = [(t, substituted(own, indexing.values)) for t, own in unit.reads]
+        for tensor, index in [*at, (unit.tensor, indexing.index)]:
+            steps = (affine(linear(tensor, index), sym) for sym, _ in indexing.inner)
             if any(step is not None and step[0] == stride for step in steps):
                 found.add(tensor)
     return found
 
 
-def _may_run_together(rows: int, sums: int, after: dict[int, int]) -> bool:
+def _may_fuse(rows: int, sums: int, after: dict[int, int]) -> bool:
     """Whether the sums may run with the rows. If so, record it: every group after one is then after both."""
     if after[rows] >> sums & 1:
         return False
@@ -107,17 +106,17 @@ def _points(loops: Loops) -> int:
 # ---- of kernels
 
 
-def joined(rows: KernelItem, sums: KernelItem, costs: Costs) -> KernelItem | str:
+def sibling_kernel(rows: KernelItem, sums: KernelItem, costs: Costs) -> KernelItem | str:
     """One launch of both, or the reason why that is illegal or does not pay."""
     buffers = list(rows.buffers)
-    places: list[int] = []
+    buffer_numbers: list[int] = []
     for buffer in sums.buffers:
         if buffer is None or buffer not in buffers:
             buffers.append(buffer)
-            places.append(len(buffers) - 1)
+            buffer_numbers.append(len(buffers) - 1)
         else:
-            places.append(buffers.index(buffer))
-    kernel = beside(rows.kernel, sums.kernel, places)
+            buffer_numbers.append(buffers.index(buffer))
+    kernel = fuse_siblings(rows.kernel, sums.kernel, buffer_numbers)
     if isinstance(kernel, Kernel):
         kernel = _unprofitable(kernel, costs) or kernel
     if isinstance(kernel, str):

@@ -45,7 +45,7 @@ COSTS = Costs(
     inline_depth=60,
     # The time of one kernel over that of copies (`python -m benchmarks.joined`): 0.74 for 2 parts (median of programs and
     # shapes; 0.45 to 1.74), 0.92 for 3, 1.21 for 4 (0.78 to 2.36), 2.4 for 8, 49 for 128.
-    joined_parts=3,
+    concatenated_parts=3,
     # Kernels of the models: 3,313 for 1, 2,942 (2), 2,807 (3), 2,762 (4), 2,734 from 5 on.
     candidates=6,
     # 96 products with one tensor that all share, of 4,096 elements: 73 us with 12 buffers a kernel, 74 (24), 84 (48), 91

@@ -71,7 +71,7 @@ class _At:
             args, kwargs = (self.arguments(tree) for tree in (old.args, old.kwargs))
             results = tuple(None if t is None else self.tensor(t) for t in old.results)
             return replace(old, args=args, kwargs=kwargs, results=results)
-        assert isinstance(old, Insert) and not old.places, "not needed yet"
+        assert isinstance(old, Insert) and not old.runtime_indices, "not needed yet"
         return replace(
             old,
             target=self.new[old.target],

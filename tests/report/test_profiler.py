@@ -35,7 +35,7 @@ def path_of(event):
 
 def at(fn, further=0):
     """The line of `fn` that is so many behind its first, as events name it."""
-    return user_lines.place(fn.__code__.co_filename, fn.__code__.co_firstlineno + further)
+    return user_lines.location(fn.__code__.co_filename, fn.__code__.co_firstlineno + further)
 
 
 def own(paths):

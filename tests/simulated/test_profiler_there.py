@@ -5,7 +5,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import smelt
-from smelt.user_lines import place
+from smelt.user_lines import location
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
@@ -16,7 +16,7 @@ def fn(x):
 
 
 LINE = fn.__code__.co_firstlineno
-GRAPH = f"smelt graph fn ({place(__file__, LINE)})"
+GRAPH = f"smelt graph fn ({location(__file__, LINE)})"
 
 
 def recorded(call):
@@ -36,7 +36,7 @@ def test_launches_are_within_their_graph():
     (graph, around), *kernels = recorded(lambda: compiled(x))
     assert (graph, around) == (GRAPH, "") and kernels
     for name, around in kernels:
-        assert around == GRAPH and name.endswith(f" ({place(__file__, LINE + 1)})")
+        assert around == GRAPH and name.endswith(f" ({location(__file__, LINE + 1)})")
 
 
 def test_a_graph_that_is_replayed_is_one_event():
@@ -58,4 +58,4 @@ def test_launches_that_are_one_are_one_event():
     tensors = [[torch.randn(n, device="cuda") for n in (100, 200, 300)] for _ in range(2)]
     compiled(*tensors)
     [_, (name, _)] = recorded(lambda: compiled(*tensors))
-    assert name.endswith(f" and 2 more ({place(__file__, update.__code__.co_firstlineno + 2)})")
+    assert name.endswith(f" and 2 more ({location(__file__, update.__code__.co_firstlineno + 2)})")

@@ -87,12 +87,12 @@ class SymbolicSizes:
         if not self.enabled:
             return self
         tensors = {path[:-1] for path, _ in earlier if path in self.specialized - self.retried}
-        again = {path for path in self.specialized - self.retried if path[:-1] in tensors}
+        retry = {path for path in self.specialized - self.retried if path[:-1] in tensors}
         return replace(
             self,
             observed=self.observed | earlier,
-            specialized=self.specialized - again,
-            retried=self.retried | again,
+            specialized=self.specialized - retry,
+            retried=self.retried | retry,
         )
 
     def specializing(self, groups: Iterable[frozenset[Path]], now: bool) -> SymbolicSizes:

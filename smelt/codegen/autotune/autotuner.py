@@ -199,8 +199,8 @@ class Tuner:
             if isinstance(code, Exception):
                 log.debug("smelt: %s is not compiled: %s", name, code)
         with ThreadPoolExecutor(self.threads) as pool:
-            taken = list(pool.map(load, made.values()))
-        return {name: code for (name, code), fits in zip(made.items(), taken, strict=True) if fits}
+            loaded = list(pool.map(load, made.values()))
+        return {name: code for (name, code), fits in zip(made.items(), loaded, strict=True) if fits}
 
     def _fastest(
         self, schedule: Schedule, group: Group, candidates: Mapping[Choice, CompiledKernel]
@@ -253,7 +253,7 @@ class Tuner:
             for position in variant.positions:
                 del items[position]
             named = CompiledKernel(variant.product.name, code.function, code.extent, code.grain)
-            items[group.place] = launch_item(named, variant)
+            items[group.last_position] = launch_item(named, variant)
         return [items[position] for position in sorted(items)]
 
 
@@ -312,8 +312,8 @@ def _say(
         generated = (
             f"{took[best] * 1e6:.1f} us in {t.x}×{t.r}×{t.k}, {t.warps} warps, {t.stages} stages{read}"
         )
-    taken = "ATen stays" if chosen is ATEN else "generated"
-    log.info("smelt: %s: ATen %.1f us, %s: %s", what, took[ATEN] * 1e6, generated, taken)
+    outcome = "ATen stays" if chosen is ATEN else "generated"
+    log.info("smelt: %s: ATen %.1f us, %s: %s", what, took[ATEN] * 1e6, generated, outcome)
 
 
 class _Line:

@@ -61,7 +61,7 @@ class Contest:
         result = group.variants[0].buffers[-1]
         read = [b for item in items for b in accesses(item)[0] if b not in defined]
         buffers = [*dict.fromkeys(read), *sorted(defined)]
-        self.places = {b: n for n, b in enumerate(buffers)}
+        self.numbers = {b: n for n, b in enumerate(buffers)}
         n_inputs = len(buffers) - len(defined)
         specs = [schedule.buffers[b].spec for b in buffers]
         self.schedule = Schedule(
@@ -70,15 +70,15 @@ class Contest:
             ],
             constants=(),
             items=[self._item(item) for item in items],
-            outputs=(self.places[result],),
+            outputs=(self.numbers[result],),
         )
         self._specs = specs[:n_inputs]
         self._constants = [schedule.constant(b) for b in buffers[:n_inputs]]
 
     def inputs(self) -> Tensors:
         """Tensors laid out as the schedule's."""
-        given = zip(self._specs, self._constants, strict=True)
-        return tuple(_made_up(spec, n) if c is None else c for n, (spec, c) in enumerate(given))
+        pairs = zip(self._specs, self._constants, strict=True)
+        return tuple(_made_up(spec, n) if c is None else c for n, (spec, c) in enumerate(pairs))
 
     def by_aten(self) -> Run:
         """The group as it is."""
@@ -86,22 +86,22 @@ class Contest:
 
     def by_product(self, variant: Variant, code: CompiledKernel) -> Run:
         """The group with the variant's product. Raises what the driver says."""
-        product = replace(launch_item(code, variant), buffers=tuple(self.places[b] for b in variant.buffers))
+        product = replace(launch_item(code, variant), buffers=tuple(self.numbers[b] for b in variant.buffers))
         others = [n for n, p in self.positions.items() if p not in variant.positions]
-        before = [n for n in others if self.positions[n] < self.group.place]
+        before = [n for n in others if self.positions[n] < self.group.last_position]
         kept = replace(self.schedule, items=[self.schedule.items[n] for n in before])
         return self.baseline.run(self.schedule, [*self.baseline.generate(kept), product])
 
     def _item(self, item: ScheduleItem) -> ScheduleItem:
-        def place(buffer: int | None) -> int | None:
-            return None if buffer is None else self.places[buffer]
+        def number_of(buffer: int | None) -> int | None:
+            return None if buffer is None else self.numbers[buffer]
 
         if isinstance(item, KernelItem):
-            return replace(item, buffers=tuple(map(place, item.buffers)))
+            return replace(item, buffers=tuple(map(number_of, item.buffers)))
         if isinstance(item, ViewItem):
-            return replace(item, out=self.places[item.out], src=self.places[item.src], user_visible=False)
-        args, kwargs = map_leaves((item.args, item.kwargs), BufRef, lambda ref: BufRef(self.places[ref.id]))
-        return ExternItem(item.op, args, kwargs, tuple(map(place, item.outs)), item.note)
+            return replace(item, out=self.numbers[item.out], src=self.numbers[item.src], user_visible=False)
+        args, kwargs = map_leaves((item.args, item.kwargs), BufRef, lambda ref: BufRef(self.numbers[ref.id]))
+        return ExternItem(item.op, args, kwargs, tuple(map(number_of, item.outs)), item.note)
 
 
 def agree(expected: torch.Tensor, found: torch.Tensor, tolerance: float) -> bool:

@@ -47,10 +47,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Group:
-    """Items at `positions`, in order, with equivalent variants, which may leave some out; the product is at `place`."""
+    """Items at `positions`, in order, with equivalent variants, perhaps fewer; the product is at `last_position`."""
 
     positions: tuple[int, ...]
-    place: int
+    last_position: int
     variants: tuple[Variant, ...]
 
 
@@ -133,15 +133,15 @@ def _group(
     kernel = _tiled(request.product)
     outer_buffers: tuple[int, ...] = (*bias, *inputs, out)  # type: ignore[arg-type]
     variants = [Variant(kernel, (a, b, *outer_buffers), frozenset(positions), note)]
-    place = max(positions)
+    last_position = max(positions)
     with_prologues = _with_prologues(
-        schedule, readers, position, place, request.product, kernel, (a, b), claimed
+        schedule, readers, position, last_position, request.product, kernel, (a, b), claimed
     )
     if with_prologues is not None:
         product, read, before = with_prologues
         variants.append(Variant(product, (*read, *outer_buffers), frozenset(positions | before), note))
         positions |= before
-    return Group(tuple(sorted(positions)), place, tuple(variants))
+    return Group(tuple(sorted(positions)), last_position, tuple(variants))
 
 
 def on_gpu(schedule: Schedule, buffers: Sequence[int]) -> bool:
@@ -174,7 +174,7 @@ def _with_prologues(
     schedule: Schedule,
     readers: dict[int, list[int]],
     position: int,
-    place: int,
+    last_position: int,
     p: Product,
     kernel: TiledProduct,
     operands: tuple[int, int],
@@ -186,7 +186,7 @@ def _with_prologues(
     sides, read, positions = [kernel.a, kernel.b], [[operands[0]], [operands[1]]], set[int]()
     for side, matrix in enumerate((p.a, p.b)):
         index = memory_index(matrix, p.batch)
-        found = prologue(schedule, readers, position, place, operands[side], index, sizes[side])
+        found = prologue(schedule, readers, position, last_position, operands[side], index, sizes[side])
         if not isinstance(found, Prologue) or not claimed.isdisjoint(found.positions):
             continue
         if not on_gpu(schedule, found.buffers):

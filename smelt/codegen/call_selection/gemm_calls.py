@@ -303,9 +303,9 @@ def _moved_indices(c: _Stack) -> list[Size]:
     return [*(BATCH // inner, BATCH % inner)[: len(c.batch)], ROW, COL]
 
 
-def _moved(epilogue: Epilogue, places: dict[Sym, Size]) -> Epilogue:
+def _moved(epilogue: Epilogue, positions: dict[Sym, Size]) -> Epilogue:
     """The epilogue with other indices for BATCH, ROW and COL."""
     if epilogue.value is None:
         return epilogue
-    value = rewrite(epilogue.value, lambda b, e: (b, subs(e, places)), None)
+    value = rewrite(epilogue.value, lambda b, e: (b, subs(e, positions)), None)
     return Epilogue(epilogue.inputs, value)

@@ -307,9 +307,9 @@ class Builder:
         out.append(f"  %c{n} = icmp slt i64 %n{n}, {stop.text}")
         out += (f"  br i1 %c{n}, label %h{n}, label %e{n}", f"e{n}:")
         if may_skip:
-            given = loop.next
+            next_values = loop.next
             loop.next = [Ref(self.fresh(), r.elem, r.lanes, depth - 1) for r in carried]
-            for phi, first, last in zip(loop.next, carried, given, strict=True):
+            for phi, first, last in zip(loop.next, carried, next_values, strict=True):
                 kind = type_text(phi.elem, phi.lanes)
                 out.append(f"  {phi.text} = phi {kind} [{first.text}, %p{n}], [{last.text}, %l{n}]")
         loop.next = [Ref(r.text, r.elem, r.lanes, min(r.depth, depth - 1)) for r in loop.next]

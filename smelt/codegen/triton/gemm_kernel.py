@@ -177,10 +177,10 @@ def as_loops(p: TiledProduct) -> Kernel:
     firsts = 0, len(p.a.inputs), len(p.a.inputs) + len(p.b.inputs)
     a = counted(p.a.value, firsts[0], {BATCH: batch, ROW: row, COL: step})
     b = counted(p.b.value, firsts[1], {BATCH: batch, ROW: step, COL: column})
-    place = {BATCH: batch, ROW: row, COL: column}
+    element = {BATCH: batch, ROW: row, COL: column}
     f32 = torch.float32
     term = Value("mul", (Value("cast", (a,), f32), Value("cast", (b,), f32)), f32)
     buffers = (*p.a.inputs, *p.b.inputs, *p.inputs, Buffer("out", p.value.dtype, "out"))
-    stored = Store(len(buffers) - 1, subs(p.index, place), counted(p.value, firsts[2], place))
+    stored = Store(len(buffers) - 1, subs(p.index, element), counted(p.value, firsts[2], element))
     stages = (ReduceStage((Loop(step, p.k),), (Reduction(PRODUCT, "sum", term),)), MapStage((), (stored,)))
     return Kernel(p.name, buffers, (Loop(batch, p.batch), Loop(row, p.m), Loop(column, p.n)), stages)

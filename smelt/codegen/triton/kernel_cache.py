@@ -51,8 +51,8 @@ def _key(source: Source, arch: Arch) -> str | None:
     if (compiler := made_by()) is None:
         return None
     arguments = sorted(source.aligned), dict(source.signature), dict(source.constants)
-    given = (arch, source.warps, source.stages, source.registers, *arguments)
-    return key_of("ptx", *compiler, json.dumps(given), source.text)
+    settings = (arch, source.warps, source.stages, source.registers, *arguments)
+    return key_of("ptx", *compiler, json.dumps(settings), source.text)
 
 
 @functools.cache

@@ -295,14 +295,14 @@ class Printer:
         )
         return head + [f"    {line}" for line in lines]
 
-    def _lanes(self, name: str, lanes: str, bound: str, is_axis: bool, place: str) -> list[str]:
+    def _lanes(self, name: str, lanes: str, bound: str, is_axis: bool, position: str) -> list[str]:
         """Statements for the points of a block and their mask by `bound`: alone (`xs`) and, of two axes, broadcast (`x`)."""
         alone = f"{name}s" if is_axis else name
         masks = [f"{alone}mask = {alone} < {bound}"] if bound else []
         if not is_axis:
             return [f"{alone} = {lanes}", *masks]
-        placed = [f"{name}mask = {alone}mask{place}"] if bound else []
-        return [f"{alone} = {lanes}", f"{name} = {alone}{place}", *masks, *placed]
+        placed = [f"{name}mask = {alone}mask{position}"] if bound else []
+        return [f"{alone} = {lanes}", f"{name} = {alone}{position}", *masks, *placed]
 
     def _programs_per_row(self) -> Size:
         """Programs that share the rows of a block, if the second axis is an outer loop."""
@@ -342,8 +342,8 @@ class Printer:
     def _is_along(self, at: Position, value: Value) -> bool:
         """Whether it varies along the last axis."""
         found = [v for v in walk([value]) if v.op in ("load", "index")]
-        places = (subs(v.args[1] if v.op == "load" else v.args[0], at.rewrite) for v in found)
-        return any("r" in self._axes(e) for e in places)
+        indices = (subs(v.args[1] if v.op == "load" else v.args[0], at.rewrite) for v in found)
+        return any("r" in self._axes(e) for e in indices)
 
     def _stores(self, at: Position, stores: Sequence[Store]) -> None:
         computed = [self.value(at, s.value) for s in stores]
@@ -552,8 +552,8 @@ class Printer:
         target = self.value(top, one.target)
         axes = self.axes_of.get(target, NONE)
         inside = self._named(top, f"({target} >= 0) & ({target} < {self._size(one.size)})", axes)
-        place = self._named(top, f"tl.where({inside}, {target}, 0).to({self.wide})", axes)
-        top.rewrite = {**self.outer, one.sym: loop_sym(place, one.size)}
+        position = self._named(top, f"tl.where({inside}, {target}, 0).to({self.wide})", axes)
+        top.rewrite = {**self.outer, one.sym: loop_sym(position, one.size)}
         value = self.value(top, one.value)
         dtype = one.value.dtype
         zero = (
@@ -744,10 +744,10 @@ class Printer:
     def _is_at(self, at: Position, v: Value) -> tuple[str, Axes] | None:
         """Whether an index of the block equals one that does not vary along it, a 64-bit number: compared in 32 bits,
         half as many instructions per element. None if the comparison has another form."""
-        for place, target in (v.args, v.args[::-1]):
-            if place.op != "index" or target.op in ("index", "const") or self.wide != "tl.int32":
+        for position, target in (v.args, v.args[::-1]):
+            if position.op != "index" or target.op in ("index", "const") or self.wide != "tl.int32":
                 continue
-            rewritten = subs(place.args[0], at.rewrite)
+            rewritten = subs(position.args[0], at.rewrite)
             (low, high), axes = bounds(rewritten), self._axes(rewritten)
             name = self.value(at, target)
             own = self.axes_of.get(name, NONE)
@@ -901,8 +901,8 @@ class _BatchedKernel(Printer):
         pointer = f"{slot}.to(tl.pointer_type({NAMES[dtype]}))"
         return pointer if buffer in self.unaligned else f"tl.multiple_of({pointer}, {ALIGNED})"
 
-    def _slot(self, place: str) -> str:
-        return self.values.slot("table", place)
+    def _slot(self, position: str) -> str:
+        return self.values.slot("table", position)
 
 
 class _SiblingSums(Printer):

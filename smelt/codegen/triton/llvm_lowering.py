@@ -60,7 +60,7 @@ class _Llvm(_Module):
 
     def to_module(self, module: Any, context: Any) -> Any:
         """The module, with the layout if that is known."""
-        self._of_thread.given = bool(self.layout)
+        self._of_thread.has_layout = bool(self.layout)
         if self.layout:
             named = self._ir.builder(module.context).get_string_attr(self.layout)
             module.set_attr("llvm.data_layout", named)
@@ -68,7 +68,7 @@ class _Llvm(_Module):
 
     def attach_datalayout(self, module: Any, *processor: Any) -> None:
         """Gives the module a layout where it has none."""
-        if not self._of_thread.given:
+        if not self._of_thread.has_layout:
             self._own.attach_datalayout(module, *processor)
             found = _LAYOUT.search(str(module))
             self.layout = found[1] if found else ""

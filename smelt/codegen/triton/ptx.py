@@ -24,8 +24,8 @@ class Ptx:
 def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
     """PTX for processors `sm_<arch>`, with the kernel called `name`. Thread-safe; needs triton, but no other program."""
     # libdevice preserves denormals, as eager's kernels do
-    given = dict(ptx_version=ptx_version(arch), enable_reflect_ftz=False)
-    text, found = triton_passes.run(source, arch, "ptx", options=given)
+    options = dict(ptx_version=ptx_version(arch), enable_reflect_ftz=False)
+    text, found = triton_passes.run(source, arch, "ptx", options=options)
     if found["global_scratch_size"]:
         raise NotImplementedError(
             f"a kernel that needs {found['global_scratch_size']} bytes of global memory"

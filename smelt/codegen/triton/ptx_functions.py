@@ -105,8 +105,8 @@ class Assembler(Builder):
         """The text of the block: the results are `$0` and those that follow, then come the operands."""
         declared = [f".reg .{kind} {', '.join(names)};" for kind, names in self.registers.items()]
         body = [line.strip() for line in self.scopes[0].lines]
-        given = [f"mov.{_KINDS[x.elem]} ${i}, {x.text};" for i, x in enumerate(results)]
-        return "{ " + " ".join([*declared, *body, *given]) + " }"
+        outputs = [f"mov.{_KINDS[x.elem]} ${i}, {x.text};" for i, x in enumerate(results)]
+        return "{ " + " ".join([*declared, *body, *outputs]) + " }"
 
 
 def _literal(elem: str, value: float | int | bool) -> str:
@@ -278,5 +278,5 @@ def block(name: str, elem: str) -> tuple[str, str] | None:
     operands = [Ref(f"${first + i}", elem) for i in range(_OPERANDS.get(name, 1))]
     result = write(assembler, *operands)
     results = result if isinstance(result, tuple) else (result,)
-    given, read = ([_CONSTRAINTS[x.elem] for x in xs] for xs in (results, operands))
-    return assembler.block(*results), ",".join([*(f"={letter}" for letter in given), *read])
+    outputs, read = ([_CONSTRAINTS[x.elem] for x in xs] for xs in (results, operands))
+    return assembler.block(*results), ",".join([*(f"={letter}" for letter in outputs), *read])

@@ -69,10 +69,10 @@ def variant(kernel: Kernel, sizes: Sequence[int], host: frozenset[int] = frozens
 
 @functools.lru_cache(1024)
 def _blocks(
-    kernel: Kernel, alike: tuple[tuple[Sym, int], ...], host: frozenset[int]
+    kernel: Kernel, values: tuple[tuple[Sym, int], ...], host: frozenset[int]
 ) -> tuple[Blocks, tuple[int, ...]]:
     """The blocks at these numbers, and how many points its stages have then."""
-    numbers = at_sizes(kernel, dict(alike))
+    numbers = at_sizes(kernel, dict(values))
     return choose(numbers, host), tuple(map(stage_points, numbers.stages))
 
 

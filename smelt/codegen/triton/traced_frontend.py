@@ -60,9 +60,9 @@ def _function(form: Form, module: Any, arguments: Mapping[str, Kind], source: So
     function = builder.get_or_insert_function(module, "kernel", kind, "public", False)
     module.push_back(function)
     builder.set_insertion_point_to_start(function.add_entry_block())
-    for place, name in enumerate(arguments):
+    for number, name in enumerate(arguments):
         if name in source.aligned:
-            function.set_arg_attr(place, "tt.divisibility", 16)
+            function.set_arg_attr(number, "tt.divisibility", 16)
     return function
 
 

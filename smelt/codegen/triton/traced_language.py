@@ -43,7 +43,7 @@ class Language:
         """A constant of the module."""
         return value
 
-    # ---- places
+    # ---- positions
 
     def program_id(self, axis: int) -> Operand:
         """The number of the program."""

@@ -151,7 +151,7 @@ class Operand:
         return self ^ Operand(self.form, ones, self.kind, ())
 
     def __getitem__(self, items: tuple[slice | None, ...]) -> Operand:
-        """With axes of one point where `places` has None; all of the others."""
+        """With axes of one point where `positions` has None; all of the others."""
         result = self
         for axis, axis_index in enumerate(items):
             if axis_index is None:

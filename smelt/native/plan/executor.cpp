@@ -31,8 +31,8 @@ class Run {
                 case Kind::launch:
                     launch(s.index);
                     break;
-                case Kind::together:
-                    together(s.index);
+                case Kind::parallel_launch:
+                    parallel_launch(s.index);
                     break;
                 case Kind::alloc:
                     alloc(p_.allocs[s.index]);
@@ -84,12 +84,12 @@ class Run {
         on_stream_of(l, [&](const Queue& queue) { l.launcher->launch(l, f_.data.data(), queue); });
     }
 
-    void together(size_t i) {
+    void parallel_launch(size_t i) {
         const Event event = names_ ? event_of_step(names_->batched_launches[i]) : nullptr;
         const BatchedLaunch& t = p_.batched_launches[i];
         const Launch* launches = p_.launches.data() + t.first;
         on_stream_of(*launches, [&](const Queue& queue) {
-            launches->launcher->together(t, launches, f_.data.data(), queue);
+            launches->launcher->parallel_launch(t, launches, f_.data.data(), queue);
         });
     }
 

@@ -45,8 +45,8 @@ class CpuLauncher final : public Launcher {
                          [&](int64_t begin, int64_t end) { kernel(buffers.data(), begin, end); });
     }
 
-    void together(const BatchedLaunch& t, const Launch* launches, void* const* data,
-                  const Queue& /*queue*/) const override {
+    void parallel_launch(const BatchedLaunch& t, const Launch* launches, void* const* data,
+                         const Queue& /*queue*/) const override {
         const int64_t total = t.ends.back();
         if (total <= t.grain) return share(t, launches, data, 0, total);
         at::parallel_for(0, total, t.grain,
@@ -96,8 +96,8 @@ class GpuLauncher final : public Launcher {
         start(l, l.blocks, parameters, numbers + 1, queue);
     }
 
-    void together(const BatchedLaunch& t, const Launch* launches, void* const* data,
-                  const Queue& queue) const override {
+    void parallel_launch(const BatchedLaunch& t, const Launch* launches, void* const* data,
+                         const Queue& queue) const override {
         const Launch& first = launches[0];
         const size_t starts = std::bit_ceil(size_t{first.parts});
         std::array<int64_t, kTableSlots> table;

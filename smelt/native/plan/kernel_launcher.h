@@ -17,7 +17,7 @@ class Launcher {
     virtual ~Launcher() = default;
     virtual void launch(const Launch& l, void* const* data, const Queue& queue) const = 0;
     // `launches` are those of `t`.
-    virtual void together(const BatchedLaunch& t, const Launch* launches, void* const* data,
+    virtual void parallel_launch(const BatchedLaunch& t, const Launch* launches, void* const* data,
                           const Queue& queue) const = 0;
 };
 

@@ -87,7 +87,7 @@ struct Registers {
     std::vector<Reg> regs;
 };
 
-enum class Kind : uint8_t { alloc, view, launch, together, aten, free, bump };
+enum class Kind : uint8_t { alloc, view, launch, parallel_launch, aten, free, bump };
 
 struct Step {
     Kind kind;

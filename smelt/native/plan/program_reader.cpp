@@ -79,8 +79,8 @@ class Reader {
             add(Kind::launch, p_.launches, launch(s));
             if (p_.launches.back().parts)
                 throw py::value_error("Plan: a kernel for several launches has one");
-        } else if (kind == "together") {
-            add(Kind::together, p_.batched_launches, together(s));
+        } else if (kind == "parallel") {
+            add(Kind::parallel_launch, p_.batched_launches, parallel_launch(s));
         } else if (kind == "aten") {
             add(Kind::aten, p_.atens, aten(s));
         } else if (kind == "free") {
@@ -179,11 +179,11 @@ class Reader {
         return l;
     }
 
-    BatchedLaunch together(const py::tuple& s) {
+    BatchedLaunch parallel_launch(const py::tuple& s) {
         const size_t at = p_.batched_launches.size();
         names_.batched_launches.push_back(s[4].cast<std::string>());
-        BatchedLaunch t{p_.launches.size(), 0, numbers(s[2], {Field::together_end, at}),
-                        number(s[3], {Field::together_grain, at})};
+        BatchedLaunch t{p_.launches.size(), 0, numbers(s[2], {Field::parallel_end, at}),
+                        number(s[3], {Field::parallel_grain, at})};
         for (py::handle h : py::tuple(s[1]))
             p_.launches.push_back(launch(py::reinterpret_borrow<py::tuple>(h)));
         for (size_t i = t.first; i < p_.launches.size(); ++i)

@@ -25,9 +25,9 @@ int64_t& number_of(Program& p, const SymbolicNumber& at) {
             return p.launches[at.index].grain;
         case Field::launch_size:
             return p.launches[at.index].sizes[at.position];
-        case Field::together_end:
+        case Field::parallel_end:
             return p.batched_launches[at.index].ends[at.position];
-        case Field::together_grain:
+        case Field::parallel_grain:
             return p.batched_launches[at.index].grain;
         case Field::expected_shape:
             return p.atens[at.index].expect[at.out]->shape[at.position];

@@ -19,8 +19,8 @@ enum class Field : uint8_t {
     launch_extent,
     launch_grain,
     launch_size,
-    together_end,
-    together_grain,
+    parallel_end,
+    parallel_grain,
     expected_shape,
     expected_stride
 };

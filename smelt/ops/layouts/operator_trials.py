@@ -57,8 +57,10 @@ def check_numbers(
 ) -> None:
     """Raise the operator's error for a number that does not fit the dtype to which it is converted; shape functions
     ignore values. `filled`: its result."""
-    given = (args[i] if i < len(args) else kwargs.get(name) for i, name in scalar_arguments(func))
-    if all(number is None or (isinstance(number, (int, float)) and 0 <= number <= 127) for number in given):
+    arguments = (args[i] if i < len(args) else kwargs.get(name) for i, name in scalar_arguments(func))
+    if all(
+        number is None or (isinstance(number, (int, float)) and 0 <= number <= 127) for number in arguments
+    ):
         return
     known = row(func)
     if known.filled is None:
@@ -144,8 +146,8 @@ def of_zeros(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> A
 
 def of_empty(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The same for operators on a tensor without elements; NotImplemented otherwise."""
-    given = leaves((list(args), kwargs), torch.Tensor)
-    return NotImplemented if all(t.numel() for t in given) else _tried_if_few(func, args, kwargs)
+    arguments = leaves((list(args), kwargs), torch.Tensor)
+    return NotImplemented if all(t.numel() for t in arguments) else _tried_if_few(func, args, kwargs)
 
 
 def _tried_if_few(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -167,10 +169,10 @@ def may_be_tried(info: Effects) -> bool:
 def _size(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     """A bound for the elements of the arguments and of the sizes that they state."""
     numbers = scalar_arguments(func)
-    given = [a for i, a in enumerate(args) if all(i != position for position, _ in numbers)]
-    given += [v for k, v in kwargs.items() if all(k != name for _, name in numbers)]
+    arguments = [a for i, a in enumerate(args) if all(i != position for position, _ in numbers)]
+    arguments += [v for k, v in kwargs.items() if all(k != name for _, name in numbers)]
     size = 1
-    for value in leaves(given, (torch.Tensor, int, float)):
+    for value in leaves(arguments, (torch.Tensor, int, float)):
         if isinstance(value, torch.Tensor):
             size *= max(value.numel(), 1)
         elif math.isfinite(value):
@@ -187,8 +189,8 @@ def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device:
     )
     out = func(*real_args, **real_kwargs)
     if not effects(func).writes:
-        given = {id(v) for v in leaves((real_args, real_kwargs), torch.Tensor)}
-        if any(id(v) in given for v in leaves(out, torch.Tensor)):
+        arguments = {id(v) for v in leaves((real_args, real_kwargs), torch.Tensor)}
+        if any(id(v) in arguments for v in leaves(out, torch.Tensor)):
             return NotImplemented
     return to_meta(out)
 

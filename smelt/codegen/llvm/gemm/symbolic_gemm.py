@@ -163,8 +163,8 @@ def _entry_text(name: str, entry: _Entry) -> str:
     return (
         f"define void @{name}(ptr %buffers, i64 %begin, i64 %end) nounwind {{\n"
         f"  %descriptor = alloca [{size} x i8], align 64\n"
-        f"  %given = getelementptr i8, ptr %buffers, i64 {8 * entry.slot}\n"
-        f"  call void @llvm.memcpy.p0.p0.i64(ptr align 8 %descriptor, ptr align 8 %given, i64 {size}, i1 false)\n"
+        f"  %template = getelementptr i8, ptr %buffers, i64 {8 * entry.slot}\n"
+        f"  call void @llvm.memcpy.p0.p0.i64(ptr align 8 %descriptor, ptr align 8 %template, i64 {size}, i1 false)\n"
         f"{stores}"
         f"  call void @{entry.tile.function('driver')}(ptr %buffers, i64 %begin, i64 %end, ptr %descriptor)\n"
         "  ret void\n}\n"
