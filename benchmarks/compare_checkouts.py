@@ -1,6 +1,6 @@
 """Two checkouts of smelt beside each other: what a change did to first calls, calls and steps.
 
-    python -m benchmarks.compare_checkouts OTHER [--repeats 3] [--seconds 2] [--only MODEL] [--out FILE]
+    python -m benchmarks.compare_checkouts OTHER [--device cuda] [--repeats 3] [--seconds 2] [--only MODEL] [--out FILE]
 
 OTHER is a checkout of the commit before, its extension built in place (`python setup.py build_ext --inplace`). Each figure
 comes from a process of its own; the checkouts take turns, and the smallest of the repeats counts. The benchmarks of this
@@ -37,25 +37,32 @@ SMALL = "x + 1, 8 elements"
 # ------------------------------------------------------------------------------------- in the process that measures
 
 
-def measure_model(name: str, seconds: float) -> dict[str, float]:
+def measure_model(name: str, seconds: float, device: str) -> dict[str, float]:
     """First call and calls without gradients, first step and steps with them, in seconds."""
     import torch
 
     import smelt
-    from benchmarks.models import build
     from benchmarks.one_training import Training
 
-    module, inputs = build(name)
-    with torch.no_grad():
-        module(**inputs)
-        ours = smelt.compile(module, fullgraph=True)
-        call_first = _timed(lambda: ours(**inputs))
-        call = measure.interleaved({"smelt": lambda: ours(**inputs)}, seconds)["smelt"]
     training = Training(name)
-    training.step(training.module)
-    trained = smelt.compile(training.module, fullgraph=True)
-    step_first = _timed(lambda: training.step(trained))
-    step = measure.interleaved({"smelt": lambda: training.step(trained)}, seconds)["smelt"]
+    training.to(device)
+    module, inputs = training.module.eval(), training.inputs
+
+    def run(call: Any) -> None:
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    with torch.no_grad():
+        run(lambda: module(**inputs))
+        ours = smelt.compile(module, fullgraph=True)
+        call_first = _timed(lambda: run(lambda: ours(**inputs)))
+        call = measure.interleaved({"smelt": lambda: run(lambda: ours(**inputs))}, seconds)["smelt"]
+    module.train()
+    run(lambda: training.step(module))
+    trained = smelt.compile(module, fullgraph=True)
+    step_first = _timed(lambda: run(lambda: training.step(trained)))
+    step = measure.interleaved({"smelt": lambda: run(lambda: training.step(trained))}, seconds)["smelt"]
     return {"call_first": call_first, "call": call, "step_first": step_first, "step": step}
 
 
@@ -87,7 +94,7 @@ def _timed(call: Any) -> float:
 # --------------------------------------------------------------------------------------------------- side by side
 
 
-def run(checkout: Path, name: str, seconds: float) -> dict[str, float]:
+def run(checkout: Path, name: str, seconds: float, device: str) -> dict[str, float]:
     """The figures of one model in a process that imports smelt from `checkout` and benchmarks from here."""
     with tempfile.TemporaryDirectory() as folder:
         for package, source in (("smelt", checkout), ("benchmarks", HERE)):
@@ -100,6 +107,8 @@ def run(checkout: Path, name: str, seconds: float) -> dict[str, float]:
             name,
             "--seconds",
             str(seconds),
+            "--device",
+            device,
         ]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -108,12 +117,14 @@ def run(checkout: Path, name: str, seconds: float) -> dict[str, float]:
     return found
 
 
-def compared(other: Path, name: str, repeats: int, seconds: float) -> dict[str, tuple[float, float]]:
+def compared(
+    other: Path, name: str, repeats: int, seconds: float, device: str
+) -> dict[str, tuple[float, float]]:
     """By figure: before and after."""
     best: list[dict[str, float]] = [{}, {}]
     for _ in range(repeats):
         for at, checkout in enumerate((other, HERE)):
-            for key, value in run(checkout, name, seconds).items():
+            for key, value in run(checkout, name, seconds, device).items():
                 best[at][key] = min(value, best[at].get(key, value))
     return {key: (best[0][key], best[1][key]) for key in FIGURES}
 
@@ -142,26 +153,32 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each steady figure")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--only", action="append", help="a model's name; may be repeated")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="a file for the table")
     options = parser.parse_args()
     if options.measure:
         found = (
-            measure_small() if options.measure == SMALL else measure_model(options.measure, options.seconds)
+            measure_small()
+            if options.measure == SMALL
+            else measure_model(options.measure, options.seconds, options.device)
         )
         print(json.dumps(found))
         return
     if options.other is None:
         parser.error("which checkout to compare with?")
     rows: dict[str, dict[str, tuple[float, float]]] = {}
-    for name in options.only or [SMALL, *MODELS]:
-        rows[name] = compared(options.other, name, options.repeats, options.seconds)
+    for name in options.only or ([SMALL] if options.device == "cpu" else []) + [*MODELS]:
+        rows[name] = compared(options.other, name, options.repeats, options.seconds, options.device)
         print(name, {k: f"{b / a:.2f}" for k, (a, b) in rows[name].items()}, flush=True)
     host = measure.machine()
     where = f"{host['cpu']}, {host['threads']} threads, torch {host['torch']}, Python {host['python']}"
     text = "\n".join(
-        (f"{date.today()}, {where}; `python -m benchmarks.compare_checkouts OTHER`\n", *table(rows))
+        (
+            f"{date.today()}, {where}; `python -m benchmarks.compare_checkouts OTHER --device {options.device}`\n",
+            *table(rows),
+        )
     )
     print(text)
     if options.out:

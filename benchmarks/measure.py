@@ -16,10 +16,6 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.llvm.host_cpu import host
-from smelt.config import DEFAULT, Config
-from smelt.targets import cpu
-
 CACHES = "SMELT_BENCHMARK_CACHES"  # a folder for torch.compile's caches, for `benchmarks/cold.py`
 
 
@@ -82,7 +78,12 @@ def machine() -> dict[str, str]:
     }
 
 
+# `compare_checkouts` times other checkouts, whose modules may have other names: what describes the machine imports smelt's.
+
+
 def _cpu() -> str:
+    from smelt.codegen.llvm.host_cpu import host
+
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor() or platform.machine()
@@ -95,6 +96,10 @@ def _cpu() -> str:
 
 def _choices() -> str:
     """Whether products are generated, how wide vectors are, options that are not the default, and torch's own kernels."""
+    from smelt.codegen.llvm.host_cpu import host
+    from smelt.config import DEFAULT, Config
+    from smelt.targets import cpu
+
     chosen = cpu.target(DEFAULT).costs.products
     products = f"products generated as for {host().cpu}" if chosen else "products ATen's"
     other = [

@@ -45,6 +45,10 @@ class Training:
             self.module, self.inputs = errors.double_of(self.module), errors.in_double(self.inputs)
             self.weights = self.weights.double()
 
+    def to(self, device: str) -> None:
+        self.module, self.weights = self.module.to(device), self.weights.to(device)
+        self.inputs = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in self.inputs.items()}
+
     @staticmethod
     def _result(output: Any) -> torch.Tensor:
         return tensors(output)[0]

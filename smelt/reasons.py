@@ -173,7 +173,7 @@ USER_EXCEPTION = _kind(
 RECOMPILE_LIMIT = _kind(
     "recompile-limit",
     "the function was recompiled too often",
-    "Make what changes from call to call a tensor, or raise options={'recompile_limit': N}.",
+    "Pass the value that changes as a tensor, or raise options={'recompile_limit': N}.",
     "for step in range(100): compiled(x, step / 3)",
 )
 OUTRUN = _kind(

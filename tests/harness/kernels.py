@@ -27,7 +27,7 @@ from smelt.loops.kernel_ir import (
     Store,
     Value,
 )
-from smelt.loops.row_sums import beside
+from smelt.loops.row_sums import fuse_siblings
 from smelt.ops.philox_order import Draws, Step
 from smelt.plan.machine_code import Function
 from smelt.shapes.expr import Size, Sym
@@ -174,7 +174,7 @@ def scaled_and_summed(rows: int, width: int, size: int, dtype: torch.dtype = f32
             (lc, column[1]),
             (reduce, MapStage((), (Store(1, to, result("s", dtype)),))),
         )
-        both = beside(kernel, sums, (place, len(kernel.buffers)))
+        both = fuse_siblings(kernel, sums, (place, len(kernel.buffers)))
         assert isinstance(both, Kernel), both
         kernel = both
     return kernel

@@ -24,7 +24,7 @@ def costs(**changes):
 
 def generating(config=DEFAULT):
     """The target of a measured host that generates all products that it can."""
-    products = Products(prefer=lambda product: True, absorb=config.fuse)
+    products = Products(prefer=lambda product: True, fuse_epilogues=config.fuse)
     return replace(cpu.target(config, "znver5"), generate=partial(cpu.generate_launches, config, products))
 
 

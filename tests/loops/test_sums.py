@@ -8,7 +8,7 @@ import torch
 from smelt.loops.kernel_ir import Kernel, MapStage, ReduceStage, Reduction, Store, Value
 from smelt.loops.loop_values import compare, where
 from smelt.loops.loop_values import index as index_value
-from smelt.loops.row_sums import beside, row_stage, separate
+from smelt.loops.row_sums import fuse_siblings, row_stage, separate
 from smelt.loops.verify_kernel import verify
 from smelt.shapes.expr import Size
 from tests.harness.kernel_interpreter import run
@@ -49,7 +49,7 @@ def test_rows_and_sums_of_what_they_read_or_store(chunks: int, rows: int) -> Non
     x = torch.randn(ROWS, COLUMNS)
     y = x / x.amax(1, keepdim=True)
     for places, of in (((0, 2), x), ((1, 2), y)):
-        both = beside(scaled_rows(), chunk_sums(chunks, rows), places)
+        both = fuse_siblings(scaled_rows(), chunk_sums(chunks, rows), places)
         assert isinstance(both, Kernel), both
         verify(both)
         made, sums = torch.empty_like(x), torch.empty(chunks, COLUMNS)
@@ -61,15 +61,15 @@ def test_rows_and_sums_of_what_they_read_or_store(chunks: int, rows: int) -> Non
 
 def test_a_row_adds_without_being_asked_whether_it_is_there() -> None:
     """The mask of the last chunk's end always holds for a row that is computed."""
-    both = beside(scaled_rows(), chunk_sums(4, 3), (0, 2))
+    both = fuse_siblings(scaled_rows(), chunk_sums(4, 3), (0, 2))
     assert isinstance(both, Kernel)
     assert row_stage(both).reductions == (Reduction("s0", "sum", load(0, place)),)
 
 
 def test_several_sums_of_the_same_chunks_are_together() -> None:
-    both = beside(scaled_rows(), chunk_sums(5, 2), (0, 2))
+    both = fuse_siblings(scaled_rows(), chunk_sums(5, 2), (0, 2))
     assert isinstance(both, Kernel)
-    three = beside(both, chunk_sums(5, 2), (1, 3))
+    three = fuse_siblings(both, chunk_sums(5, 2), (1, 3))
     assert isinstance(three, Kernel) and three.sums is not None
     verify(three)
     assert [r.name for r in row_stage(three).reductions] == ["s0", "s1"]
@@ -78,11 +78,13 @@ def test_several_sums_of_the_same_chunks_are_together() -> None:
     run(three, [x, made, first, second])
     torch.testing.assert_close(first, x.view(5, 2, COLUMNS).sum(1))
     torch.testing.assert_close(second, made.view(5, 2, COLUMNS).sum(1))
-    assert beside(both, chunk_sums(2, 5), (1, 3)) == "they are of other chunks than those that are there"
+    assert (
+        fuse_siblings(both, chunk_sums(2, 5), (1, 3)) == "they are of other chunks than those that are there"
+    )
 
 
 def test_apart_they_are_kernels_on_their_own_buffers() -> None:
-    both = beside(scaled_rows(), chunk_sums(4, 3), (1, 2))
+    both = fuse_siblings(scaled_rows(), chunk_sums(4, 3), (1, 2))
     assert isinstance(both, Kernel)
     (rows, of_rows), (sums, of_sums) = separate(both)
     verify(rows)
@@ -109,7 +111,7 @@ OTHERS = {
 @pytest.mark.parametrize("why", OTHERS)
 def test_what_is_not_the_same(why: str) -> None:
     sums, places = OTHERS[why]
-    assert why in str(beside(scaled_rows(), sums, places))
+    assert why in str(fuse_siblings(scaled_rows(), sums, places))
 
 
 def test_loops_of_one_name_are_not_one_loop() -> None:
@@ -130,17 +132,17 @@ def test_loops_of_one_name_are_not_one_loop() -> None:
         return Kernel("sums", buffers((f32, "in"), (f32, "out")), (ln, loop_column), stages)
 
     stored = Store(1, n * COLUMNS + column, result("r0"))
-    both = beside(rows, sums(n * 3 + q), (0, 2))
+    both = fuse_siblings(rows, sums(n * 3 + q), (0, 2))
     assert isinstance(both, Kernel)
     verify(both)
     x, made, found = torch.randn(4, COLUMNS), torch.empty(4, COLUMNS), torch.empty(2, COLUMNS)
     run(both, [x, made, found])
     torch.testing.assert_close(found, torch.stack([x[:3].sum(0), x[3]]))
-    assert "not of one row" in str(beside(rows, sums(n + q), (0, 2)))
+    assert "not of one row" in str(fuse_siblings(rows, sums(n + q), (0, 2)))
 
 
 def test_other_columns() -> None:
     shorter = replace(
         scaled_rows(), stages=(MapStage((loop("i0", 3)[1],), (Store(1, o0 * 3 + i0, load(0, place)),)),)
     )
-    assert "have 6 columns" in str(beside(shorter, chunk_sums(5, 2), (0, 2)))
+    assert "have 6 columns" in str(fuse_siblings(shorter, chunk_sums(5, 2), (0, 2)))

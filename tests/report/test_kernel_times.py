@@ -65,19 +65,19 @@ def test_a_backward_that_is_called_while_it_is_timed():
         assert found and all(found.values()), level
 
 
-@pytest.mark.parametrize("absorb", [False, True])
-def test_a_product_with_the_kernel_that_it_absorbed(absorb, monkeypatch):
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_product_with_the_kernel_that_it_fused(fused, monkeypatch):
     generate_products(monkeypatch)
 
     def product(a, b):
         c = torch.relu(a @ b)
-        return c if absorb else (c, c.sum(), a @ b)
+        return c if fused else (c, c.sum(), a @ b)
 
     given = torch.randn(64, 64), torch.randn(64, 64)
     explanation = smelt.explain(product, times=2)(*given)
     found = [(k["name"], k["us"] is not None) for k in explanation.to_dict()["kernels"]]
     assert ("aten.mm.default", True) in found
-    if absorb:
+    if fused:
         assert found == [("aten.mm.default", True), ("relu", False)]
 
 
