@@ -408,9 +408,9 @@ def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
         return False
     if len(tensors) < len(found):
         return False
-    beside = {id(t.spec) for t in read if _is_number_on_cpu(t)}
+    numbers = {id(t.spec) for t in read if _is_number_on_cpu(t)}
     return all(
-        s.dtype in LOWERABLE and (s.device == first.device or id(s) in beside) for s in specs[:1] + tensors
+        s.dtype in LOWERABLE and (s.device == first.device or id(s) in numbers) for s in specs[:1] + tensors
     )
 
 

@@ -166,11 +166,11 @@ def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
 
 def _covers(x: Any, dim: int, index: Any, source: Any = None) -> bool:
     """Whether every index has a position and a value, whatever the sizes are."""
-    shape, places = x.spec.shape, index.spec.shape
-    if hasattr(source, "spec") and isinstance(source.spec, TensorSpec) and source.spec.shape != places:
+    shape, index_shape = x.spec.shape, index.spec.shape
+    if hasattr(source, "spec") and isinstance(source.spec, TensorSpec) and source.spec.shape != index_shape:
         return False
-    return len(shape) == len(places) and all(
-        a is b or d == dim % len(shape) for d, (a, b) in enumerate(zip(shape, places))
+    return len(shape) == len(index_shape) and all(
+        a is b or d == dim % len(shape) for d, (a, b) in enumerate(zip(shape, index_shape))
     )
 
 

@@ -20,9 +20,9 @@ UNFOLD = aten.unfold.default
 MAX_POOL = aten.max_pool2d_with_indices.default
 EMPTY_LIKE = aten.empty_like.default
 
-# They take a range of places (`start`, `end`) or one place (`index`) along `dim`.
+# They take a range (`start`, `end`) or one index (`index`) along `dim`.
 RANGES = frozenset({SLICE, aten.slice_scatter.default, SLICE_BACKWARD})
-PLACES = frozenset({SELECT, aten.select_scatter.default, aten.select_backward.default})
+SINGLE_INDEX = frozenset({SELECT, aten.select_scatter.default, aten.select_backward.default})
 
 # Names of such arguments that may be negative.
 OFFSETS = frozenset({"storage_offset", "start", "end", "shifts", "diagonal"})

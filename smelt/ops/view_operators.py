@@ -125,19 +125,19 @@ def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> T
 @operator(aten.split.Tensor)
 def split(b: Builder, x: Tensor, size: Size, dim: int = 0) -> tuple[Tensor, ...]:
     """Chunks of `size`; the last one may be smaller."""
-    return _pieces(b, x, dim, [i * size for i in range(len(b.spec))])
+    return _chunks(b, x, dim, [i * size for i in range(len(b.spec))])
 
 
 @operator(aten.split_with_sizes.default)
 def split_with_sizes(b: Builder, x: Tensor, sizes: Sequence[Size], dim: int = 0) -> tuple[Tensor, ...]:
     """Consecutive chunks of the listed sizes."""
-    return _pieces(b, x, dim, [sum(sizes[:i]) for i in range(len(sizes))])
+    return _chunks(b, x, dim, [sum(sizes[:i]) for i in range(len(sizes))])
 
 
-def _pieces(b: Builder, x: Tensor, dim: int, starts: Sequence[Size]) -> tuple[Tensor, ...]:
+def _chunks(b: Builder, x: Tensor, dim: int, starts: Sequence[Size]) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     if sum((spec.shape[dim] for spec in b.spec), 0) != x.shape[dim]:
-        static(x.shape[dim])  # how many pieces there are depends on it
+        static(x.shape[dim])  # the number of chunks depends on it
     return tuple(
         b.view(x, spec.shape, moved(dim, partial(add, start))) for spec, start in zip(b.spec, starts)
     )

@@ -55,8 +55,8 @@ class _Run:
     def _merged(self) -> ParallelLaunch | None:
         """The launches as one; None where each has enough for all threads, or all have too little."""
         decide = self.decisions
-        pieces = self.costs.parallel_launch_chunks * self.costs.threads
-        if all(decide.at_least(l.extent, pieces * l.grain) for l in self.launches):
+        chunks = self.costs.parallel_launch_chunks * self.costs.threads
+        if all(decide.at_least(l.extent, chunks * l.grain) for l in self.launches):
             return None
         work = [decide.larger(WORK * l.extent // l.grain, 1) for l in self.launches]
         total: Size = 0

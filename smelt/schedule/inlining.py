@@ -253,9 +253,9 @@ def _unit(tensor: Tensor, units: set[Tensor], target: CopyBack | Insert | None, 
     unit = _unit_over(tensor, index, loops, units, target)
     if isinstance(tensor.definition, Map):
         read = [e for t, i in unit.reads if t in units for e in i]
-        pieces, values = split_loops(loops, read, shortest)
+        split, values = split_loops(loops, read, shortest)
         if values:
-            unit = _unit_over(tensor, substituted(index, values), pieces, units, target)
+            unit = _unit_over(tensor, substituted(index, values), split, units, target)
     return unit
 
 

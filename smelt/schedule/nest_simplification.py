@@ -64,8 +64,8 @@ def split_loops(loops: Loops, indices: list[Size], shortest: int) -> tuple[Loops
         step: Values = {sym: high * divisor + low}
         total = {**_apply(total, step), **step}
         indices = _all(indices, step)
-        pieces = {sym: ((high, sizes[sym] // divisor), (low, divisor))}
-        loops = tuple(piece for s, n in loops for piece in pieces.get(s, ((s, n),)))
+        split = {sym: ((high, sizes[sym] // divisor), (low, divisor))}
+        loops = tuple(loop for s, n in loops for loop in split.get(s, ((s, n),)))
     return loops, total
 
 

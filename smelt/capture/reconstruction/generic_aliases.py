@@ -64,7 +64,7 @@ def _template_text(x: _Template, text: Expressions) -> str:
 
 def _template_parts(x: _Template) -> list[object]:
     """The strings and interpolations of a t-string, in order."""
-    return [*(piece for pair in zip(x.strings, x.interpolations) for piece in pair), x.strings[-1]]
+    return [*(item for pair in zip(x.strings, x.interpolations) for item in pair), x.strings[-1]]
 
 
 def _interpolation_parts(x: _Interpolation) -> tuple[object, ...]:

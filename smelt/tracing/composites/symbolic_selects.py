@@ -17,9 +17,9 @@ from smelt.graph.tensor_specs import make_spec
 from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.ops.symbolic_rules import (
     DIAGONAL,
-    PLACES,
     RANGES,
     SELECT,
+    SINGLE_INDEX,
     SLICE,
     SPLIT,
     SPLITS,
@@ -58,7 +58,7 @@ def clamp_to_range(
         arguments["start"] = start if _is_unchanged(start, first, n) else first
         arguments["end"] = end if _is_unchanged(end, last, n) else last
         return tuple(arguments.values()), {}
-    if func in PLACES:
+    if func in SINGLE_INDEX:
         arguments = by_name(func, args, kwargs)
         n, index = _size(arguments), arguments["index"]
         if not any(isinstance(v, Expr) for v in (n, index)):

@@ -11,7 +11,7 @@ from smelt.errors import Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.graph.operator_effects import Effects, effects
 from smelt.ops.node_builders import CLONE
-from smelt.ops.symbolic_rules import OFFSETS, PLACES, RANGES, SLICE
+from smelt.ops.symbolic_rules import OFFSETS, RANGES, SINGLE_INDEX, SLICE
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.shapes.expr import Expr, Size, bounds
 from smelt.torch_private import OpOverload
@@ -70,7 +70,7 @@ class AtenCallRecorder:
             diagonal = square_diagonal(self.run, symbols, func, args, kwargs)
             if diagonal is not None:
                 return diagonal
-            if symbols.unbacked.numbers and func not in RANGES and func not in PLACES:
+            if symbols.unbacked.numbers and func not in RANGES and func not in SINGLE_INDEX:
                 args, kwargs = self._with_nonnegative_sizes(symbols, func, args, kwargs)
         key: list[Any] = [func]
         nodes: list[Any] = []
