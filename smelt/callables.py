@@ -9,6 +9,7 @@ import difflib
 import functools
 import gc
 import inspect
+import operator
 import os
 import sys
 import types
@@ -199,7 +200,8 @@ class CompiledModule:
         return self._smelt.original
 
     def __reduce__(self) -> Any:
-        return _rebuild_function, (self._smelt.original, self._smelt.settings)
+        """Pickle the original in its place: a saved model loads where smelt is not installed."""
+        return operator.getitem, ((self._smelt.original,), 0)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
@@ -218,13 +220,17 @@ def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
     def new(_: type, *args: Any, **kwargs: Any) -> nn.Module:
         return cls.__new__(cls, *args, **kwargs)
 
-    members = {"__slots__": ("_smelt",), "__module__": cls.__module__, "__doc__": cls.__doc__, "__new__": new}
+    # Frameworks compare and save the names of classes.
+    members = {
+        "__slots__": ("_smelt",),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__new__": new,
+    }
     metaclass = types.new_class("CompiledClass", (type(cls),), {}, lambda ns: ns.update(__call__=make))
     return types.new_class(
-        f"Compiled{cls.__name__}",
-        (CompiledModule, cls),
-        {"metaclass": metaclass},
-        lambda ns: ns.update(members),
+        cls.__name__, (CompiledModule, cls), {"metaclass": metaclass}, lambda ns: ns.update(members)
     )
 
 

@@ -5,6 +5,8 @@ import functools
 import importlib.metadata
 import inspect
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -125,11 +127,42 @@ def test_compiled_module_copies_and_pickles():
     compiled = smelt.compile(Net())
     x = torch.randn(2, 4)
     want = compiled(x)
-    for clone in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
-        assert isinstance(clone, Net) and clone.layer.weight is not compiled.layer.weight
+    copied, loaded = copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))
+    assert isinstance(copied._orig_mod, Net) and type(loaded) is Net
+    for clone in (copied, loaded):
+        assert clone.layer.weight is not compiled.layer.weight
         torch.testing.assert_close(clone(x), want)
         clone.layer.weight.zero_()
         torch.testing.assert_close(compiled(x), want)
+
+
+def test_the_class_of_a_compiled_module_has_the_names_of_the_original_s():
+    class Local(nn.Linear): ...
+
+    for cls in (Net, Local):
+        of = type(smelt.compile(cls(2, 2) if cls is Local else cls()))
+        assert (of.__name__, of.__qualname__, of.__module__) == (
+            cls.__name__,
+            cls.__qualname__,
+            cls.__module__,
+        )
+        assert repr(of) == repr(cls) and of is not cls
+
+
+def test_a_saved_compiled_module_loads_without_smelt(tmp_path):
+    net = nn.Sequential(nn.Linear(3, 4), nn.GELU())
+    compiled, x = smelt.compile(net), torch.randn(2, 3)
+    compiled(x)
+    torch.save({"model": compiled, "same": net}, tmp_path / "model.pt")
+    program = (
+        "import sys, torch; sys.modules['smelt'] = None; "
+        f"saved = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False); "
+        "assert type(saved['model']) is torch.nn.Sequential and saved['model'] is saved['same']; "
+        f"torch.save(saved['model'](torch.load({str(tmp_path / 'x.pt')!r})), {str(tmp_path / 'y.pt')!r})"
+    )
+    torch.save(x, tmp_path / "x.pt")
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+    torch.testing.assert_close(torch.load(tmp_path / "y.pt"), net(x))
 
 
 def test_the_class_of_a_compiled_module_makes_modules_that_are_not_compiled():
