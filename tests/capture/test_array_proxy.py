@@ -116,3 +116,34 @@ def test_subscripts(key: Any) -> None:
     for dtype in ("int32", "float32"):
         agree(lambda a: a[key], made(dtype, (2, 3)))
         agree(lambda a: a.T[key], made(dtype, (2, 3)))
+
+
+LIMITS = (-(2**40), -100_000, -129, -1, 0, 127, 255, 256, 100_000, 2**40)
+WITH_A_NUMBER: dict[str, Callable[..., Any]] = {
+    "clip from": lambda a, n: np.clip(a, n, None),
+    "clip to": lambda a, n: a.clip(max=n),
+    "clip between": lambda a, n: np.clip(a, -n, n),
+    "full like": lambda a, n: np.full_like(a, n),
+    "maximum": np.maximum,
+    "at most": lambda a, n: a <= n,
+    "equal": lambda a, n: n == a,
+    "difference": lambda a, n: n - a,
+    "mask": lambda a, n: a & n,
+    "where": lambda a, n: np.where(a > 1, a, n),
+}
+
+
+@pytest.mark.parametrize("name", WITH_A_NUMBER)
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64"])
+def test_numbers_that_a_dtype_cannot_hold(name: str, dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    a = np.array([limits.min, 0, 1, 5, limits.max], dtype)
+    for number in LIMITS:
+        agree(WITH_A_NUMBER[name], a, number)
+
+
+def test_what_torch_computes_otherwise_is_refused_and_what_it_computes_alike_is_not() -> None:
+    a = ArrayProxy(torch.arange(4, dtype=torch.uint8))
+    assert np.clip(a, 1, 2).tensor.tolist() == [1, 1, 2, 2]  # type: ignore[attr-defined]
+    with pytest.raises(Unsupported, match="other values"):
+        np.clip(a, -5, None)  # type: ignore[call-overload]

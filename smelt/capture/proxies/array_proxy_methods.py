@@ -54,7 +54,9 @@ def _iter(self: ArrayProxy) -> Iterator[object]:
 
 
 def _getitem(self: ArrayProxy, key: object) -> object:
-    return check_against_trial(operator.getitem, (self, key), {}, lambda: self.tensor[_index(key)])
+    return check_against_trial(
+        operator.getitem, (self, key), {}, lambda array, key: array.tensor[_index(key)]
+    )
 
 
 def _setitem(self: ArrayProxy, key: object, value: object) -> None:
@@ -91,17 +93,19 @@ def _astype(self: ArrayProxy, dtype: np.dtype[np.generic], **kwargs: object) -> 
     if kwargs or wanted is None or (self.tensor.is_floating_point() and not wanted.is_floating_point):
         raise refusal("this cast")
     return check_against_trial(
-        _method_caller("astype"), (self, dtype), {}, lambda: self.tensor.to(wanted, copy=True)
+        _method_caller("astype"), (self, dtype), {}, lambda array, _: array.tensor.to(wanted, copy=True)
     )
 
 
 def _copy(self: ArrayProxy, order: str = "C") -> object:
-    return check_against_trial(_method_caller("copy"), (self, order), {}, lambda: self.tensor.clone())
+    return check_against_trial(
+        _method_caller("copy"), (self, order), {}, lambda array, _: array.tensor.clone()
+    )
 
 
 def _flatten(self: ArrayProxy) -> object:
     return check_against_trial(
-        _method_caller("flatten"), (self,), {}, lambda: self.tensor.reshape(-1).clone()
+        _method_caller("flatten"), (self,), {}, lambda array: array.tensor.reshape(-1).clone()
     )
 
 

@@ -42,7 +42,7 @@ def apply(function: Callable[..., object], args: Sequence[object], kwargs: Mappi
     if implemented is None or (function in _NO_BOOLEAN_PRODUCTS and _any_boolean(args, kwargs)):
         raise refusal(f"numpy.{name}")
 
-    def compute() -> object:
+    def compute(*args: object, **kwargs: object) -> object:
         arguments = [map_nested(_for_torch, a) for a in args]
         named = {k: map_nested(_for_torch, v) for k, v in kwargs.items()}
         return map_nested(_from_torch, implemented(*arguments, **named))

@@ -1,6 +1,8 @@
-"""Trial runs of NumPy functions on ones of the same layouts, whose result torch's result must match.
+"""Trial runs of NumPy functions on arrays of the same layouts, whose results torch's results must match.
 
-NumPy itself thus determines the result's type, dtype, shape, strides and aliasing, and any error.
+A run on ones determines the result's type, dtype, shape, strides and aliasing, and any error. A run on edge values (the
+limits of the dtype, zeros of both signs, infinities, NaN, halves) compares the values: NumPy and torch differ for Python
+integers that a dtype cannot hold, for example.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import DTYPES, ArrayProxy, refusal, storage_of
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 
+_Compute = Callable[..., object]  # takes the arguments of the NumPy function, arrays as `ArrayProxy`s
 _Operands = Sequence[tuple[ArrayProxy, object]]  # each `ArrayProxy` and the ones that replace it
 _UNSUPPORTED_ERRORS = (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError)
 
@@ -24,11 +28,13 @@ def ones(value: object) -> object:
     if not isinstance(value, ArrayProxy):
         return value
     fill = value.dtype.type(0 if value.dtype.kind in "iu" else 1)
-    if value.scalar:
-        return fill
-    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.tensor.stride())) if value.size else 0
-    memory = np.full(extent, fill)
-    return np.lib.stride_tricks.as_strided(memory, value.shape, value.strides)
+    return fill if value.scalar else _laid_out(value, np.full(1, fill))
+
+
+def _laid_out(array: ArrayProxy, elements: np.ndarray) -> np.ndarray:
+    """`elements`, repeated, with the layout of `array`."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(array.shape, array.tensor.stride())) if array.size else 0
+    return np.lib.stride_tricks.as_strided(np.resize(elements, extent), array.shape, array.strides)
 
 
 def map_nested(fn: Callable[[object], object], value: object) -> object:
@@ -57,11 +63,12 @@ def check_against_trial(
     function: Callable[..., object],
     args: Sequence[object],
     kwargs: Mapping[str, object],
-    compute: Callable[[], object],
+    compute: _Compute,
 ) -> object:
-    """Result of `compute()` with torch as the `ArrayProxy`s that `function(*args, **kwargs)` returns with NumPy.
+    """Result of `compute(*args, **kwargs)` with torch as the `ArrayProxy`s that `function(*args, **kwargs)` returns with
+    NumPy.
 
-    Raises as `function` does on ones, and Unsupported if torch's result does not match NumPy's.
+    Raises as `function` does on ones, and Unsupported if torch's result does not match NumPy's on ones or edge values.
     """
     operands: list[tuple[ArrayProxy, object]] = []
 
@@ -77,10 +84,94 @@ def check_against_trial(
         warnings.simplefilter("ignore")
         expected = function(*trial_args, **trial_kwargs)
     try:
-        result = compute()
+        result = compute(*args, **kwargs)
     except _UNSUPPORTED_ERRORS as error:  # NumPy itself succeeded
         raise refusal(f"{function!r} ({error})") from error
-    return _wrap_result(function, expected, result, operands)
+    wrapped = _wrap_result(function, expected, result, operands)
+    step = min([_ROTATION, *(max(1, array.size) for array, _ in operands)])
+    for first in range(0, len(_INTEGER_EDGES), step):
+        if operands and not _agrees_on_edges(function, args, kwargs, compute, first):
+            raise refusal(f"{function!r}, which gives other values in torch,")
+    return wrapped
+
+
+_INTEGER_EDGES = (0, 1, "min", 2, "max", 3, -1, 7, "min", 5, -2, 100)
+_FLOAT_EDGES = (0.5, 1.0, -0.0, 2.5, -1.5, "inf", 0.0, 3.0, "nan", -2.0, "-inf", 100.0)
+_ROTATION = 5  # elements by which runs on many elements, and operands, differ
+
+
+def _edges(dtype: np.dtype[np.generic], first: int) -> np.ndarray:
+    """Edge values of `dtype`, the `first`-th in front."""
+    if dtype.kind == "b":
+        values = np.array([True, False, False, True, True])
+    elif dtype.kind == "f":
+        values = np.array([float(x) for x in _FLOAT_EDGES], dtype)
+    else:
+        limits = np.iinfo(dtype)  # type: ignore[type-var]
+        known = {"min": limits.min, "max": limits.max}
+        numbers = [known[x] if isinstance(x, str) else x for x in _INTEGER_EDGES]
+        values = np.array([x for x in numbers if x >= limits.min], dtype)
+    return np.roll(values, -first)
+
+
+def _agrees_on_edges(
+    function: object, args: Sequence[object], kwargs: Mapping[str, object], compute: _Compute, first: int
+) -> bool:
+    """Whether torch computes what NumPy computes of edge values. True also where NumPy raises: for the indices and sizes
+    that no array has."""
+    made: dict[int, tuple[np.ndarray | np.generic, ArrayProxy]] = {}
+
+    def both(value: object) -> tuple[object, object]:
+        if not isinstance(value, ArrayProxy):
+            return value, value
+        if id(value) not in made:
+            elements = _edges(value.dtype, first + _ROTATION * len(made))
+            found = elements[0] if value.scalar else _laid_out(value, elements)
+            twin = np.array(found) if value.scalar else _laid_out(value, elements)
+            made[id(value)] = found, ArrayProxy(torch.from_numpy(twin), value.scalar)
+        return made[id(value)]
+
+    with (
+        warnings.catch_warnings(),
+        np.errstate(all="ignore"),
+        DisableTorchDispatch(),
+        DisableTorchFunction(),
+        torch.no_grad(),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            expected = function(  # type: ignore[operator]
+                *[map_nested(lambda v: both(v)[0], a) for a in args],
+                **{k: map_nested(lambda v: both(v)[0], v) for k, v in kwargs.items()},
+            )
+        except Exception:
+            return True
+        try:
+            result = compute(
+                *[map_nested(lambda v: both(v)[1], a) for a in args],
+                **{k: map_nested(lambda v: both(v)[1], v) for k, v in kwargs.items()},
+            )
+        except _UNSUPPORTED_ERRORS:
+            return False
+        return _same_values(expected, result)
+
+
+# Roundings that sums and functions of two libraries may differ by, by the dtype's name.
+_TOLERANCES = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-9}
+
+
+def _same_values(expected: object, result: object) -> bool:
+    if isinstance(expected, (list, tuple)) and isinstance(result, (list, tuple)):
+        return len(expected) == len(result) and all(map(_same_values, expected, result))
+    if not isinstance(result, torch.Tensor):
+        return bool(expected == result)
+    wanted, found = np.asarray(expected), result.numpy()
+    if wanted.shape != found.shape:
+        return False
+    tolerance = _TOLERANCES.get(wanted.dtype.name)
+    if tolerance is None:
+        return bool(np.array_equal(wanted, found))
+    return bool(np.allclose(wanted, found, tolerance, tolerance, equal_nan=True))
 
 
 def _wrap_result(function: object, expected: object, result: object, operands: _Operands) -> object:

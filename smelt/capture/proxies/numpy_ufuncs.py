@@ -60,7 +60,7 @@ def apply_ufunc(ufunc: np.ufunc, args: Sequence[object]) -> object:
         raise refusal(f"numpy.{ufunc.__name__}")
     if ufunc in _PARTIAL_INTEGER_UFUNCS and not _is_safe(ufunc, args):
         raise refusal(f"numpy.{ufunc.__name__} of unknown integers")
-    return check_against_trial(ufunc, args, {}, lambda: _compute(ufunc, args))
+    return check_against_trial(ufunc, args, {}, lambda *operands: _compute(ufunc, operands))
 
 
 def _compute(ufunc: np.ufunc, args: Sequence[object]) -> torch.Tensor:
