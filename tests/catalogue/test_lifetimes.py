@@ -66,6 +66,54 @@ def a_buffer_cannot_be_resized_while_it_is_viewed():
     return fn, calls()
 
 
+@program(graphs=0, eager=["unsupported-call"])
+def tensors_of_the_call_end_with_their_last_reference():
+    def fn(x):
+        first = x * 2
+        seen = weakref.ref(first)
+        before = seen() is not None
+        first = x * 3
+        return first if seen() is None else -first, before, seen() is None
+
+    return fn, calls()
+
+
+@program(graphs=0, eager=["unsupported-call"])
+def callbacks_run_when_tensors_of_the_call_end():
+    def fn(x):
+        ended = []
+        weakref.ref(x * 2, lambda _: ended.append("temporary"))
+        y = x * 3
+        weakref.finalize(y, ended.append, "finalized")
+        del y
+        return x + len(ended), list(ended)
+
+    return fn, calls()
+
+
+@program(graphs=0, eager=["unsupported-call"])
+def weak_containers_and_proxies_forget_tensors_of_the_call():
+    def fn(x):
+        names, proxies = weakref.WeakValueDictionary(), []
+        names["y"] = y = x * 2
+        proxies.append(weakref.proxy(y))
+        there = "y" in names
+        del y
+        return x * 5 if "y" not in names else x * 7, there, attempt(lambda: proxies[0].shape)
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def a_tensor_in_a_variable_is_alive():
+    def fn(x):
+        y = x * 2
+        seen = weakref.ref(y)
+        return seen() + 1 if seen() is y else y - 1
+
+    return fn, calls()
+
+
 # ------------------------------------------------------------------------------------------------ memory of others
 
 

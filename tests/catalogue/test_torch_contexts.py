@@ -11,7 +11,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import smelt
-from tests.harness.catalogue import leaf, program, tensor
+from tests.harness.catalogue import Changing, leaf, program, tensor
 
 
 def three(*shape: int, **kwargs) -> list:
@@ -709,3 +709,21 @@ def autocast_as_a_decorator_with_breaks():
         return x, torch.is_autocast_enabled("cpu")
 
     return fn, [(tensor(2, 4),)] * 3, lambda: torch.is_autocast_enabled("cpu")
+
+
+@program(graphs=1, later=1)
+def a_profiler_starts_between_calls():
+    profile = torch.autograd.profiler.profile()
+
+    def fn(x):
+        return x + 1 if torch.autograd._profiler_enabled() else x * 2
+
+    return fn, Changing(three(3), {1: profile.__enter__, 2: lambda: profile.__exit__(None, None, None)})
+
+
+@program(graphs=1)
+def function_modes_are_counted_without_the_trace_s_own():
+    def fn(x):
+        return x + torch._C._len_torch_function_stack()
+
+    return fn, three(3)

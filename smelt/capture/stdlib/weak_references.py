@@ -1,8 +1,8 @@
 """Weak references: the lifetime of an object depends on the whole program, of which capture sees a part.
 
-Objects that the program creates and drops are dropped during capture too, except functions and others that `Sources`
-retains. Environment objects live until the end of the call. The call runs eagerly if the program could observe either
-difference.
+Objects that the program creates and drops are dropped during capture too, except functions, tensors and others that
+`Sources` or the trace retains. Environment objects live until the end of the call. The call runs eagerly if the program
+could observe either difference.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from typing import cast
+
+import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import FUNCTIONS, Args, Handler, Kwargs, builtin, unsupported
@@ -50,6 +52,8 @@ def _constructor_handler(reference: Callable[..., object]) -> Handler:
             raise _eager_fallback("a weak reference to a function created in the call")
         if callback and callback[0] is not None and id(target) in vm.env.sources:
             raise _eager_fallback("a callback for the end of an object of the environment")
+        if _is_created_tensor(vm, target) and (reference is weakref.proxy or callback):
+            raise _eager_fallback("a weak proxy of, or a callback for, a tensor created in the call")
         return vm.call_native(reference, [target, *map(vm.native_argument, callback)], kwargs)
 
     return handler
@@ -68,8 +72,11 @@ def _insertion_handler(fn: FunctionType) -> Handler:
     """Handler of a method that adds its argument to a weak container."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        if any(_may_die(vm, x) for value in args[1:] for x in (value, *_contents(value))):
+        values = [x for value in args[1:] for x in (value, *_contents(value))]
+        if any(_may_die(vm, x) for x in values):
             raise _eager_fallback(f"{fn.__qualname__} of an object of the environment")
+        if any(_is_created_tensor(vm, x) for x in values):
+            raise _eager_fallback(f"{fn.__qualname__} of a tensor created in the call")
         return interpret(vm, fn, args, kwargs)
 
     return handler
@@ -77,6 +84,10 @@ def _insertion_handler(fn: FunctionType) -> Handler:
 
 def _may_die(vm: VM, x: object) -> bool:
     return id(x) in vm.env.sources and not is_constant(x) and not is_identity(x)
+
+
+def _is_created_tensor(vm: VM, x: object) -> bool:
+    return isinstance(x, torch.Tensor) and id(x) not in vm.env.sources
 
 
 def _contents(x: object) -> list[object]:
@@ -110,6 +121,8 @@ def _dereference(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwa
         return wrap_values.wrap(vm.env, found, sources[id(reference)].child("call", None))
     if found is not None and id(found) in sources and not _is_held(vm, found):
         raise _eager_fallback("a weak reference to an object of the environment that may be dead")
+    if _is_created_tensor(vm, found) and not any(value is found for value in _variables(vm)):
+        raise _eager_fallback("a weak reference to a tensor created in the call that may be dead")
     return found
 
 

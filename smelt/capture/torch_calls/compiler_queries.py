@@ -9,9 +9,11 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import BUILTINS, FUNCTIONS, Args, Handler, Kwargs, builtin, function
+from smelt.capture.environment import wrap_values
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import (
     get_tracing_state,
+    is_profiler_enabled,
     is_torch_function_all_disabled,
     is_torch_function_enabled,
     is_tracing,
@@ -45,14 +47,29 @@ BUILTINS[get_tracing_state] = _constant_handler(None)
 BUILTINS[is_tracing] = _constant_handler(False)
 
 
+@builtin(is_profiler_enabled)
+def _profiler_enabled(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Guarded: a profiler that starts between two calls changes nothing else that is."""
+    return wrap_values.wrap(
+        vm.env, is_profiler_enabled(), vm.env.sources.const(is_profiler_enabled).child("call", None)
+    )
+
+
 # ---- __torch_function__: the program must not see the mode of the trace
+
+
+_MODES_OF_TRACE = 1
+
+
+@builtin(len_torch_function_stack)
+def _function_modes(vm: VM, args: Args, kwargs: Kwargs) -> int:
+    return len_torch_function_stack() - _MODES_OF_TRACE
 
 
 def _some_overridden(vm: VM, values: Iterable[object]) -> bool:
     if is_under_modes(vm.trace.call):
         return True
-    modes_of_trace = 1
-    has_others = len_torch_function_stack() > modes_of_trace
+    has_others = len_torch_function_stack() > _MODES_OF_TRACE
     if has_others and not is_torch_function_all_disabled():
         return True
     return is_torch_function_enabled() and any(handling_class(v) is not None for v in values)
