@@ -94,3 +94,70 @@ def test_reset_frees_everything() -> None:
     assert plans() == before
     with torch.no_grad():
         torch.testing.assert_close(compiled[0](torch.ones(3, 4)), model(torch.ones(3, 4)))
+
+
+def _closes_a_generator(x: Any) -> Any:
+    def values() -> Any:
+        try:
+            yield x
+        finally:
+            torch.is_grad_enabled()
+
+    generator = values()
+    first = next(generator)
+    generator.close()
+    return first * 2
+
+
+def _catches_what_it_throws(x: Any) -> Any:
+    def values() -> Any:
+        yield x
+
+    generator = values()
+    next(generator)
+    try:
+        generator.throw(ValueError("thrown"))
+    except ValueError:
+        return x + 1
+
+
+def _reads_a_value(x: Any) -> Any:
+    return x + 1 if x.sum() > 3 else x
+
+
+def _looks_up_what_is_not_there(x: Any) -> Any:
+    try:
+        return x * {}[1]
+    except KeyError:
+        return x + getattr(x, "missing", 1)
+
+
+@pytest.mark.parametrize(
+    "function", [_closes_a_generator, _catches_what_it_throws, _reads_a_value, _looks_up_what_is_not_there]
+)
+def test_arguments_end_without_a_garbage_collection(function: Any) -> None:
+    smelt.compile(function)(torch.ones(4))  # what the first capture imports may leave cycles
+    gc.disable()
+    try:
+        x = torch.ones(4)
+        seen = weakref.ref(x)
+        smelt.compile(function)(x)
+        del x
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_gradients_end_after_a_compiled_optimizer_s_step() -> None:
+    gc.disable()
+    try:
+        for _ in range(2):
+            layer = nn.Linear(4, 4)
+            optimizer = torch.optim.Adadelta(layer.parameters())
+            layer(torch.ones(4)).sum().backward()
+            smelt.compile(lambda optimizer=optimizer: optimizer.step())()
+            gradient = weakref.ref(layer.weight.grad)
+            optimizer.zero_grad()
+        assert gradient() is None
+    finally:
+        gc.enable()

@@ -332,7 +332,10 @@ class Generator:
         if self.state is SUSPENDED:
             try:
                 self.throw(GeneratorExit())
-            except GeneratorExit:
+            except GeneratorExit as closed:
+                closed.__traceback__ = (
+                    None  # its frames hold the exception: a cycle with all that the capture holds
+                )
                 return None
             except StopIteration as stop:
                 return stop.value if PY313 else None

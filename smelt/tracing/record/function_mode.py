@@ -265,7 +265,7 @@ class FunctionMode(TorchFunctionMode):
             raise call.unsupported(DATA_DEPENDENT, f"{name_of(func)} reads memory") from error
         if isinstance(error, Unsupported):
             if error.reason.kind is DATA_DEPENDENT:
-                raise call.unsupported(*read_of(func)) from None
+                return call.unsupported(*read_of(func))
             return None
         if not isinstance(error, _OPERATOR_ERRORS):
             return None
