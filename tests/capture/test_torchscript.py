@@ -182,3 +182,27 @@ def test_errors_are_torchscripts():
             fn(X)
         with pytest.raises(type(eager.value)):
             smelt.compile(fn)(X)
+
+
+def test_methods_of_a_class_of_the_call_are_marked():
+    def f(x):
+        class Marked(nn.Module):
+            @torch.jit.export
+            def exported(self):
+                return 3
+
+            @torch.jit.unused
+            def unused(self):
+                return 4
+
+            def forward(self, x):
+                return x + self.exported()
+
+        net = Marked()
+        return net(x), net.exported._torchscript_modifier, net.unused._torchscript_modifier
+
+    compiled, x = smelt.compile(f), torch.ones(2)
+    for _ in range(2):
+        got, want = compiled(x), f(x)
+        assert torch.equal(got[0], want[0]) and got[1:] == want[1:]
+    assert not reasons(compiled)

@@ -664,3 +664,17 @@ def and_or():
         return x * n, (t and 3) is t, (t or 4) is t, (t and not t) is t
 
     return fn, xs()
+
+
+class BreaksFirst(nn.Sequential):
+    def __init__(self, *layers):
+        smelt.graph_break()
+        super().__init__(*layers)
+
+
+@program(graphs=1, breaks=["graph-break-requested"])
+def a_module_whose_init_breaks_is_called():
+    def fn(x):
+        return BreaksFirst(nn.ReLU(), nn.Tanh())(x)
+
+    return fn, [(tensor(3),), (tensor(3),), (tensor(3),)]

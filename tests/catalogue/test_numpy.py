@@ -508,3 +508,25 @@ def arrays_of_other_dtypes_that_are_made_inside():
         )
 
     return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1)
+def tensors_of_lists_of_arrays():
+    def fn(x):
+        a, n = x.numpy(), x.int().numpy()
+        return (
+            torch.tensor([a, a + 1]),
+            torch.tensor([[n], (n * 2,)]),
+            torch.as_tensor((a, a * 3), dtype=torch.float64),
+        )
+
+    return fn, [(tensor(3),) for _ in range(3)]
+
+
+@program(graphs=2, breaks=["unsupported-call"])
+def a_tensor_of_arrays_and_lists():
+    def fn(x):
+        a = x.numpy()
+        return torch.tensor([a, [1.0, 2.0, 3.0]]) * 2
+
+    return fn, [(tensor(3),) for _ in range(3)]

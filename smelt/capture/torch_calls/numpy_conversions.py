@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 
 from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, unsupported
 from smelt.capture.proxies.array_proxy import DTYPES, ArrayProxy, storage_of
+from smelt.capture.proxies.numpy_trial import arrays_in
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.vm.vm import VM
 from smelt.reasons import DATA_DEPENDENT
@@ -47,9 +49,25 @@ def _register(function: Callable[..., object], convert: Callable[..., torch.Tens
             return convert(args[0], *args[1:], **kwargs)
         if args and type(args[0]) is np.ndarray and _is_created(vm, args[0]):
             return convert(ArrayProxy(_constant(vm, args[0], shared=convert is _shared)), *args[1:], **kwargs)
+        if args and type(args[0]) in (list, tuple) and next(arrays_in(args[0]), None) is not None:
+            copied: Callable[..., torch.Tensor] = _copied
+            return copied(ArrayProxy(_stacked(args[0])), *args[1:], **kwargs)
         return default(vm, args, kwargs) if default is not None else run_native(vm, function, args, kwargs)
 
     BUILTINS[function] = handler
+
+
+def _stacked(value: object) -> torch.Tensor:
+    """Nested lists of arrays of one dtype and shape as a tensor. Raises Unsupported for other elements, whose dtype torch
+    finds by rules of their own."""
+    if type(value) is ArrayProxy and not value.scalar:
+        return value.tensor
+    if type(value) not in (list, tuple) or not value:
+        raise unsupported("a tensor of arrays and other values")
+    parts = [_stacked(part) for part in cast("Sequence[object]", value)]
+    if len({(part.dtype, part.shape) for part in parts}) != 1:
+        raise unsupported("a tensor of arrays with different dtypes or shapes")
+    return torch.stack(parts)
 
 
 def _is_created(vm: VM, array: np.ndarray) -> bool:

@@ -14,6 +14,7 @@ from smelt.capture.base.value_kinds import NULL, FunctionType
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.calls.python_functions import call_function, interpret
 from smelt.capture.vm.vm import VM
+from smelt.guards.source import Source
 from smelt.torch_private import CALL_IMPL, WRAPPED_CALL_IMPL
 
 _module_globals = vars(torch.nn.modules.module)
@@ -36,7 +37,7 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
         return interpret(vm, CALL_IMPL, (module, *args), kwargs)
     source = vm.env.sources.get(id(module))
     if source is not None:
-        vm.env.facts.guard("no_hooks", source)
+        _guard_no_hooks(vm, module, source)
     call_site = vm.frames.take_call_site()
     function, owner = attributes.load_method(vm, module, "forward")
     vm.frames.call_site = call_site
@@ -47,6 +48,18 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
         return call_function(vm, cast(FunctionType, function), (owner, *args), kwargs)
     finally:
         vm.frames.module_callers.pop()
+
+
+def _guard_no_hooks(vm: VM, module: nn.Module, source: Source) -> None:
+    """Guard that an environment module has no hooks, but for the dictionaries that the program itself assigns: before a
+    graph break in its `__init__` it has none."""
+    own = vm.env.overlay.instance_dict(module) or {}
+    names = [n for n in _HOOKS if vm.env.log.is_original_attribute(module, n, own.get(n))]
+    if len(names) == len(_HOOKS):
+        vm.env.facts.guard("no_hooks", source)
+        return
+    for name in names:
+        vm.env.facts.guard("len", source.child("attr", name), 0)
 
 
 def _overrides_call_impl(vm: VM, module: nn.Module) -> bool:
