@@ -117,12 +117,19 @@ NAMED = {
         "torch.compile",
     ): "is what smelt stands in for while it runs a script",
     ("smelt.callables", "torch.jit.ScriptModule"): "is told from other modules, and refused",
-    ("smelt.capture.torch_calls.compiler_queries", "torch.jit"): "for the two below, not in torch's stubs",
+    ("smelt.capture.torch_calls.compiler_queries", "torch.jit"): "for those below, not in torch's stubs",
     (
         "smelt.capture.torch_calls.compiler_queries",
         "torch.jit.is_scripting",
     ): "user code that asks is answered",
     ("smelt.capture.torch_calls.compiler_queries", "torch.jit.is_tracing"): "user code that asks is answered",
+    **{
+        (
+            "smelt.capture.torch_calls.compiler_queries",
+            f"torch.jit.{name}",
+        ): "marks methods of the program's classes"
+        for name in ("export", "ignore", "unused")
+    },
     ("smelt.capture.semantics.calls.calls", "torch.jit.ScriptModule"): "is told from other modules",
 }
 
