@@ -18,7 +18,7 @@ class Launcher {
     virtual void launch(const Launch& l, void* const* data, const Queue& queue) const = 0;
     // `launches` are those of `t`.
     virtual void parallel_launch(const BatchedLaunch& t, const Launch* launches, void* const* data,
-                          const Queue& queue) const = 0;
+                                 const Queue& queue) const = 0;
 };
 
 // Runs on torch's threads; `function` is `void (*)(void** buffers, int64_t begin, int64_t end)`. After the addresses
