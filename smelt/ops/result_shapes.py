@@ -10,7 +10,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.ops.convolution_settings import Convolution
 from smelt.shapes.expr import Expr, Size
 
-Arguments = Mapping[str, Any]  # arguments by name, with the defaults of those that are not arguments
+Arguments = Mapping[str, Any]  # arguments by name, with the defaults of those that the call leaves out
 SpecOf = Callable[[Any], TensorSpec | None]
 Shape = tuple[Size, ...]
 

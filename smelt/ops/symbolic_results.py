@@ -207,7 +207,7 @@ def results(
 
     Raises NeedsFixedSize, or NotImplementedError if it has no shape function.
     """
-    safe, positional = _is_safe(func, args), symbols_in((args, kwargs), spec_of)
+    safe, symbols = _is_safe(func, args), symbols_in((args, kwargs), spec_of)
     if not safe or not is_windowed(_name(func)):
         try:
             return _results(func, args, kwargs, device, spec_of)
@@ -216,12 +216,12 @@ def results(
                 raise
     # With large numbers, of which no quotient vanishes. Of images, what is symbolic of the result is at least two, so no
     # window is larger than its image.
-    syms = widened(positional)
+    syms = widened(symbols)
     narrow = {wide: sym for sym, wide in syms.items()}
     large_args, large_kwargs = (_replaced(tree, syms, spec_of) for tree in (list(args), kwargs))
     try:
         if _are_small((large_args, large_kwargs), _spec_of, 1):  # a fixed size divided by a symbol
-            raise NeedsFixedSize(f"{func} of what is small where a symbol is large", positional)
+            raise NeedsFixedSize(f"{func} of what is small where a symbol is large", symbols)
         found = _results(func, large_args, large_kwargs, device, _spec_of)
     except NeedsFixedSize as error:
         raise NeedsFixedSize(error.reason.detail, frozenset(syms)) from None
@@ -292,7 +292,7 @@ def _results(
     if known is not None:
         _check_itself(asked, known)
         return known
-    answers, positional = zip(*(first if n == k else asked.answer(n) for n in range(COUNT)))
+    answers, meta_arguments = zip(*(first if n == k else asked.answer(n) for n in range(COUNT)))
     declared = effects(func).results
     if declared and all(result.kind == "same" for result in declared):
         _check_itself(asked, None)
@@ -301,7 +301,7 @@ def _results(
     name = _name(func)
     sizes += quotients(name, named_arguments(func, args, kwargs), spec_of)
     shape = next(_shapes(layouts), None)
-    found = _Fit(name, candidates_of(specs, sizes), shape, shapes, syms, device, positional).tree(answers)
+    found = _Fit(name, candidates_of(specs, sizes), shape, shapes, syms, device, meta_arguments).tree(answers)
     _check_itself(asked, found)
     for numbers in more_of(syms):
         out, _ = asked.answer_for(lambda size, numbers=numbers: evaluate(size, numbers))  # type: ignore[misc]
@@ -551,10 +551,10 @@ def _of_groups(shape: Shape, images: Size) -> bool:
     return len(shape) == 2 and shape[0] == images and isinstance(shape[1], int)
 
 
-def _is_attention(positional: Mapping[str, Any], specs: Sequence[TensorSpec]) -> bool:
+def _is_attention(arguments: Mapping[str, Any], specs: Sequence[TensorSpec]) -> bool:
     """Whether queries, keys and values have one batch, keys and values one length, heads have fixed sizes, and all
     other operands belong to them."""
-    shapes = [getattr(positional.get(name), "spec", None) for name in ("query", "key", "value")]
+    shapes = [getattr(arguments.get(name), "spec", None) for name in ("query", "key", "value")]
     if not all(isinstance(s, TensorSpec) and len(s.shape) == 4 for s in shapes):
         return False
     q, k, v = (s.shape for s in shapes)  # type: ignore[union-attr]
@@ -585,7 +585,7 @@ class _Unclear(NeedsFixedSize):
 
 
 class _Fit:
-    """Result sizes. `shape`: that of a window's images, if known. `operands`: their shapes. `positional`: for each
+    """Result sizes. `shape`: that of a window's images, if known. `operands`: their shapes. `meta_arguments`: for each
     assignment the meta arguments that were returned, with the tensors that they represent."""
 
     def __init__(
@@ -596,7 +596,7 @@ class _Fit:
         operands: Sequence[Shape],
         syms: frozenset[Sym],
         device: torch.device,
-        positional: Sequence[dict[int, tuple[torch.Tensor, Any]]],
+        meta_arguments: Sequence[dict[int, tuple[torch.Tensor, Any]]],
     ) -> None:
         self.name = name
         self.candidates = candidates
@@ -604,7 +604,7 @@ class _Fit:
         self.operands = operands
         self.syms = syms
         self.device = device
-        self.positional = positional
+        self.meta_arguments = meta_arguments
         self.combined = not any(part in name for part in _DIVIDING)
 
     def tree(self, answers: Sequence[Any]) -> Any:
@@ -626,7 +626,7 @@ class _Fit:
         return first
 
     def tensor(self, metas: Sequence[torch.Tensor]) -> Any:
-        back = [positional.get(id(meta)) for positional, meta in zip(self.positional, metas)]
+        back = [known.get(id(meta)) for known, meta in zip(self.meta_arguments, metas)]
         if any(b is not None for b in back):
             if any(b is None or b[1] is not back[0][1] for b in back):  # type: ignore[index]
                 raise self.refuse("whether it gives its argument back")

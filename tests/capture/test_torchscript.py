@@ -195,11 +195,16 @@ def test_methods_of_a_class_of_the_call_are_marked():
             def unused(self):
                 return 4
 
+            @torch.jit.ignore(drop=False)
+            def ignored(self):
+                return 5
+
             def forward(self, x):
                 return x + self.exported()
 
         net = Marked()
-        return net(x), net.exported._torchscript_modifier, net.unused._torchscript_modifier
+        marked = net.exported, net.unused, net.ignored
+        return net(x), *(method._torchscript_modifier for method in marked)
 
     compiled, x = smelt.compile(f), torch.ones(2)
     for _ in range(2):

@@ -211,6 +211,7 @@ INTERPRETED: set[Any] = {
         vars(typing)["_BaseGenericAlias"].__call__, typing.final, typing.overload, typing.no_type_check,
         chunk_or_narrow_cat,
         torch.is_tensor, torch.is_storage, torch.overrides.is_tensor_like,
+        *(getattr(torch.jit, n) for n in ("export", "ignore", "unused")),  # they mark the function that they decorate
         torch.amp.autocast_mode.autocast.__call__, torch.amp.autocast_mode.autocast_decorator,
         dataclasses.fields, dataclasses.is_dataclass, dataclasses.asdict, dataclasses.astuple, dataclasses.replace,
         *(getattr(dataclasses, n, None) for n in ("_asdict_inner", "_astuple_inner", "_is_dataclass_instance", "_replace")),

@@ -8,7 +8,7 @@ import numpy as np
 
 from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import ArrayProxy, refusal
-from smelt.capture.proxies.numpy_trial import arrays_in, check_against_trial, map_nested
+from smelt.capture.proxies.numpy_trial import arrays_in, call_mapped, check_against_trial, map_nested
 from smelt.capture.proxies.numpy_ufuncs import constant_tensor
 from smelt.torch_private import torch_numpy as tnp
 
@@ -43,9 +43,7 @@ def apply(function: Callable[..., object], args: Sequence[object], kwargs: Mappi
         raise refusal(f"numpy.{name}")
 
     def compute(*args: object, **kwargs: object) -> object:
-        arguments = [map_nested(_for_torch, a) for a in args]
-        named = {k: map_nested(_for_torch, v) for k, v in kwargs.items()}
-        return map_nested(_from_torch, implemented(*arguments, **named))
+        return map_nested(_from_torch, call_mapped(implemented, _for_torch, args, kwargs))
 
     return check_against_trial(function, args, kwargs, compute)
 

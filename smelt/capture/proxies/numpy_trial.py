@@ -48,6 +48,16 @@ def map_nested(fn: Callable[[object], object], value: object) -> object:
     return fn(value)
 
 
+def call_mapped(
+    function: Callable[..., object],
+    fn: Callable[[object], object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> object:
+    """`function(*args, **kwargs)` with `fn` applied to the leaves of the arguments."""
+    return function(*(map_nested(fn, a) for a in args), **{k: map_nested(fn, v) for k, v in kwargs.items()})
+
+
 def arrays_in(value: object) -> Iterator[ArrayProxy]:
     """All `ArrayProxy`s in nested lists, tuples and dictionaries."""
     if isinstance(value, ArrayProxy):
@@ -78,11 +88,9 @@ def check_against_trial(
             operands.append((value, trial_value))
         return trial_value
 
-    trial_args = [map_nested(replace, a) for a in args]
-    trial_kwargs = {k: map_nested(replace, v) for k, v in kwargs.items()}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        expected = function(*trial_args, **trial_kwargs)
+        expected = call_mapped(function, replace, args, kwargs)
     try:
         result = compute(*args, **kwargs)
     except _UNSUPPORTED_ERRORS as error:  # NumPy itself succeeded
@@ -115,7 +123,7 @@ def _edges(dtype: np.dtype[np.generic], first: int) -> np.ndarray:
 
 
 def _agrees_on_edges(
-    function: object, args: Sequence[object], kwargs: Mapping[str, object], compute: _Compute, first: int
+    function: _Compute, args: Sequence[object], kwargs: Mapping[str, object], compute: _Compute, first: int
 ) -> bool:
     """Whether torch computes what NumPy computes of edge values. True also where NumPy raises: for the indices and sizes
     that no array has."""
@@ -140,17 +148,11 @@ def _agrees_on_edges(
     ):
         warnings.simplefilter("ignore")
         try:
-            expected = function(  # type: ignore[operator]
-                *[map_nested(lambda v: both(v)[0], a) for a in args],
-                **{k: map_nested(lambda v: both(v)[0], v) for k, v in kwargs.items()},
-            )
+            expected = call_mapped(function, lambda v: both(v)[0], args, kwargs)
         except Exception:
             return True
         try:
-            result = compute(
-                *[map_nested(lambda v: both(v)[1], a) for a in args],
-                **{k: map_nested(lambda v: both(v)[1], v) for k, v in kwargs.items()},
-            )
+            result = call_mapped(compute, lambda v: both(v)[1], args, kwargs)
         except _UNSUPPORTED_ERRORS:
             return False
         return _same_values(expected, result)

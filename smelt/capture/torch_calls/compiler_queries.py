@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -10,8 +9,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import BUILTINS, FUNCTIONS, Args, Handler, Kwargs, builtin, function
-from smelt.capture.environment import wrap_values
-from smelt.capture.semantics.calls.python_functions import interpret
+from smelt.capture.semantics.values import context_managers
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import (
     get_tracing_state,
@@ -45,21 +43,13 @@ def _is_compiling(vm: VM, args: Args, kwargs: Kwargs) -> bool:
 _jit: Any = torch.jit
 for _found in (torch.compiler.is_exporting, _jit.is_scripting, _jit.is_tracing):
     FUNCTIONS[_found] = BUILTINS[_found] = _constant_handler(False)
-# They mark the function that they decorate, which may be of the call.
-for _found in (_jit.export, _jit.ignore, _jit.unused):
-    FUNCTIONS[_found] = functools.partial(
-        lambda fn, vm, args, kwargs: interpret(vm, fn, args, kwargs), _found
-    )
 BUILTINS[get_tracing_state] = _constant_handler(None)
 BUILTINS[is_tracing] = _constant_handler(False)
 
 
 @builtin(is_profiler_enabled)
 def _profiler_enabled(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """Guarded: a profiler that starts between two calls changes nothing else that is."""
-    return wrap_values.wrap(
-        vm.env, is_profiler_enabled(), vm.env.sources.const(is_profiler_enabled).child("call", None)
-    )
+    return context_managers.profiler_state(vm)
 
 
 # ---- __torch_function__: the program must not see the mode of the trace

@@ -295,14 +295,14 @@ class Printer:
         )
         return head + [f"    {line}" for line in lines]
 
-    def _lanes(self, name: str, lanes: str, bound: str, is_axis: bool, position: str) -> list[str]:
+    def _lanes(self, name: str, lanes: str, bound: str, is_axis: bool, broadcast: str) -> list[str]:
         """Statements for the points of a block and their mask by `bound`: alone (`xs`) and, of two axes, broadcast (`x`)."""
         alone = f"{name}s" if is_axis else name
         masks = [f"{alone}mask = {alone} < {bound}"] if bound else []
         if not is_axis:
             return [f"{alone} = {lanes}", *masks]
-        placed = [f"{name}mask = {alone}mask{position}"] if bound else []
-        return [f"{alone} = {lanes}", f"{name} = {alone}{position}", *masks, *placed]
+        broadcasts = [f"{name}mask = {alone}mask{broadcast}"] if bound else []
+        return [f"{alone} = {lanes}", f"{name} = {alone}{broadcast}", *masks, *broadcasts]
 
     def _programs_per_row(self) -> Size:
         """Programs that share the rows of a block, if the second axis is an outer loop."""

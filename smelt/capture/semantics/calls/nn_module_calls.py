@@ -14,11 +14,11 @@ from smelt.capture.base.value_kinds import NULL, FunctionType
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.calls.python_functions import call_function, interpret
 from smelt.capture.vm.vm import VM
+from smelt.guards.read_source import HOOKS
 from smelt.guards.source import Source
 from smelt.torch_private import CALL_IMPL, WRAPPED_CALL_IMPL
 
 _module_globals = vars(torch.nn.modules.module)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
@@ -54,8 +54,8 @@ def _guard_no_hooks(vm: VM, module: nn.Module, source: Source) -> None:
     """Guard that an environment module has no hooks, but for the dictionaries that the program itself assigns: before a
     graph break in its `__init__` it has none."""
     own = vm.env.overlay.instance_dict(module) or {}
-    names = [n for n in _HOOKS if vm.env.log.is_original_attribute(module, n, own.get(n))]
-    if len(names) == len(_HOOKS):
+    names = [n for n in HOOKS if vm.env.log.is_original_attribute(module, n, own.get(n))]
+    if len(names) == len(HOOKS):
         vm.env.facts.guard("no_hooks", source)
         return
     for name in names:
@@ -82,7 +82,7 @@ def _has_any_hook(vm: VM, owner: Mapping[str, object] | None, names: Sequence[st
 
 def has_hooks(vm: VM, module: nn.Module) -> bool:
     """Whether `__call__` does more than call `forward`. Guards that no global module hook is registered."""
-    if _has_any_hook(vm, vm.env.overlay.instance_dict(module), _HOOKS) or _has_any_hook(
+    if _has_any_hook(vm, vm.env.overlay.instance_dict(module), HOOKS) or _has_any_hook(
         vm, _module_globals, _GLOBAL_HOOKS
     ):
         return True

@@ -82,10 +82,14 @@ def is_flex_attention_mode(manager: object) -> bool:
     return kind.__name__ == "TransformGetItemToIndex" and kind.__module__.startswith("torch._dynamo.")
 
 
+def profiler_state(vm: VM) -> object:
+    """Whether a profiler runs. Guarded: no setting that entries guard changes with it."""
+    source = vm.env.sources.const(is_profiler_enabled).child("call", None)
+    return wrap_values.wrap(vm.env, is_profiler_enabled(), source)
+
+
 def _check_profiler(vm: VM) -> None:
-    if wrap_values.wrap(
-        vm.env, is_profiler_enabled(), vm.env.sources.const(is_profiler_enabled).child("call", None)
-    ):
+    if profiler_state(vm):
         raise unsupported("record_function under a profiler")
 
 
