@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ def apply_epilogue(values: Compiled, joint: Joint, grad: bool) -> Compiled:
     is_plain = is_plain and not joint.writes and not flags
     if is_plain and grad and [r.index for r in results] == list(range(joint.n_outputs)):
         return values
+    shared, sources = _split_at_shared_views(results)
 
     def call(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         with torch.enable_grad():
@@ -41,9 +44,48 @@ def apply_epilogue(values: Compiled, joint: Joint, grad: bool) -> Compiled:
             for primal, value in writes:
                 inputs[primal].copy_(outputs[value])
             flags.apply(inputs)
-            return tuple(_derive(r, _base(r, inputs, outputs, joint.n_outputs)) for r in results)
+            views: list[Any] = []
+            for start, source in shared:
+                base = _base(source, inputs, outputs, joint.n_outputs) if start is None else views[start]
+                views.append(_derive(source, base))
+            return tuple(
+                _derive(
+                    source, _base(source, inputs, outputs, joint.n_outputs) if start is None else views[start]
+                )
+                for start, source in sources
+            )
 
     return call
+
+
+_Split = list[tuple[int | None, OutputSource]]
+
+
+def _split_at_shared_views(results: Sequence[OutputSource]) -> tuple[_Split, _Split]:
+    """The views that several of `results` are derived from, and the results. With each: the index of the shared view
+    that it starts from, if any, and the rest of its derivation. A shared view is created once, as in eager: the
+    gradients of its views are added before its own derivative runs."""
+
+    def key(source: OutputSource, n: int) -> tuple[Any, ...]:
+        calls = tuple((step.call, step.item) for step in source.steps[:n])
+        return source.kind, source.index, source.detached, source.no_grad, calls
+
+    uses = Counter(key(r, n) for r in results for n in range(1, len(r.steps)))
+    index: dict[tuple[Any, ...], int] = {}
+    shared: _Split = []
+
+    def split(source: OutputSource) -> tuple[int | None, OutputSource]:
+        for n in reversed(range(1, len(source.steps))):
+            if uses[key(source, n)] > 1:
+                if key(source, n) not in index:
+                    view = split(replace(source, steps=source.steps[:n], retained=False))
+                    index[key(source, n)] = len(shared)
+                    shared.append(view)
+                return index[key(source, n)], replace(source, steps=source.steps[n:], detached=False)
+        return None, source
+
+    sources = [split(r) for r in results]
+    return shared, sources
 
 
 EpilogueStep = tuple[int, list[tuple[str, int]], Callable[..., Any], int]

@@ -22,19 +22,20 @@ from smelt.tracing.backward.shared_saves import saves_its_result
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, fakes_in
 from smelt.tracing.record.autograd_calls import AutogradCalls
 from smelt.tracing.record.call_arguments import Args, Kwargs
-from smelt.tracing.record.tape import Tape, TapeEntry
+from smelt.tracing.record.tape import Tape
 from smelt.tracing.record.trace_inputs import Inputs
 
 
 @dataclass(frozen=True)
 class ViewStep:
     """One view operator. The only node in `args` and `kwargs` stands for its source. `item`: index of the result, for
-    operators with several."""
+    operators with several. `call`: index of the recorded call, so that results of one call can share its view."""
 
     op: OpOverload
     args: Args
     kwargs: Kwargs
     item: int | None
+    call: int | None
 
 
 _VIEWED = Node("placeholder", "viewed", (), {}, "viewed")
@@ -119,7 +120,7 @@ class _Sources:
         # A result of `unsafe_chunk`: the same memory with a version counter of its own.
         if fake is not start and fake.requires_grad and not fake._is_view():
             check_fixed(fake, "a result that autograd sees as no view")
-            steps = (*steps, ViewStep(UNTRACKED_VIEW, (_VIEWED, list(fake.spec.shape)), {}, None))
+            steps = (*steps, ViewStep(UNTRACKED_VIEW, (_VIEWED, list(fake.spec.shape)), {}, None, None))
         return OutputSource(kind, at, steps, is_detached, is_no_grad_view(fake), retained)
 
     def _owner_of(self, fake: FakeTensor) -> FakeTensor:
@@ -212,15 +213,15 @@ class _ViewRoots:
         `ends`, or one that is no view."""
         steps: list[ViewStep] = []
         while id(fake) in self._producers and id(fake) not in ends:
-            entry, item = self._producers[id(fake)]
-            node = entry.node
+            call, item = self._producers[id(fake)]
+            node = self._entries[call].node
             if type(node.target) is not OpOverload or not effects(node.target).view:
                 break
             sources = [n for n in argument_nodes(node) if type(n.spec) is TensorSpec]
             if len(sources) != 1 or any(n not in sources for n in argument_nodes(node)):
                 raise refuse("a result is a view that takes several tensors, or numbers that change")
             args, kwargs = (map_nodes(a, lambda n: _VIEWED) for a in (node.args, node.kwargs))
-            steps.append(ViewStep(node.target, args, kwargs, item))
+            steps.append(ViewStep(node.target, args, kwargs, item, call))
             if sources[0] not in self._fakes:
                 raise refuse("a result is a view of a tensor that is not part of the trace")
             fake = self._fakes[sources[0]]
@@ -235,14 +236,14 @@ class _ViewRoots:
         raise refuse("results share memory that no operator of the graph allocated")
 
     @cached_property
-    def _producers(self) -> dict[int, tuple[TapeEntry, int | None]]:
-        """By id of a computed fake: its tape entry and result index."""
-        producers: dict[int, tuple[TapeEntry, int | None]] = {}
-        for entry in self._entries:
+    def _producers(self) -> dict[int, tuple[int, int | None]]:
+        """By id of a computed fake: the indices of its tape entry and of the result."""
+        producers: dict[int, tuple[int, int | None]] = {}
+        for call, entry in enumerate(self._entries):
             several = isinstance(entry.out, (list, tuple))
             for i, out in enumerate(entry.out if several else (entry.out,)):
                 if type(out) is FakeTensor and not self._inputs.holds(out):
-                    producers.setdefault(id(out), (entry, i if several else None))
+                    producers.setdefault(id(out), (call, i if several else None))
         return producers
 
     @cached_property
