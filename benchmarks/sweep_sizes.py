@@ -2,7 +2,8 @@
 
     python -m benchmarks.sweep_sizes models [--sets 30] [--seed 1]
     python -m benchmarks.sweep_sizes transformers|timm [--sets 4]
-        [--only PART-OF-A-NAME ...] [--every N] [--modes eval,train] [--limit SECONDS] [--why] [--rival] [--out DIR]
+        [--only PART-OF-A-NAME ...] [--every N] [--modes eval,train] [--limit SECONDS] [--jobs N]
+        [--why] [--rival] [--out DIR]
 
 models: those of `sizes.py`, with random sets of sizes. transformers, timm: the models of `sweep_models`, with four sets:
 batches and lengths of text; batches, heights and widths of pictures, or batches alone where eager takes no other pictures.
@@ -29,6 +30,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -423,6 +425,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", default="eval,train")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds of CPU time a row")
+    parser.add_argument("--jobs", type=int, default=1, help="rows that are measured at a time")
     parser.add_argument("--why", action="store_true")
     parser.add_argument("--rival", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -432,17 +435,21 @@ def main() -> None:
     if options.why:
         logging.basicConfig(level=logging.WARNING, format="    %(message).400s")
         logging.getLogger("smelt").setLevel(logging.DEBUG)
+    chosen = [
+        (name, mode)
+        for name in names(options.kind)[:: options.every]
+        if not options.only or any(part in name for part in options.only)
+        for mode in options.modes.split(",")
+    ]
+    command = f"python -m benchmarks.sweep_sizes {options.kind} --sets {options.sets} --seed {options.seed}"
+    command += f" --modes {options.modes} --every {options.every}" + " --rival" * options.rival
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for name in names(options.kind)[:: options.every]:
-        if options.only and not any(part in name for part in options.only):
-            continue
-        for mode in options.modes.split(","):
-            rows[name, mode] = row = measured(options.kind, name, mode == "train", options)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = pool.map(lambda it: measured(options.kind, it[0], it[1] == "train", options), chosen)
+        for (name, mode), row in zip(chosen, found, strict=True):
+            rows[name, mode] = row
             print(line(name, mode, row), f"{row.get('seconds', 0):.1f} s", flush=True)
             if options.out:
-                command = f"python -m benchmarks.sweep_sizes {options.kind} --sets {options.sets} --seed {options.seed}"
-                command += f" --modes {options.modes} --every {options.every}"
-                command += " --rival" * options.rival
                 options.out.mkdir(parents=True, exist_ok=True)
                 path = options.out / f"sizes-{options.kind}.md"
                 path.write_text(table(options.kind, rows, command))
