@@ -5,6 +5,7 @@ values. An assignment depends on the symbol, not on the call, so results can be 
 
 * They are small, middling and large, with any two symbols in both orders. What holds only from some size on fails.
 * The differences between the samples of one symbol have no common divisor, so `s // k * k` equals no `s - c` for any k.
+* No sum of two symbols differs from a multiple of a third by a constant.
 
 Two more assignments, `HUGE` and `LARGE`, are for code that allocates no memory; under `LARGE`, tensors of many dimensions
 have fewer than 2**63 elements as well. `ITSELF` is for symbols with a range of one number (unbacked sizes of 0 or 1): others
@@ -67,15 +68,18 @@ def _numbers(
 
 
 def _wide(first: int) -> Iterator[Values]:
+    """Samples that are no arithmetic progression from symbol to symbol: else a sum of two would look like twice a third."""
     for k in range(_MOST):
-        yield _apart(first + 97 * k, 2029 - 48 * k, 2130 + first + 97 * k, 100_003 + 1009 * k + first)
+        spread = 7 * k * k % 89  # another for each k < 24
+        least, most = first + 97 * k, 2130 + first + 97 * k + spread
+        yield _apart(least, 2029 - 48 * k - spread, most, 100_003 + 1009 * k + first)
 
 
 # By the first letter of the symbol: sizes of inputs (s) and unbacked sizes (u), which are less than all of the former in the
 # middle and more at the end; and the same two for large images (w, v).
 _NUMBERS: dict[str, tuple[Values, ...]] = {
-    "s": tuple(_numbers(_primes(5), 198, _primes(211), _primes(100_003))),
-    "u": tuple(_numbers(_composites(4), 170, _primes(359), _primes(110_017))),
+    "s": tuple(_numbers(_primes(5), 197, _primes(223), _primes(100_003))),
+    "u": tuple(_numbers(_composites(4), 170, _primes(409), _primes(110_017))),
     "w": tuple(_wide(601)),
     "v": tuple(_wide(650)),
 }

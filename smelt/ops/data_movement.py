@@ -175,8 +175,13 @@ def repeat(b: Builder, x: Tensor, repeats: Sequence[Size]) -> Tensor:
 
 def pad_layout(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
     """A wider image in the memory format of the input."""
+    return padded(x, pad) if any(p > 0 for p in pad) else NotImplemented
+
+
+def padded(x: torch.Tensor, pad: Sequence[int]) -> Any:
+    """An image that is wider or, by negative numbers, narrower, in the memory format of the input."""
     shape = list(x.shape)
-    if len(pad) % 2 or len(pad) > 2 * len(shape) or not any(p > 0 for p in pad) or not x.numel():
+    if len(pad) % 2 or len(pad) > 2 * len(shape) or not x.numel():
         return NotImplemented
     for i in range(len(pad) // 2):
         shape[-1 - i] += pad[2 * i] + pad[2 * i + 1]

@@ -10,7 +10,7 @@ import torch
 from smelt.loops.lazy_tensor import Index, Tensor
 from smelt.loops.loop_values import GATHER
 from smelt.loops.lowering_builder import Builder, Operand
-from smelt.ops.data_movement import pad_layout
+from smelt.ops.data_movement import padded
 from smelt.ops.index_bounds import of_last
 from smelt.ops.layouts.meta_layouts import META, fresh, on_any, suggested_format
 from smelt.ops.recompute_rules import Class
@@ -116,7 +116,7 @@ def _reflection_layout(x: torch.Tensor, padding: Sequence[int]) -> Any:
 
 
 def _replication_layout(x: torch.Tensor, padding: Sequence[int]) -> Any:
-    return pad_layout(x, padding) if x.is_floating_point() else NotImplemented
+    return padded(x, padding) if x.is_floating_point() else NotImplemented
 
 
 def _upsample_backward_layout(

@@ -537,5 +537,7 @@ _RULES: dict[Any, Rule] = {
     aten.cat.default: _cat,
     aten.stack.default: _stack,
     aten.constant_pad_nd.default: _pad,
+    aten.replication_pad2d.default: _pad,
+    aten.replication_pad3d.default: _pad,
     aten.repeat.default: _repeat,
 }  # fmt: skip

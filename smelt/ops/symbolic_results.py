@@ -35,7 +35,7 @@ from smelt.graph.sample_sizes import (
 )
 from smelt.graph.tensor_specs import empty_like_spec, make_spec, with_sizes
 from smelt.ops.layout_rules import Layout, Layouts, known_layout, named_arguments
-from smelt.ops.layouts import Accepted, not_tried, on_metas, seen_on_gpu
+from smelt.ops.layouts import Accepted, not_tried, of_row, on_metas, seen_on_gpu
 from smelt.ops.layouts.meta_layouts import CPU, elements, of_cpp
 from smelt.ops.layouts.observed_layouts import Seen
 from smelt.ops.recompute_rules import Class
@@ -130,15 +130,15 @@ def _rounded_down(number: int) -> int:
 
 def _last(func: OpOverload, specs: Sequence[TensorSpec]) -> int:
     """The assignment with the largest numbers that the operator may be asked about."""
-    if _is_run(func):
+    if row(func).run_on_zeros and row(func).layout is None:
         return COUNT - 1
     elements = max((prod(at(n, HUGE) for n in spec.shape) for spec in specs), default=0)
     return HUGE if elements < _MOST_ELEMENTS else LARGE
 
 
-def _is_run(func: OpOverload) -> bool:
+def _is_run(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether the operator may run to determine its results."""
-    return row(func).run_on_zeros and row(func).layout is None
+    return row(func).run_on_zeros and of_row(func, args, kwargs) is NotImplemented
 
 
 def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
@@ -303,6 +303,7 @@ def _results(
     shape = next(_shapes(layouts), None)
     found = _Fit(name, candidates_of(specs, sizes), shape, shapes, syms, device, meta_arguments).tree(answers)
     _check_itself(asked, found)
+    _check_current_call(asked, found, shapes)
     for numbers in more_of(syms):
         out, _ = asked.answer_for(lambda size, numbers=numbers: evaluate(size, numbers))  # type: ignore[misc]
         if not _fits(found, out, numbers, shapes):
@@ -324,6 +325,17 @@ def _check_itself(asked: _Asked, found: Any) -> None:
         out, _ = asked.answer(ITSELF)
         if found is not None and not _has_sizes(found, out):
             raise NeedsFixedSize(f"{asked.func}: sizes of 0 or 1 make a difference", asked.syms)
+
+
+def _check_current_call(asked: _Asked, found: Any, shapes: Sequence[Shape]) -> None:
+    """Raise NeedsFixedSize if the fitted results are not those of the current call. Unbacked sizes have no value in it, and
+    a likely one may be refused: nothing is checked then."""
+    try:
+        out, _ = asked.answer_for(now)
+    except NeedsFixedSize:
+        return
+    if not _fits(found, out, {sym: now(sym) for sym in asked.syms}, shapes):
+        raise NeedsFixedSize(f"{asked.func}: the sizes of this call make a difference", asked.syms)
 
 
 def culprits(
@@ -436,7 +448,9 @@ class _Asked:
             if self._is_large_on_gpu(positional, named):
                 seen = self._seen
                 why = NeedsFixedSize(f"{self.func} is tried on a GPU, of large tensors", self.syms)
-            if _is_run(self.func) and _elements_with_results(self.func, positional, named) > _MOST_RUN:
+            if _is_run(self.func, positional, named) and (
+                _elements_with_results(self.func, positional, named) > _MOST_RUN
+            ):
                 raise NeedsFixedSize(
                     f"{self.func} is run to know its results, of tensors this large", self.syms
                 )

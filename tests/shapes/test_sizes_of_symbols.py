@@ -1,11 +1,13 @@
 """Sizes that depend on symbols: what is known of them, and what must be."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt.errors import NeedsFixedSize
-from smelt.graph.sample_sizes import more_of
+from smelt.graph.sample_sizes import more_of, values_of
 from smelt.shapes.expr import Sym, all_static, bounds, evaluate, is_one, loop_sym, proves_le, subs, text
 from smelt.shapes.number_operations import OPERATIONS
 
@@ -134,3 +136,12 @@ def test_operations_text_and_terms_agree(tree, numbers):
     e = build(tree, {})
     assert by_operations(e, values) == evaluate(e, values)
     assert eval(text(e, str), {str(sym): n for sym, n in values.items()}) == evaluate(e, values)
+
+
+@pytest.mark.parametrize("letter", "suwv")
+def test_no_sum_of_two_samples_looks_like_a_multiple_of_a_third(letter):
+    samples = [values_of(Sym(f"{letter}{k}", 2)) for k in range(12)]
+    spans = [(most - least, middle - least) for least, middle, most in samples]
+    for (a, b), third in itertools.product(itertools.combinations_with_replacement(spans, 2), spans):
+        span, part = a[0] + b[0], a[1] + b[1]
+        assert third in (a, b) or span * third[1] != part * third[0]
