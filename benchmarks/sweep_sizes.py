@@ -30,8 +30,9 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -323,19 +324,30 @@ def _row(kind: str, name: str, train: bool, options: Any, pipe: Any) -> None:
         pipe.send({"raised": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
 
 
-def measured(kind: str, name: str, train: bool, options: Any) -> dict[str, Any]:
+def measured(
+    kind: str, chosen: list[tuple[str, str]], options: Any
+) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    """The rows of the models and modes `chosen`, as they are done, `options.jobs` at a time. This process has no threads
+    when it forks."""
     context = get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_row, args=(kind, name, train, options, theirs))
-    process.start()
-    theirs.close()
-    try:
-        return dict(ours.recv())
-    except EOFError:
-        process.join()
-        return {"raised": f"died: {process.exitcode}"}
-    finally:
-        process.join()
+    running: dict[Any, tuple[tuple[str, str], Any]] = {}
+    todo = chosen[::-1]
+    while todo or running:
+        while todo and len(running) < options.jobs:
+            name, mode = todo.pop()
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_row, args=(kind, name, mode == "train", options, theirs))
+            process.start()
+            theirs.close()
+            running[ours] = (name, mode), process
+        for pipe in wait(list(running)):
+            key, process = running.pop(pipe)
+            try:
+                row = dict(pipe.recv())
+            except EOFError:
+                row = {}
+            process.join()
+            yield key, row or {"raised": f"died: {process.exitcode}"}
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
@@ -394,7 +406,7 @@ def table(kind: str, rows: dict[tuple[str, str], dict[str, Any]], command: str) 
     ran = [k for k in kinds if k not in ("skipped", "raised")]
     facts = (
         str(datetime.date.today()), measure.machine()["cpu"], f"torch {torch.__version__}",
-        f"transformers {transformers.__version__}", f"timm {sizes.models.timm.__version__}",
+        f"transformers {transformers.__version__}", f"timm {version('timm')}",
     )  # fmt: skip
     return "\n".join(
         [
@@ -444,15 +456,13 @@ def main() -> None:
     command = f"python -m benchmarks.sweep_sizes {options.kind} --sets {options.sets} --seed {options.seed}"
     command += f" --modes {options.modes} --every {options.every}" + " --rival" * options.rival
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    with ThreadPoolExecutor(options.jobs) as pool:
-        found = pool.map(lambda it: measured(options.kind, it[0], it[1] == "train", options), chosen)
-        for (name, mode), row in zip(chosen, found, strict=True):
-            rows[name, mode] = row
-            print(line(name, mode, row), f"{row.get('seconds', 0):.1f} s", flush=True)
-            if options.out:
-                options.out.mkdir(parents=True, exist_ok=True)
-                path = options.out / f"sizes-{options.kind}.md"
-                path.write_text(table(options.kind, rows, command))
+    for key, row in measured(options.kind, chosen, options):
+        rows[key] = row
+        print(line(*key, row), f"{row.get('seconds', 0):.1f} s", flush=True)
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            path = options.out / f"sizes-{options.kind}.md"
+            path.write_text(table(options.kind, {k: rows[k] for k in chosen if k in rows}, command))
 
 
 if __name__ == "__main__":
