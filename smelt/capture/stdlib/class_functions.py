@@ -19,7 +19,7 @@ from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionTy
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.capture.proxies.text_proxy import TextProxy
-from smelt.capture.semantics import attributes
+from smelt.capture.semantics import attributes, cells
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.calls import library_reads, native_callbacks
 from smelt.capture.vm.vm import VM
@@ -119,17 +119,33 @@ def _type(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @builtin(super)
 def _super(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    if args:
-        return super(*args)
-    frame = vm.current_frame
-    code = frame.code
-    cell = frame.locals[code.nlocals - code.nfree + code.free_names.index("__class__")]
-    first = frame.locals[0]
-    if type(first) is types.CellType:
-        first = vm.env.overlay.cell(first)
+    cls, first = args if len(args) == 2 and not kwargs else (None, None)
+    if not args and not kwargs:
+        cls, first = _class_and_first_argument(vm, vm.current_frame)
+        args = (cls, first)
     if isinstance(first, FakeTensor):
         check_class(first, "super()")
-    return super(cell.cell_contents, first)
+    return super(*args, **kwargs)  # type: ignore[misc]
+
+
+def _class_and_first_argument(vm: VM, frame: Frame) -> tuple[object, object]:
+    """The arguments of `super()` in `frame`; raises RuntimeError where CPython's `super_init_without_args` does."""
+    code, first = frame.code, frame.locals[0] if frame.locals else NULL
+    if not code.argcount:
+        raise RuntimeError("super(): no arguments")
+    if type(first) is types.CellType:
+        first = cells.cell_contents(vm, frame, 0)
+    if first is NULL or first is MISSING:
+        raise RuntimeError("super(): arg[0] deleted")
+    if "__class__" not in code.free_names:
+        raise RuntimeError("super(): __class__ cell not found")
+    slot = code.nlocals - code.nfree + code.free_names.index("__class__")
+    cls = cells.cell_contents(vm, frame, slot)
+    if cls is MISSING:
+        raise RuntimeError("super(): empty __class__ cell")
+    if not isinstance(cls, type):
+        raise RuntimeError(f"super(): __class__ is not a type ({vm.class_of(cls).__name__})")
+    return cls, first
 
 
 @builtin(callable)
