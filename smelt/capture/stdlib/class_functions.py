@@ -72,7 +72,20 @@ def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, cl
         if plain or _is_deeply_nested(classes, levels - _RESERVED_LEVELS):
             return _native.call_within(levels, check, obj, classes) if nested else check(obj, classes)
     library_reads.use_registrations(vm, obj, classes)
+    _use_classes(vm, classes)
     return native_callbacks.call_in_window(vm, check, (obj, classes))
+
+
+def _use_classes(vm: VM, classes: object) -> None:
+    """Guard the classes in nested tuples and unions, and their metaclasses, which may implement the check."""
+    pending = [classes]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, type):
+            vm.env.facts.use_class(type(found))
+            vm.env.facts.use_class(found)
+        elif isinstance(found, (tuple, types.UnionType)):
+            pending += found if isinstance(found, tuple) else found.__args__
 
 
 # levels below the recursion limit at which the check gets exactly eager's remaining levels
@@ -242,7 +255,9 @@ def _create_class_natively(vm: VM, constructor: Callable[..., object], args: Arg
     # C code would use the module of its calling frame.
     if type(args[-1]) is dict and "__module__" not in args[-1]:
         args = (*args[:-1], {**args[-1], "__module__": vm.current_frame.globals.get("__name__", "builtins")})
-    vm.classes.under_construction.append((cast(str, args[-3]), cast("tuple[type, ...]", args[-2])))
+    bases = cast("tuple[type, ...]", args[-2])
+    _use_classes(vm, bases)
+    vm.classes.under_construction.append((cast(str, args[-3]), bases))
     try:
         cls = native_callbacks.call_in_window(vm, constructor, args, kwargs)
     finally:
