@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -140,6 +140,8 @@ def _compiled_function(
     functools.update_wrapper(own, fn)
     own.__kwdefaults__ = fn.__kwdefaults__
     del own.__wrapped__  # type: ignore[attr-defined]
+    if "__wrapped__" in fn.__dict__:  # `inspect.signature` follows it
+        own.__wrapped__ = fn.__wrapped__  # type: ignore[attr-defined]
     wrapped = cache_entries.wrap(own, compiler, traced, fn)
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
@@ -147,10 +149,11 @@ def _compiled_function(
 
 
 def _trampoline(target: Any) -> Any:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args, **kwargs):  # type: ignore[no-untyped-def]
         return target(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = getattr(target, "__name__", type(target).__name__)
+    call.__wrapped__ = target  # type: ignore[attr-defined]
     return call
 
 
@@ -188,9 +191,10 @@ class CompiledModule:
 
     __slots__ = ()
     __jit_unused_properties__ = ("_orig_mod",)  # torch.jit.script would compile it with the module
-    _smelt: _ModuleState
+    if TYPE_CHECKING:  # else it would be among the annotations of every compiled module
+        _smelt: _ModuleState
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         state = self._smelt
         return state.call(state.original, *args, **kwargs)
 
@@ -217,6 +221,8 @@ def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
     def make(_: type, *args: Any, **kwargs: Any) -> nn.Module:
         return cls(*args, **kwargs)
 
+    make.__wrapped__ = cls.__init__  # type: ignore[attr-defined]  # whose signature is that of the class
+
     def new(_: type, *args: Any, **kwargs: Any) -> nn.Module:
         return cls.__new__(cls, *args, **kwargs)
 
@@ -228,10 +234,22 @@ def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
         "__doc__": cls.__doc__,
         "__new__": new,
     }
+    if cls.__call__ is not nn.Module.__call__:
+        members["__call__"] = _call_like(cls)
     metaclass = types.new_class("CompiledClass", (type(cls),), {}, lambda ns: ns.update(__call__=make))
     return types.new_class(
         cls.__name__, (CompiledModule, cls), {"metaclass": metaclass}, lambda ns: ns.update(members)
     )
+
+
+def _call_like(cls: type[nn.Module]) -> Callable[..., Any]:
+    """The `__call__` of compiled modules of a class that has its own, with its signature."""
+
+    def call(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+        return CompiledModule.__call__(self, *args, **kwargs)
+
+    call.__wrapped__ = cls.__call__  # type: ignore[attr-defined]
+    return call
 
 
 def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:

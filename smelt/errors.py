@@ -24,6 +24,11 @@ class Unsupported(SmeltError):
         self.path: tuple[int, ...] = ()
 
 
+class RefusedOperator(Unsupported):
+    """Torch's own compiler, which runs a higher-order operator in eager mode, may refuse the functions that it takes: the
+    graph breaks before the whole operator."""
+
+
 class NeedsFixedSize(Unsupported):
     """Something works for fixed sizes only: `symbols` (`shapes.expr.Sym`) are to be numbers. A capture begins again without
     them, so users do not see it. `now`: it is due to the numbers that they are in this call. `divisors`: it may be enough

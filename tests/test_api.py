@@ -7,6 +7,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -82,6 +83,85 @@ def test_function_keeps_its_face():
     torch.testing.assert_close(decorated(x, scale=3.0), x * 3)
     assert pickle.loads(pickle.dumps(decorated)) is decorated
     assert smelt.compile(add_one, disable=True) is add_one
+
+
+def _decorated(fn):
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def _annotated(x: torch.Tensor, y: int = 3, *, k: str = "a") -> torch.Tensor:
+    return x * y
+
+
+class _Methods:
+    @_decorated
+    def decorated(self, x, y=1):
+        return x * y
+
+    @classmethod
+    def of_class(cls, x, y=2):
+        return x * y
+
+    def __call__(self, x, *, z=4):
+        return x * z
+
+
+class _OwnCall(nn.Linear):
+    def __call__(self, x, *, scale=2):
+        return super().__call__(x) * scale
+
+
+class _OwnSignature:
+    __signature__ = inspect.Signature([inspect.Parameter("given", inspect.Parameter.POSITIONAL_ONLY)])
+
+    def __call__(self, *args):
+        return args[0]
+
+
+@functools.singledispatch
+def _dispatched(x, y=1):
+    return x * y
+
+
+@functools.lru_cache
+def _cached(x, y=1):
+    return x * y
+
+
+CALLABLES = {
+    "a function": _annotated,
+    "a decorated function": _decorated(_annotated),
+    "decorated twice": _decorated(_decorated(_annotated)),
+    "a decorated partial": _decorated(functools.partial(_annotated, y=2)),
+    "under no_grad": torch.no_grad()(_annotated),
+    "a partial": functools.partial(_annotated, y=2),
+    "a partial of a decorated function": functools.partial(_decorated(_annotated), k="b"),
+    "a method": _Methods().decorated,
+    "a function of a class": _Methods.decorated,
+    "a class method": _Methods.of_class,
+    "a callable object": _Methods(),
+    "an object with a signature": _OwnSignature(),
+    "a method of a decorated function": types.MethodType(_decorated(_annotated), torch.ones(2)),
+    "singledispatch": _dispatched,
+    "lru_cache": _cached,
+    "a module": nn.Linear(2, 2),
+    "a module with a call of its own": _OwnCall(2, 2),
+    "forward of a module": nn.Linear(2, 2).forward,
+}
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_signature_is_that_of_the_original(name):
+    original = CALLABLES[name]
+    compiled = smelt.compile(original)
+    assert str(inspect.signature(compiled)) == str(inspect.signature(original))
+    if isinstance(original, nn.Module):
+        assert str(inspect.signature(type(compiled))) == str(inspect.signature(type(original)))
+        assert str(inspect.signature(compiled.forward)) == str(inspect.signature(original.forward))
 
 
 def test_method_partial_and_callable_object():

@@ -112,7 +112,8 @@ def hardshrink(x: Value, lambd: float = 0.5) -> Value:
 
 def softshrink(x: Value, lambd: float = 0.5) -> Value:
     """x moved by lambd towards 0, which the others become; a NaN stays."""
-    moved = where(compare("lt", x, const(-lambd, x.dtype)), x + lambd, x * 0)
+    rest = where(compare("ne", x, x), x, const(0, x.dtype))
+    moved = where(compare("lt", x, const(-lambd, x.dtype)), x + lambd, rest)
     return where(above(x, lambd), x - lambd, moved)
 
 

@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import smelt
 from smelt.report.inspect import graph_count, reasons
+from tests.harness.agreement import same
 
 torch.manual_seed(0)
 Q, K, V = (torch.randn(2, 2, 16, 8) for _ in range(3))
@@ -178,6 +179,71 @@ def test_wrong_arguments_of_control_flow_raise_as_in_eager():
         with pytest.raises(RuntimeError) as found:
             smelt.compile(fn)(torch.ones(2, 3))
         assert str(found.value) == str(eager.value)
+
+
+WRONG_CARRIES = {  # the step of a scan, initial values, rows, dimension
+    "another shape": (lambda c, x: (c + x, c + x), torch.zeros(1, 2), torch.ones(3, 1, 2), 1),
+    "another type": (lambda c, x: ((c + x).double(), c + x), torch.zeros(2), torch.ones(3, 2), 0),
+    "other strides": (
+        lambda c, x: ((c + x).t().contiguous().t(), c * x),
+        torch.zeros(2, 2),
+        torch.ones(3, 2, 2),
+        0,
+    ),
+    "another structure": (lambda c, x: ((c[0] + x, c[0] * 2), x * 1), (torch.zeros(2),), torch.ones(3, 2), 0),
+    "a number": (lambda c, x: (1, x * 2), torch.zeros(2), torch.ones(3, 2), 0),
+    "a number as a row": (lambda c, x: (c + x, 3), torch.zeros(2), torch.ones(3, 2), 0),
+    "three results": (lambda c, x: (c + x, x * 1, x * 2), torch.zeros(2), torch.ones(3, 2), 0),
+    "no tuple": (lambda c, x: c + x, torch.zeros(2), torch.ones(3, 2), 0),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CARRIES)
+def test_a_scan_that_changes_its_carry_raises_as_in_eager(name):
+    step, start, rows, dim = WRONG_CARRIES[name]
+
+    def fn(start, rows):
+        last, outputs = scan(step, start, rows, dim=dim)
+        return last, outputs
+
+    with pytest.raises(Exception) as eager:
+        fn(start, rows)
+    with pytest.raises(type(eager.value)) as found:
+        smelt.compile(fn)(start, rows)
+    assert str(found.value).splitlines()[0] == str(eager.value).splitlines()[0]
+
+
+def test_a_loop_that_changes_its_values_raises_as_in_eager():
+    def double(x):
+        return while_loop(lambda i, a: i < STEPS, lambda i, a: (i + 1, a.double()), (torch.tensor(0), x))[1]
+
+    with pytest.raises(Exception) as eager:
+        double(torch.ones(2))
+    with pytest.raises(type(eager.value)):
+        smelt.compile(double)(torch.ones(2))
+
+
+def in_a_dictionary(x):
+    last, rows = scan(
+        lambda c, row: ({"sum": c["sum"] + row}, [row * 2, {"y": c["sum"] * row}]), {"sum": torch.zeros(3)}, x
+    )
+    return last, rows
+
+
+def in_a_tuple(x):
+    return scan(lambda c, row: ((c[0] + row, c[1] * row), (row * 2,)), (torch.zeros(3), torch.ones(3)), x)
+
+
+def in_a_list(x):
+    return scan(lambda c, row: [[c[0] + row], row * 2], (torch.zeros(3),), x)
+
+
+@pytest.mark.parametrize("fn", [in_a_dictionary, in_a_tuple, in_a_list])
+def test_structure_of_a_scan(fn):
+    x = torch.randn(4, 3)
+    compiled = smelt.compile(fn)
+    same(compiled(x), fn(x))
+    assert graph_count(compiled) == 1 and not reasons(compiled)
 
 
 @pytest.mark.parametrize("train", [False, True])

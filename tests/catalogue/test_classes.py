@@ -15,6 +15,7 @@ import weakref
 import torch
 from torch import nn
 
+import smelt
 from tests.harness.catalogue import Changing, program, tensor
 
 # ------------------------------------------------------------------------------------------ inheritance and super
@@ -78,6 +79,126 @@ def diamond_inheritance():
         return d.run(x), d.twice(x), d.name, d.v
 
     return fn, [(tensor(3), 2), (tensor(3), 2), (tensor(3), 2)]
+
+
+def _without_class_cell(self, x):
+    return super().run(x)
+
+
+@program(graphs=1)
+def super_where_it_has_no_class_or_argument():
+    class Local(Base):
+        no_class_cell = _without_class_cell
+
+        def no_argument(*args):
+            return super().run(args[1])
+
+        def deleted_argument(self, x):
+            del self
+            return super().run(x)
+
+        def deleted_cell(self, x):
+            held = lambda: self
+            del self
+            return super().run(x), held
+
+    names = [n for n in vars(Local) if not n.startswith("__")]
+
+    def fn(x):
+        errors = []
+        for name in names:
+            try:
+                getattr(Local(2), name)(x)
+            except RuntimeError as e:
+                errors.append(str(e))
+        return x + len(errors), errors
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1)
+def super_in_a_class_body():
+    def fn(x):
+        class Local(Base):
+            def run(self, x):
+                return super().run(x)
+
+            try:
+                error = run(None, 3)
+            except RuntimeError as e:
+                error = str(e)
+
+        return Local(3).run(x), Local.error
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1, later=1, eager=["user-exception"])
+def class_cell_changes_between_calls():
+    class Middle(Base):
+        def run(self, x):
+            return x * 5
+
+    class Local(Middle):
+        def assign(self, cls):
+            nonlocal __class__
+            __class__ = cls
+
+        def run(self, x):
+            return super().run(x)
+
+    held = Local(2)
+
+    def fn(x):
+        return held.run(x)
+
+    def no_class():
+        Local.run.__closure__[0].cell_contents = 7
+
+    changes = {1: lambda: held.assign(Middle), 2: lambda: held.assign(Local), 3: no_class}
+    return fn, Changing([(tensor(3),)] * 4, changes)
+
+
+@program(graphs=1)
+def attributes_of_super_itself():
+    class Local(Base):
+        def all(self, x):
+            proxy, unbound, of_class = super(), super(Local), super(Local, Local)
+            return (
+                proxy.__thisclass__ is Local,
+                proxy.__self__ is self,
+                proxy.__self_class__ is Local,
+                proxy.__class__ is super,
+                unbound.__self__,
+                of_class.__self__ is Local,
+                hasattr(proxy, "missing"),
+                getattr(unbound, "run", 3),
+                super().run(x),
+            )
+
+    def fn(x):
+        return Local(3).all(x)
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=2, breaks=["graph-break-requested"])
+def super_under_another_name_after_a_break():
+    class Local(Base):
+        def run(self, x):
+            parent = super_by_name
+            __class__
+            x = x * 2
+            smelt.graph_break()
+            return parent().run(x)
+
+    super_by_name = super
+    held = Local(3)
+
+    def fn(x):
+        return held.run(x)
+
+    return fn, [(tensor(3),)] * 3
 
 
 @program(graphs=1)

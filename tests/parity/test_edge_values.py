@@ -279,3 +279,80 @@ one_after_the_other = pytest.mark.skipif(
 def test_means_of_infinities_beside_variances(operator: Any, values: list[float]) -> None:
     agree(lambda x: operator(x, dim=0, correction=0), torch.tensor(values))
     agree(lambda x: operator(x, dim=-1, correction=0), torch.tensor([values] * 12, dtype=torch.bfloat16))
+
+
+ODD = {
+    **{
+        name: getattr(torch, name)
+        for name in (
+            [
+                "sin",
+                "tan",
+                "asin",
+                "atan",
+                "sinh",
+                "tanh",
+                "asinh",
+                "atanh",
+                "expm1",
+                "log1p",
+                "erf",
+                "sqrt",
+                "erfinv",
+                "neg",
+                "round",
+                "trunc",
+                "ceil",
+                "floor",
+            ]
+        )
+    },
+    **{
+        name: getattr(F, name)
+        for name in (
+            [
+                "elu",
+                "celu",
+                "selu",
+                "silu",
+                "gelu",
+                "mish",
+                "tanhshrink",
+                "hardshrink",
+                "softshrink",
+                "softsign",
+                "leaky_relu",
+                "hardtanh",
+            ]
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ODD)
+def test_signs_of_zeros(name, dtype):
+    fn = ODD[name]
+    x = torch.tensor([-0.0, 0.0], dtype=dtype).repeat(32)  # whole vectors
+
+    def program(x):
+        y = fn(x)
+        return y, torch.signbit(y), 1 / y
+
+    got, want = smelt.compile(program)(x), program(x)
+    assert torch.equal(torch.signbit(got[0]), torch.signbit(want[0]))
+    assert torch.equal(got[1], want[1]) and torch.equal(got[2], want[2])
+
+
+@pytest.mark.parametrize(
+    "name", ["elu", "celu", "selu", "hardswish", "hardtanh", "relu6", "hardshrink", "softshrink"]
+)
+def test_gradients_at_nan(name):
+    """In whole vectors: eager's scalar loops have other gradients."""
+    fn = getattr(F, name)
+
+    def gradient(run):
+        x = torch.tensor([NAN, 1.0, -1.0, 0.25] * 16, requires_grad=True)
+        return torch.autograd.grad(run(x).sum(), x)[0]
+
+    torch.testing.assert_close(gradient(smelt.compile(fn)), gradient(fn), equal_nan=True)

@@ -151,9 +151,21 @@ def runs_natively(function: types.FunctionType) -> bool:
     interpreted, as the code before the break was; so are generators that change process settings, because a graph break
     may leave them suspended."""
     scope, code = function.__globals__, function.__code__
-    if not is_native_scope(scope) or code in _interpreted_codes() or is_resume(code) or _warns(function):
+    if (
+        not is_native_scope(scope)
+        or _is_generated(function)
+        or code in _interpreted_codes()
+        or is_resume(code)
+        or _warns(function)
+    ):
         return False
     return not (code.co_flags & inspect.CO_GENERATOR and str(scope["__name__"]).startswith(_SETTING_MODULES))
+
+
+def _is_generated(function: types.FunctionType) -> bool:
+    """Whether `function` is a method of a class of the program that the standard library generated: `make_dataclass` of
+    CPython 3.11 does so in the module `types`."""
+    return function.__globals__ is vars(types) and function.__code__.co_filename == "<string>"
 
 
 def _warns(function: types.FunctionType) -> bool:

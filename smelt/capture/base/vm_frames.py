@@ -197,6 +197,9 @@ class Machine(Protocol):
     def call(self, fn: object, args: Sequence[object], kwargs: dict[str, object]) -> object:
         """`fn(*args, **kwargs)`."""
 
+    def call_native(self, fn: Callable[..., object], args: Sequence[object]) -> object:
+        """`fn(*args)` for a C function, whose Python callbacks return to the VM."""
+
     def next(self, iterator: object) -> object:
         """`next(iterator)`."""
 
@@ -406,7 +409,9 @@ class VMCallable:
         return result if self.convert is None else self.convert(result)
 
     def __repr__(self) -> str:
-        return repr(self.function)
+        if self.vm.released:
+            return repr(self.function)
+        return cast(str, self.vm.call_native(repr, (self.function,)))  # of the arguments of a partial, too
 
     def __hash__(self) -> int:
         return hash(self.function)

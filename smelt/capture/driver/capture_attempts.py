@@ -18,7 +18,7 @@ from smelt.capture.driver.capture_errors import NotRepeatable, UserException, Wo
 from smelt.capture.environment.symbolic_size_policy import NO_SYMBOLIC_SIZES, Range, SymbolicSizes
 from smelt.capture.graph_breaks.resume_argument_facts import ResumeFacts
 from smelt.capture.proxies.text_proxy import Unreadable
-from smelt.errors import BackendError, NeedsFixedSize, Unsupported
+from smelt.errors import BackendError, NeedsFixedSize, RefusedOperator, Unsupported
 from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason
 from smelt.shapes.expr import Size
 from smelt.tracing.backward.not_differentiable import NotDifferentiable
@@ -196,7 +196,8 @@ def _specialize_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -
 @_rule(Exception, persists=True)
 def _select_no_branches(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     """A branch of a condition is more than a small computation, so only one may run. Persists: the program causes it."""
-    return replace(start, selects=False) if failed.selecting and attempt.selects else None
+    whole = isinstance(failed.error, RefusedOperator)
+    return replace(start, selects=False) if failed.selecting and attempt.selects and not whole else None
 
 
 @_rule(Unreadable, persists=True)

@@ -73,6 +73,6 @@ def _before(code: Code, at: int, after: frozenset[int]) -> frozenset[int]:
 
 def _implicit(code: Code, user_code: types.CodeType) -> list[int]:
     """The slots that `super()` reads implicitly: the first argument and the class cell."""
-    if "super" not in user_code.co_names:
+    if "__class__" not in user_code.co_freevars:
         return []
     return [0, *(i for i, name in enumerate(code.local_names) if name == "__class__")]

@@ -34,6 +34,7 @@ from smelt.capture.semantics.calls import (
     native_callbacks,
     python_functions,
     torch_function_overrides,
+    torch_polyfills,
 )
 from smelt.capture.semantics.values import (
     container_constructors,
@@ -92,7 +93,7 @@ from smelt.capture.torch_calls.autograd import (
 )
 from smelt.capture.vm.vm import VM
 from smelt.capture.vm.vm_state import Contexts, Exceptions
-from smelt.errors import Unsupported
+from smelt.errors import RefusedOperator, Unsupported
 from smelt.graph.ir import Line
 from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -330,9 +331,13 @@ class Interpreter(VM):
     def _path(self, error: Unsupported) -> tuple[int, ...]:
         """Where the graph may break for `error`: the position of each frame, outermost first.
 
-        A long computation breaks before the outermost loop or call that began after the graph last grew."""
+        A long computation breaks before the outermost loop or call that began after the graph last grew, a refused
+        higher-order operator before the call of its polyfill."""
         frames = self._resumable_frames()
         ticks = tuple(f.position(f.ticks) for f in frames)
+        if isinstance(error, RefusedOperator):
+            whole = torch_polyfills.call_operator.__code__
+            return ticks[: next((i for i, f in enumerate(frames) if f.user_code is whole), len(frames))]
         nodes = len(self.trace.tape.torch.graph.nodes)
         for i, frame in enumerate(frames if error.reason.kind is LONG_COMPUTATION else ()):
             outermost = min(

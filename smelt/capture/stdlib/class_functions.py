@@ -19,7 +19,7 @@ from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionTy
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.capture.proxies.text_proxy import TextProxy
-from smelt.capture.semantics import attributes
+from smelt.capture.semantics import attributes, cells
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.calls import library_reads, native_callbacks
 from smelt.capture.vm.vm import VM
@@ -72,7 +72,20 @@ def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, cl
         if plain or _is_deeply_nested(classes, levels - _RESERVED_LEVELS):
             return _native.call_within(levels, check, obj, classes) if nested else check(obj, classes)
     library_reads.use_registrations(vm, obj, classes)
+    _use_classes(vm, classes)
     return native_callbacks.call_in_window(vm, check, (obj, classes))
+
+
+def _use_classes(vm: VM, classes: object) -> None:
+    """Guard the classes in nested tuples and unions, and their metaclasses, which may implement the check."""
+    pending = [classes]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, type):
+            vm.env.facts.use_class(type(found))
+            vm.env.facts.use_class(found)
+        elif isinstance(found, (tuple, types.UnionType)):
+            pending += found if isinstance(found, tuple) else found.__args__
 
 
 # levels below the recursion limit at which the check gets exactly eager's remaining levels
@@ -119,17 +132,33 @@ def _type(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @builtin(super)
 def _super(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    if args:
-        return super(*args)
-    frame = vm.current_frame
-    code = frame.code
-    cell = frame.locals[code.nlocals - code.nfree + code.free_names.index("__class__")]
-    first = frame.locals[0]
-    if type(first) is types.CellType:
-        first = vm.env.overlay.cell(first)
+    cls, first = args if len(args) == 2 and not kwargs else (None, None)
+    if not args and not kwargs:
+        cls, first = _class_and_first_argument(vm, vm.current_frame)
+        args = (cls, first)
     if isinstance(first, FakeTensor):
         check_class(first, "super()")
-    return super(cell.cell_contents, first)
+    return super(*args, **kwargs)  # type: ignore[misc]
+
+
+def _class_and_first_argument(vm: VM, frame: Frame) -> tuple[object, object]:
+    """The arguments of `super()` in `frame`; raises RuntimeError where CPython's `super_init_without_args` does."""
+    code, first = frame.code, frame.locals[0] if frame.locals else NULL
+    if not code.argcount:
+        raise RuntimeError("super(): no arguments")
+    if type(first) is types.CellType:
+        first = cells.cell_contents(vm, frame, 0)
+    if first is NULL or first is MISSING:
+        raise RuntimeError("super(): arg[0] deleted")
+    if "__class__" not in code.free_names:
+        raise RuntimeError("super(): __class__ cell not found")
+    slot = code.nlocals - code.nfree + code.free_names.index("__class__")
+    cls = cells.cell_contents(vm, frame, slot)
+    if cls is MISSING:
+        raise RuntimeError("super(): empty __class__ cell")
+    if not isinstance(cls, type):
+        raise RuntimeError(f"super(): __class__ is not a type ({vm.class_of(cls).__name__})")
+    return cls, first
 
 
 @builtin(callable)
@@ -226,7 +255,9 @@ def _create_class_natively(vm: VM, constructor: Callable[..., object], args: Arg
     # C code would use the module of its calling frame.
     if type(args[-1]) is dict and "__module__" not in args[-1]:
         args = (*args[:-1], {**args[-1], "__module__": vm.current_frame.globals.get("__name__", "builtins")})
-    vm.classes.under_construction.append((cast(str, args[-3]), cast("tuple[type, ...]", args[-2])))
+    bases = cast("tuple[type, ...]", args[-2])
+    _use_classes(vm, bases)
+    vm.classes.under_construction.append((cast(str, args[-3]), bases))
     try:
         cls = native_callbacks.call_in_window(vm, constructor, args, kwargs)
     finally:

@@ -30,6 +30,8 @@ def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
         function, bound, keywords = attributes.partial_parts(vm, args[0])
         if args[-1] is not attributes.PLACEHOLDER:  # otherwise the constructor raises
             args, kwargs = (function, *attributes.fill_placeholders(bound, args[1:])), {**keywords, **kwargs}
+    if args:
+        vm.env.facts.use_class(type(args[0]))  # the constructor raises unless it is callable
     return _native_partial(*args, **kwargs)
 
 

@@ -11,6 +11,7 @@ from typing import cast
 from smelt.capture.base.call_handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.base.value_kinds import LEAF_TYPES
 from smelt.capture.base.vm_frames import VMIterables, VMTuples
+from smelt.capture.semantics.attributes.method_lookup import plain_index
 from smelt.capture.semantics.values.iteration import element_function, guard_contents, predicate
 from smelt.capture.vm.vm import VM
 
@@ -72,9 +73,15 @@ def _iterable_handler(constructor: Callable[..., object]) -> Handler:
     """Handler of an iterator that calls no functions."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        if constructor in _TAKE_INDICES:
+            args = [plain_index(vm, a) for a in args]
+            kwargs = {name: plain_index(vm, a) for name, a in kwargs.items()}
         return constructor(*[a if type(a) in LEAF_TYPES else vm.iterable(a) for a in args], **kwargs)
 
     return handler
+
+
+_TAKE_INDICES = (itertools.product, itertools.islice, itertools.combinations)
 
 
 for _constructor in (
@@ -91,4 +98,7 @@ def _compress(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return itertools.compress(vm.iterable(arguments["data"]), selectors)
 
 
-BUILTINS[itertools.repeat] = lambda vm, args, kwargs: itertools.repeat(*args, **kwargs)
+@builtin(itertools.repeat)
+def _repeat(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    times = {name: plain_index(vm, a) if name == "times" else a for name, a in kwargs.items()}
+    return itertools.repeat(*args[:1], *[plain_index(vm, a) for a in args[1:]], **times)  # type: ignore[call-overload]

@@ -27,10 +27,12 @@ from smelt.capture.torch_calls import subgraph_capture
 from smelt.capture.torch_calls.subgraph_capture import RecordedFunction, TapePosition, cut_out, mark
 from smelt.capture.torch_calls.subgraph_nodes import record
 from smelt.capture.vm.vm import VM
+from smelt.errors import RefusedOperator
 from smelt.graph import torch_settings
 from smelt.graph.ir import Node
 from smelt.graph.subgraphs import Choice, Loop, Program, Rule
 from smelt.ops.may_raise import must_run
+from smelt.reasons import UNSUPPORTED_CALL, Reason
 from smelt.torch_private import maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
 
@@ -209,10 +211,7 @@ def _end_loop(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if not _is_condition(vm, condition):
         raise subgraph_capture.refuse("a loop whose condition is not a data-dependent tensor")
     next_values = [b for _, b in _pairs(results, results)]
-    if [subgraph_capture.with_own_storage(f.spec) for f in carried] != [
-        subgraph_capture.with_own_storage(f.spec) for f in next_values
-    ]:
-        raise subgraph_capture.refuse("a loop whose values change their type or layout")
+    _check_same_metadata(carried, next_values, "a loop")
     end = mark(vm.trace)
     step = RecordedFunction(cut_out(vm.trace, functions.marks[1], end), next_values)
     test = RecordedFunction(cut_out(vm.trace, functions.marks[0]), [cast(FakeTensor, condition)])
@@ -220,6 +219,26 @@ def _end_loop(vm: VM, args: Args, kwargs: Kwargs) -> object:
     final = _as_node(vm, Loop(len(carried)), (test, step), carried, proxies)
     vm.assumptions.choosing -= 1
     return _with_tensors(results, iter(final))
+
+
+@function(cast(FunctionType, polyfills.check_carry))
+def _check_carry(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    """Compare the carried values before and after a step of a scan, whose other results are tensors."""
+    before, after, outputs = (cast("Sequence[object]", values) for values in args)
+    _check_same_metadata(before, after, "a scan")
+    _check_same_metadata(outputs, outputs, "a scan")
+
+
+def _check_same_metadata(before: Sequence[object], after: Sequence[object], what: str) -> None:
+    """Raise RefusedOperator where the tensors that a step passes on are not of the types and layouts that it got."""
+    specs = [
+        [subgraph_capture.with_own_storage(x.spec) if type(x) is FakeTensor else None for x in values]
+        for values in (before, after)
+    ]
+    if specs[0] != specs[1] or None in specs[0]:
+        raise RefusedOperator(
+            Reason(UNSUPPORTED_CALL, f"{what} whose values change their type or layout, which torch refuses")
+        )
 
 
 def _as_node(

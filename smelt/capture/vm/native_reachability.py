@@ -7,6 +7,7 @@ import datetime
 import functools
 import gc
 import itertools
+import operator
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -38,7 +39,7 @@ def _viewed_parts(x: object) -> Iterable[object]:
 
 
 # The objects that native code may reach from an object of a C type.
-_PARTS: tuple[tuple[type, _Parts], ...] = (
+_PARTS: tuple[tuple[type | tuple[type, ...], _Parts], ...] = (
     (dict, _dict_parts),
     (list, list.__iter__),
     (tuple, tuple.__iter__),
@@ -59,6 +60,8 @@ _PARTS: tuple[tuple[type, _Parts], ...] = (
     (types.MethodWrapperType, lambda x: (x.__self__,)),
     (datetime.datetime, lambda x: (x.tzinfo,)),
     (datetime.time, lambda x: (x.tzinfo,)),
+    (types.GenericAlias, lambda x: (x.__origin__, *x.__args__)),
+    ((operator.itemgetter, operator.attrgetter, operator.methodcaller), lambda x: x.__reduce__()[1]),
     (types.SimpleNamespace, lambda x: vars(x).values()),
     (BaseException, lambda x: x.args),
 )

@@ -142,7 +142,7 @@ def expm1(b: Builder, x: Ref) -> Ref:
     p = b.fma(b.op("fmul", r, r), b.polynomial(r, EXPM1), r)
     half = _power_of_two(b, _i(b, "sub", b.convert("fptosi", n, "i32"), 1))
     y = b.fma(p, half, _f(b, "fsub", half, 0.5))
-    return b.op("fadd", y, y)
+    return b.intrinsic("copysign", b.op("fadd", y, y), x)  # -0 at -0
 
 
 def _split_mantissa(b: Builder, x: Ref) -> tuple[Ref, Ref]:
@@ -227,7 +227,7 @@ def log1p(b: Builder, x: Ref) -> Ref:
     inverse = _power_of_two(b, b.op("sub", b.like(e, 0), b.intrinsic("smin", e, b.like(e, 127))))
     f = b.fma(lost, inverse, _f(b, "fsub", m, 1.0))
     y = _log_sum(b, b.convert("sitofp", e, "float"), f, _log_correction(b, f))
-    return _log_edges(b, u, y)
+    return b.intrinsic("copysign", _log_edges(b, u, y), x)  # -0 at -0
 
 
 def sigmoid(b: Builder, x: Ref) -> Ref:
@@ -243,7 +243,8 @@ def tanh(b: Builder, x: Ref) -> Ref:
     small = b.fma(b.op("fmul", x, square), b.polynomial(square, TANH), x)
     e = exp(b, b.op("fadd", a, a))
     large = b.op("fsub", b.like(x, 1.0), b.op("fdiv", b.like(x, 2.0), _f(b, "fadd", e, 1.0)))
-    return b.select(b.compare("fcmp olt", a, b.like(a, 0.625)), small, b.intrinsic("copysign", large, x))
+    y = b.select(b.compare("fcmp olt", a, b.like(a, 0.625)), small, large)
+    return b.intrinsic("copysign", y, x)  # that of -0, too
 
 
 def erf(b: Builder, x: Ref) -> Ref:
@@ -283,7 +284,8 @@ def sine(b: Builder, x: Ref, shift: int) -> Ref:
     )
     odd = b.compare("icmp ne", _i(b, "and", quadrant, 1), b.const("i32", 0))
     sign = _i(b, "shl", _i(b, "and", quadrant, 2), 30)
-    return _float(b, b.op("xor", _bits(b, b.select(odd, c, s)), sign))
+    y = _float(b, b.op("xor", _bits(b, b.select(odd, c, s)), sign))
+    return y if shift else b.select(b.compare("fcmp oeq", x, b.like(x, 0.0)), x, y)  # -0 at -0
 
 
 def _trigonometric(name: str, shift: int) -> Callable[[Builder, Ref], Ref]:

@@ -39,8 +39,13 @@ class OpaqueCall:
         """Whether it is a checkpoint, so that autograd records what runs inside."""
         return self.function is torch.utils.checkpoint.checkpoint
 
+    def arguments(self, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of `function` for these operands."""
+        return self._args(operands), self._kwargs(operands)
+
     def __call__(self, *operands: Any) -> Any:
-        return self.function(*self._args(operands), **self._kwargs(operands))
+        args, kwargs = self.arguments(operands)
+        return self.function(*args, **kwargs)
 
     def _template(self, value: Any) -> Fill:
         kind = type(value)

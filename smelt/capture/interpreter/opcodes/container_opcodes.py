@@ -108,7 +108,7 @@ def _map_add(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("LIST_EXTEND")
 def _list_extend(vm: VM, frame: Frame, arg: int) -> None:
-    if not is_iterable(frame.stack[-1]):
+    if not is_iterable(vm, frame.stack[-1]):
         raise TypeError(f"Value after * must be an iterable, not {class_name(vm, frame.stack[-1])}")
     values = vm.elements(frame.stack[-1], hinted=True)
     environment_mutations.record_mutation(vm.env, frame.stack[-1 - arg])
@@ -116,9 +116,10 @@ def _list_extend(vm: VM, frame: Frame, arg: int) -> None:
     vm.env.overlay.now(frame.stack[-arg]).extend(values)
 
 
-def is_iterable(value: object) -> bool:
-    """Whether the class of `value` has `__iter__` or `__getitem__`."""
+def is_iterable(vm: VM, value: object) -> bool:
+    """Whether the class of `value`, which is guarded, has `__iter__` or `__getitem__`."""
     kind = type(value)
+    vm.env.facts.use_class(kind)
     return hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
 
 
@@ -199,7 +200,7 @@ def _unpack_ex(vm: VM, frame: Frame, arg: int) -> None:
 
 
 def _unpacked(vm: VM, value: object, limit: int | None = None) -> Sequence[object]:
-    if not is_iterable(value):
+    if not is_iterable(vm, value):
         raise TypeError(f"cannot unpack non-iterable {class_name(vm, value)} object")
     return vm.elements(value, limit=limit)
 

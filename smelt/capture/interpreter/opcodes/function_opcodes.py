@@ -119,7 +119,7 @@ def _call_function_ex(vm: VM, frame: Frame, arg: bool) -> None:
     stack = frame.stack
     at = len(stack) - 3 - arg
     fn, (positional, *_) = callee_and_args(stack, at)
-    if not is_iterable(positional):
+    if not is_iterable(vm, positional):
         kind = class_name(vm, positional)
         raise TypeError(f"{callable_name(fn)} argument after * must be an iterable, not {kind}")
     keywords = stack[-1] if arg else NULL

@@ -40,10 +40,12 @@ def _method(vm: VM, obj: object, name: str) -> tuple[object, object]:
 
 @opcode("LOAD_SUPER_ATTR")
 def _load_super_attr(vm: VM, frame: Frame, arg: tuple[str, bool, bool]) -> None:
-    name, is_method, _ = arg
+    name, is_method, has_arguments = arg
     stack = frame.stack
-    proxy, cls, obj = stack[-3:]
-    owner = super(cls, obj) if proxy is super else vm.call(proxy, (cls, obj), {})
+    proxy, *arguments = stack[-3:]
+    owner = (
+        super(*arguments) if proxy is super else vm.call(proxy, tuple(arguments) if has_arguments else (), {})
+    )
     vm.frames.set_call_site(frame)
     found = attributes.load_attr(vm, owner, name)
     stack[-3:] = unbound_callable(found) if is_method else (found,)

@@ -57,6 +57,8 @@ def load_class_attr(vm: VM, cls: type, name: str) -> object:
 def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_getattr: bool = True) -> object:
     """`type.__getattribute__(cls, name)`, then the metaclass's `__getattr__`."""
     env = vm.env
+    env.facts.use_class(cls)
+    env.facts.use_class(meta.cls)
     how, found, owner = meta.find(name)
     if how is PROPERTY:
         return vm.call(found.fget, (cls,), {})
@@ -127,24 +129,29 @@ def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
 
 
 def load_super_attr(vm: VM, proxy: super, name: str) -> object:
-    """`proxy.name` of a `super()` object."""
+    """`proxy.name` of a `super()` object: what the classes after its own have, else an attribute of `proxy` itself."""
     cls, obj, obj_cls = _this_class(proxy), _self(proxy), _self_class(proxy)
     source = vm.env.sources.get(id(proxy))
     if source is not None:  # an environment object
         wrap_values.wrap(vm.env, cls, source.child("member", "__thisclass__"))
         obj = wrap_values.wrap(vm.env, obj, source.child("member", "__self__"))
-    return find_super(vm, cls, obj, obj_cls, name)
+    found, base = (
+        (MISSING, None) if obj_cls is None or name == "__class__" else _find_super(vm, cls, obj_cls, name)
+    )
+    if base is not None:
+        return _bind_super(vm, found, obj, obj_cls, name, base)
+    return obj if name == "__self__" else object.__getattribute__(proxy, name)
 
 
-def find_super(vm: VM, cls: type, obj: object, obj_cls: type, name: str) -> object:
-    """`super(cls, obj).name`; `obj_cls` is the class of `obj`, or `obj` itself in a classmethod."""
-    mro = obj_cls.__mro__
+def _find_super(vm: VM, cls: type, obj_cls: type, name: str) -> tuple[object, type | None]:
+    """What the first class after `cls` in the resolution order of `obj_cls` holds under `name`, and that class."""
     vm.env.facts.use_class(obj_cls)
-    for base in mro[mro.index(cls) + 1 :]:
+    mro = obj_cls.__mro__
+    for base in mro[next(i for i, x in enumerate(mro) if x is cls) + 1 :]:
         found = vm.env.overlay.name(base, name)
         if found is not MISSING:
-            return _bind_super(vm, found, obj, obj_cls, name, base)
-    raise AttributeError(f"'super' object has no attribute {name!r}")
+            return found, base
+    return MISSING, None
 
 
 def _bind_super(vm: VM, found: object, obj: object, obj_cls: type, name: str, base: type) -> object:

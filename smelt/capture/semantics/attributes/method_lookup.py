@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import operator
+from typing import TypeVar, cast
+
 from smelt.capture.base.type_lookup import FUNCTION, type_find
 from smelt.capture.base.value_kinds import CONTAINER_TYPES, LEAF_TYPES, FunctionType
 from smelt.capture.base.vm_frames import VM_ITERABLES, Coroutine, Generator, VMCallable
+from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.capture.vm.vm import VM
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
 
+T = TypeVar("T")
 _VM_TYPES = (
     FakeTensor, Generator, Coroutine, VMCallable, *VM_ITERABLES, *NUMBERS, *PROXY_EXAMPLES
 )  # fmt: skip
@@ -29,6 +34,14 @@ def python_method(vm: VM, obj: object, name: str) -> FunctionType | None:
     vm.env.facts.use_class(cls)
     how, found, _ = vm.type_info(cls).find(name)
     return found if how is FUNCTION else None
+
+
+def plain_index(vm: VM, value: T) -> T | int:
+    """`value` as C code reads an index: the number that an `__index__` in Python returns, or `value` itself."""
+    kind = type(value)
+    if not may_define_operators(kind) or kind is ArrayProxy or python_method(vm, value, "__index__") is None:
+        return value
+    return cast(int, vm.call_native(operator.index, (value,)))
 
 
 def descriptor_method(vm: VM, descriptor: object, name: str) -> object:

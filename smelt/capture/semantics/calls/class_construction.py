@@ -33,6 +33,7 @@ def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
         return handler(vm, args, kwargs) if accepts(cls, args, kwargs) else raise_misuse(cls, args, kwargs)
     meta = type(cls)
     if meta is not type:
+        vm.env.facts.use_class(meta)
         how, found, _ = vm.type_info(meta).find("__call__")
         if how is FUNCTION:
             if isinstance(cls, enum.EnumMeta) or runs_natively(found):

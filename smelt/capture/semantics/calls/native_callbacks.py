@@ -119,7 +119,9 @@ def call_in_window(
 ) -> R:
     """`fn(*args, **kwargs)` in a window. Raises as `call_native`."""
     for value in args:
-        vm.env.facts.use_class(value if isinstance(value, type) else type(value))
+        vm.env.facts.use_class(type(value))
+        if isinstance(value, type):
+            vm.env.facts.use_class(value)
         if type(value) is TextProxy and not (isinstance(fn, type) and issubclass(fn, BaseException)):
             raise Unreadable(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
     return _run_in_window(vm, vm.call_from_native, fn, args, kwargs)
@@ -228,14 +230,25 @@ def call_from_native(vm: VM, fn: FunctionType, *slots: object) -> object:
     try:
         args, kwargs = _frame_arguments(vm, fn, slots)
         result = vm.call_function(fn, args, kwargs)
+        if type(result) is TextProxy and _is_special_method(vm, fn, slots, _TEXT_RESULTS):
+            raise Unreadable(Reason(DATA_DEPENDENT, f"native code reads the result of {fn.__qualname__}"))
     except Unsupported as e:
         vm.locate(e)
         raise
     finally:
         call.dispatches_handlers = dispatched_before
-    return specialize(result) if type(result) in NUMBERS and fn.__name__ in _EXACT_RESULTS else result
+    if type(result) in NUMBERS:
+        exact = fn.__name__ in _EXACT_RESULTS or _is_special_method(vm, fn, slots, _EXACT_RESULTS)
+        return specialize(result) if exact else result
+    return result
 
 
+def _is_special_method(vm: VM, fn: FunctionType, slots: Sequence[object], names: frozenset[str]) -> bool:
+    """Whether the class of the first argument has `fn` itself, not a wrapper that calls it, under one of these names."""
+    return bool(slots) and any(vm.type_info(type(slots[0])).find(name)[1] is fn for name in names)
+
+
+_TEXT_RESULTS = frozenset(("__repr__", "__str__", "__format__"))
 # Special methods whose result C code requires to be a plain number.
 _EXACT_RESULTS = frozenset(
     ("__hash__", "__len__", "__length_hint__", "__index__", "__int__", "__float__", "__bool__")

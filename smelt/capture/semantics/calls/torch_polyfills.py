@@ -7,6 +7,7 @@ on a CPU.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -94,14 +95,35 @@ def end_loop(functions: object, values: object, goes_on: object, results: object
 def scan(
     op: object,
     combine_fn: Callable[..., object],
-    init: object,
+    init: Values,
     xs: object,
     additional_inputs: Values = (),
     *,
     mutated_arg_indices: str = "",
 ) -> object:
-    """`scan_op`: sequential steps along the first dimension. `mutated_arg_indices` describes the step."""
-    return _operator_module("scan").generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
+    """`scan_op`: sequential steps along the first dimension. `mutated_arg_indices` describes the step.
+
+    Under `torch.scan`, which gives it a partial function, torch's compiler captures the step: the values that it carries
+    keep their metadata, and the results have the structure that it returns."""
+    module = _operator_module("scan")
+    if not isinstance(combine_fn, functools.partial):
+        return module.generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
+    tree, structure = module.pytree, None
+
+    def step(*values: object) -> object:
+        nonlocal structure
+        result = combine_fn(*values)
+        carry, outputs = result if type(result) in (tuple, list) and len(result) == 2 else ((), ())
+        check_carry(values[: len(init)], tree.tree_leaves(carry), tree.tree_leaves(outputs))
+        structure = tree.tree_structure(result)
+        return result
+
+    flat = module.generic_scan(step, init, xs, additional_inputs=additional_inputs)
+    return tree.tree_unflatten(flat, structure)
+
+
+def check_carry(before: Values, after: Sequence[object], outputs: Sequence[object]) -> None:
+    """Compare the carried values before and after a step, whose other results are tensors. Replaced by a VM handler."""
 
 
 def associative_scan(

@@ -90,6 +90,7 @@ def mapping_or_pairs(vm: VM, obj: object) -> dict[object, object] | list[tuple[o
 
 def _pair(vm: VM, number: int, pair: object) -> tuple[object, ...]:
     if not isinstance(pair, tuple):
+        vm.env.facts.use_class(type(pair))
         if not hasattr(type(pair), "__iter__") and not hasattr(type(pair), "__getitem__"):
             raise _not_a_pair_error(number)
         pair = tuple(vm.elements(pair))

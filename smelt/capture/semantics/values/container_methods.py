@@ -11,7 +11,7 @@ import collections
 import heapq
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 from smelt._native import isinstance
@@ -35,6 +35,7 @@ from smelt.capture.base.value_kinds import (
     is_lookup_key,
 )
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
+from smelt.capture.semantics.attributes.method_lookup import plain_index
 from smelt.capture.semantics.calls import polyfills
 from smelt.capture.semantics.values import set_methods
 from smelt.capture.semantics.values.container_constructors import mapping_or_pairs
@@ -50,6 +51,8 @@ _NON_COMPARING_METHODS = frozenset(
         "rotate", "values",
     )
 )  # fmt: skip
+
+_INDEXING_METHODS = frozenset(("insert", "pop", "rotate"))  # the first argument is an index
 
 # results read the container later
 _LAZY_METHODS = frozenset(("keys", "values", "items", "__iter__", "__reversed__"))
@@ -79,6 +82,8 @@ def call_container_method(
         originals, args = args, [set_methods.operand(vm, a) for a in args]
         if name == "extend" and isinstance(owner, list) and len(originals) == 1:
             call_length_hint(vm, originals[0])
+    elif name in _INDEXING_METHODS and args and not isinstance(owner, dict):
+        args = [plain_index(vm, args[0]), *args[1:]]
     run = _call_directly if name in _NON_COMPARING_METHODS else vm.call_native
     look = (
         container_contents.open_for_iterator if name in _LAZY_METHODS else container_contents.open_for_native
@@ -112,6 +117,9 @@ def _bind_builtin_method(container: Container, name: str) -> Callable[..., objec
     return bound
 
 
+_NOT_FOUND = "sequence.index(x): x not in sequence"
+
+
 def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
     """`index`, `count` or `remove`. Comparisons read all nested contents, so native code receives a view with fakes."""
     base = next(b for b in (list, tuple, collections.deque) if isinstance(owner, b))
@@ -123,13 +131,15 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
         return vm.call_native(getattr(base, name), (view, *args))
     count = len(view)
     try:
-        index = cast("int | None", vm.call_native(_index_of, (view, *args)))
+        index = cast(int, vm.call_native(operator.indexOf, (view, *args)))
     except RuntimeError:
         if isinstance(owner, collections.deque) and len(view) != count:
             raise IndexError("deque mutated during remove().") from None
         raise
-    if index is None:
-        raise ValueError(f"{base.__name__}.remove(x): x not in {base.__name__}")
+    except ValueError as error:  # its own one has no value in its message, unlike that of `list.index`
+        if str(error) != _NOT_FOUND:
+            raise
+        raise ValueError(f"{base.__name__}.remove(x): x not in {base.__name__}") from None
     environment_mutations.record_mutation(vm.env, owner)
     if isinstance(owner, list):
         list.__delitem__(vm.env.overlay.now(owner), index)
@@ -141,11 +151,6 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
 def _search_argument(vm: VM, value: object) -> object:
     """The value to search for. A function stays unwrapped: it is compared, not called."""
     return value if type(value) in (FunctionType, MethodType) else vm.native_argument(value)
-
-
-def _index_of(values: Sequence[object], value: object) -> int | None:
-    """Index of `value` in a sequence, or None. The error of `list.index` would format the value."""
-    return next((i for i, v in enumerate(values) if v is value or v == value), None)
 
 
 def _sort(vm: VM, owner: list[object], **options: object) -> None:

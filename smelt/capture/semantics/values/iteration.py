@@ -28,7 +28,7 @@ from smelt.capture.environment import container_contents, environment_iterators,
 from smelt.capture.environment.guard_facts import KEY_WRAPPER
 from smelt.capture.semantics import number_semantics, result_polyfills
 from smelt.capture.semantics.attributes import python_method
-from smelt.capture.semantics.attributes.method_lookup import may_define_operators
+from smelt.capture.semantics.attributes.method_lookup import may_define_operators, plain_index
 from smelt.capture.semantics.values.lengths import call_length_hint
 from smelt.capture.vm.native_reachability import PLAIN_ITERATORS
 from smelt.capture.vm.vm import VM
@@ -176,9 +176,12 @@ def iterate_lazily(vm: VM, obj: object) -> Iterator[object]:
 @builtin(iter)
 def _iter(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2:
+        vm.env.facts.use_class(type(args[0]))
         if not callable(args[0]):
             iter(cast(Callable[[], object], None), None)  # raises the message of this Python version
-        return iter(VMCallable(vm, args[0]), args[1])
+        compared = functools.partial(guard_contents, vm)
+        compared(args[1])
+        return iter(VMCallable(vm, args[0], compared), args[1])
     return vm.get_iter(args[0])
 
 
@@ -241,11 +244,8 @@ def sorted_indices(
 ) -> list[int]:
     """Indices of `values` in sorted order. Comparisons of containers read a view with fakes."""
     views = [container_contents.native_view(vm.env, v) for v in values]
-    return cast("list[int]", vm.call_native(_argsort, (views, vm.truth(reverse))))
-
-
-def _argsort(views: list[object], reverse: bool) -> list[int]:
-    return sorted(range(len(views)), key=views.__getitem__, reverse=reverse)  # type: ignore[arg-type, return-value]
+    options = {"key": views.__getitem__, "reverse": vm.truth(reverse)}
+    return cast("list[int]", vm.call_native(sorted, (range(len(views)),), options))
 
 
 def comparison_kwargs(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
@@ -260,7 +260,8 @@ def comparison_kwargs(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwarg
 
 
 def guard_contents(vm: VM, value: object) -> object:
-    """Guard the contents of `value`, which native code is about to compare."""
+    """Guard the class and the contents of `value`, which native code is about to compare."""
+    vm.env.facts.use_class(type(value))
     container_contents.guard_compared(vm.env, (value,))
     return value
 
@@ -271,6 +272,7 @@ def element_function(
     """`fn` as native code may call it with elements of an iterable: every call returns to the VM, including C functions,
     which may read environment elements."""
     vm.env.facts.check_readable(fn)
+    vm.env.facts.use_class(type(fn))
     # it stores its argument, and comparisons return to the VM
     if not callable(fn) or type(fn) is KEY_WRAPPER:
         return cast("Callable[..., object]", fn)
@@ -321,14 +323,8 @@ def _extreme_handler(choose: Callable[..., object]) -> Handler:
 
 
 def _extreme_index(vm: VM, choose: Callable[..., object], values: Sequence[object]) -> int:
-    return cast(
-        int,
-        vm.call_native(_choose_index, (choose, [container_contents.native_view(vm.env, v) for v in values])),
-    )
-
-
-def _choose_index(choose: Callable[..., object], views: list[object]) -> object:
-    return choose(range(len(views)), key=views.__getitem__)
+    views = [container_contents.native_view(vm.env, v) for v in values]
+    return cast(int, vm.call_native(choose, (range(len(views)),), {"key": views.__getitem__}))
 
 
 BUILTINS[min] = _extreme_handler(min)
@@ -338,7 +334,11 @@ BUILTINS[max] = _extreme_handler(max)
 @builtin(functools.reduce)
 def _reduce(vm: VM, args: Args, kwargs: Kwargs) -> object:
     fn, values, *initial = args
-    return functools.reduce(element_function(vm, fn), iterate_lazily(vm, values), *initial)
+    try:
+        iterator = vm.get_iter(values)
+    except TypeError as error:
+        raise TypeError("reduce() arg 2 must support iteration") from error
+    return functools.reduce(element_function(vm, fn), _iterate(vm, iterator), *initial)
 
 
 def from_iterable(constructor: Callable[..., object]) -> Handler:
@@ -361,7 +361,6 @@ def from_iterable(constructor: Callable[..., object]) -> Handler:
 @builtin(enumerate)
 def _enumerate(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if args:
-        return enumerate(
-            vm.iterable(args[0]), *cast("tuple[int, ...]", args[1:]), **cast("dict[str, int]", kwargs)
-        )
-    return enumerate(vm.iterable(kwargs["iterable"]), cast(int, kwargs.get("start", 0)))
+        start = {name: plain_index(vm, cast(int, a)) for name, a in kwargs.items()}
+        return enumerate(vm.iterable(args[0]), *[plain_index(vm, cast(int, a)) for a in args[1:]], **start)
+    return enumerate(vm.iterable(kwargs["iterable"]), plain_index(vm, cast(int, kwargs.get("start", 0))))

@@ -65,6 +65,7 @@ _SYMBOLS = {
 }  # fmt: skip
 _SYMBOLS.update({i: "**=" if fn is operator.pow else _SYMBOLS[fn] + "=" for i, fn in _INPLACE.items()})
 _EQUALITY = (operator.eq, operator.ne)
+_HOLDERS = frozenset({tuple, slice})  # of objects that native code compares
 _TUPLES = frozenset({tuple, torch.Size})
 _NUMBERS_OR_INT = frozenset({int, Int})
 _COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
@@ -85,7 +86,7 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     if fn in _EQUALITY and a in _TUPLES and b in _TUPLES:
         return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
     if a in SIMPLE_TYPES and b in SIMPLE_TYPES:
-        if a is not tuple and b is not tuple:
+        if a not in _HOLDERS and b not in _HOLDERS:
             if fn in _EQUALITY:
                 vm.env.facts.use_differences(left, right)
             elif a is bytes:  # b"%d" % number
@@ -378,6 +379,15 @@ def _among(vm: VM, value: object, candidates: Iterable[object]) -> bool:
     return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in candidates)
 
 
+def _own_items(vm: VM, container: list[object] | tuple[object, ...] | collections.deque[object]) -> _Items:
+    """The items of a sequence, whatever an `__iter__` of its class in Python returns."""
+    if python_method(vm, container, "__iter__") is None:
+        return elements(vm, container)
+    base = next(b for b in (list, tuple, collections.deque) if isinstance(container, b))
+    view = container_contents.native_view(vm.env, container, deep=False)
+    return [wrap_values.to_fake(vm.env, v) for v in base.__iter__(view)]
+
+
 def contains(vm: VM, value: object, container: object) -> bool:
     """`value in container`."""
     call_site = vm.frames.take_call_site()
@@ -392,7 +402,8 @@ def contains(vm: VM, value: object, container: object) -> bool:
         if found is not None:
             vm.frames.call_site = call_site
             return truth(vm, vm.call_function(found, (container, value)))
-        if python_method(vm, container, "__iter__") is not None or kind is Generator:
+        falls_back = vm.type_info(kind).find("__contains__")[0] is ABSENT
+        if kind is Generator or (falls_back and python_method(vm, container, "__iter__") is not None):
             return _among(vm, value, iterate_lazily(vm, container))
     if isinstance(container, (dict, set, frozenset)):
         value = specialize(value)
@@ -401,7 +412,7 @@ def contains(vm: VM, value: object, container: object) -> bool:
     if isinstance(container, (list, tuple, collections.deque)) and not (
         is_constant(value) and NUMBERS.isdisjoint(map(type, container))
     ):
-        return _among(vm, value, elements(vm, container))
+        return _among(vm, value, _own_items(vm, container))
     if id(container) in vm.env.sources and hasattr(kind, "__next__"):
         raise unsupported(
             f"`in` of an environment {kind.__qualname__}, which advances it", UNSUPPORTED_OBJECT

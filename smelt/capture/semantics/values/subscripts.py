@@ -12,11 +12,15 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import BUILTINS, unsupported
+from smelt.capture.base.native_functions import runs_natively
+from smelt.capture.base.type_lookup import CLASS_METHOD, STATIC_METHOD
 from smelt.capture.base.value_kinds import (
     CONTAINER_BASES,
     CONTAINER_TYPES,
+    LEAF_TYPES,
     MISSING,
     Container,
+    FunctionType,
     is_constant,
     is_identity,
     is_lookup_key,
@@ -25,8 +29,8 @@ from smelt.capture.base.vm_frames import CallSite, with_result_handler
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
 from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.capture.semantics import result_polyfills
-from smelt.capture.semantics.attributes import python_method
-from smelt.capture.semantics.attributes.method_lookup import SIMPLE_TYPES, may_define_operators
+from smelt.capture.semantics.attributes import load_attr, python_method
+from smelt.capture.semantics.attributes.method_lookup import SIMPLE_TYPES, may_define_operators, plain_index
 from smelt.capture.semantics.calls.torch_function_overrides import call_operator
 from smelt.capture.semantics.values.container_methods import contains_key
 from smelt.capture.semantics.values.iteration import elements
@@ -71,14 +75,15 @@ def subscript(vm: VM, obj: object, key: object) -> object:
 
 
 def _plain_bounds(vm: VM, key: object) -> object:
-    """`key` with tensors in slice bounds replaced by numbers."""
+    """`key` with numbers in place of tensors in slice bounds, and of objects with an `__index__` in Python."""
     if type(key) is tuple:
-        return tuple(_plain_bounds(vm, item) for item in key) if slice in map(type, key) else key
-    if type(key) is not slice or FakeTensor not in map(type, (key.start, key.stop, key.step)):
+        return key if all(type(i) in SIMPLE_TYPES for i in key) else tuple(_plain_bounds(vm, i) for i in key)
+    if type(key) is not slice:
+        return plain_index(vm, key)
+    bounds = (key.start, key.stop, key.step)
+    if all(type(b) in LEAF_TYPES for b in bounds):
         return key
-    return slice(
-        *(vm.call(int, (b,), {}) if type(b) is FakeTensor else b for b in (key.start, key.stop, key.step))
-    )
+    return slice(*(vm.call(int, (b,), {}) if type(b) is FakeTensor else plain_index(vm, b) for b in bounds))
 
 
 def lookup_key(vm: VM, obj: object, key: object) -> object:
@@ -130,9 +135,15 @@ def _plain_key(obj: object, key: object) -> object:
 
 def _class_item(vm: VM, cls: type, key: object) -> object:
     found = python_method(vm, cls, "__getitem__")
-    if found is None or isinstance(cls, enum.EnumMeta):
-        return vm.call_native(operator.getitem, (cls, key))
-    return vm.call_function(found, (cls, key))
+    if found is not None and not isinstance(cls, enum.EnumMeta):
+        return vm.call_function(found, (cls, key))
+    vm.env.facts.use_class(cls)
+    how, method, _ = vm.type_info(cls).find("__class_getitem__")
+    function = getattr(method, "__func__", None)
+    if found is None and how in (CLASS_METHOD, STATIC_METHOD) and type(function) is FunctionType:
+        if not runs_natively(function):
+            return vm.call(load_attr(vm, cls, "__class_getitem__"), (key,), {})
+    return vm.call_native(operator.getitem, (cls, key))
 
 
 def _container_item(vm: VM, obj: Container, key: object, call_site: CallSite | None) -> object:

@@ -21,6 +21,7 @@ from smelt.capture.base.call_handlers import Args, Kwargs, unsupported
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionType, MethodType, is_identity
 from smelt.capture.environment.side_effects import Advance, Call
 from smelt.capture.semantics import cells
+from smelt.capture.semantics.calls.calls import CALLERS
 from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -63,6 +64,17 @@ def run_opaque(
     if vm.env.log.changed != before:
         raise unsupported(f"{_name(function)} changes an environment object", UNSUPPORTED_EFFECT)
     return out
+
+
+def _call_opaque(vm: VM, fn: OpaqueCall, args: Args, kwargs: Kwargs) -> object:
+    """An opaque call of another graph, whose function a backend compiles."""
+    vm.frames.call_site = None
+    vm.env.facts.use_identity(fn)
+    filled, named = fn.arguments(tuple(args))
+    return vm.call(fn.function, filled, named)
+
+
+CALLERS[OpaqueCall] = _call_opaque
 
 
 def _name(target: object) -> str:
