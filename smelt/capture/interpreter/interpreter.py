@@ -75,6 +75,7 @@ from smelt.capture.torch_calls import (
     optimizers,
     other_tracers,
     shape_functions,
+    tensor_constructors,
     tensor_item,
     tensor_methods,
     torch_function_calls,
@@ -107,8 +108,8 @@ REGISTERED = (
     functools_wrappers, generator_reconstruction, gradients, higher_order_operators, hooks, iteration,
     itertools_functions, lengths, locale_settings, logging_calls, numpy_conversions, optimizers, other_tracers,
     print_calls, backend_flag_calls, random_functions, symbolic_range_calls, shape_functions, special_methods,
-    stack_frames, subscripts, iterator_reconstruction, tensor_methods, tensor_state, torch_function_calls,
-    triton_kernels, warnings_calls, weak_references,
+    stack_frames, subscripts, iterator_reconstruction, tensor_constructors, tensor_methods, tensor_state,
+    torch_function_calls, triton_kernels, warnings_calls, weak_references,
 )  # fmt: skip
 arity.record_arities((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
