@@ -345,17 +345,6 @@ def tensors_created_inside_as_keys():
     return fn, [(tensor(4, 2),), (tensor(4, 2),), (tensor(6),)]
 
 
-@program(graphs=1)
-def sets_of_tensors_leave():
-    def fn(x, kept):
-        y = x * 2
-        kept.add(y)
-        return {y}, frozenset((x, x)), y in kept, len({x, y, x + y})
-
-    kept: set = set()
-    return fn, [(tensor(3), set()) for _ in range(3)], kept
-
-
 @program(graphs=2, breaks=["data-dependent-condition"])
 def tensor_keys_across_a_break():
     def fn(x):
