@@ -192,6 +192,7 @@ class Assumptions:
     assumed: bool = False  # one was assumed
     selects: bool = False  # both branches of a condition may run, and one result is selected
     choosing: int = 0  # the number of conditions whose branches are running
+    may_break: bool = True  # the graph may break before an instruction that cannot be captured
     trusts_marks: bool = False  # functions marked with `torch.compiler.allow_in_graph` run natively
     marked_depth: int = 0  # the number of running functions that are so marked
     # the paths of symbolic numbers, and the symbols of sizes, that the program formatted into text
