@@ -561,7 +561,7 @@ def draws_are_in_program_order():
     return fn, three(3)
 
 
-@program(graphs=1, breaks=["disabled-function"])
+@program(graphs=1)
 def seeding_inside():
     def fn(x):
         torch.manual_seed(7)
@@ -590,7 +590,7 @@ def a_generator_made_inside():
     return fn, three(3)
 
 
-@program(graphs=2, breaks=["disabled-function", "random-state", "unsupported-object", "unsupported-object"])
+@program(graphs=2, breaks=["random-state", "unsupported-object", "unsupported-object"])
 def fork_rng():
     def fn(x):
         with torch.random.fork_rng(devices=[]):

@@ -284,7 +284,7 @@ _REFUSED_NAMES: tuple[tuple[ReasonKind, object, str, str], ...] = (
         RANDOM_STATE,
         torch,
         "torch.",
-        "manual_seed seed set_rng_state get_rng_state initial_seed random.fork_rng",
+        "seed set_rng_state get_rng_state initial_seed random.fork_rng",
     ),
     (
         *(UNSUPPORTED_EFFECT, torch, "torch."),

@@ -74,6 +74,7 @@ from smelt.capture.torch_calls import (
     numpy_conversions,
     optimizers,
     other_tracers,
+    random_seeds,
     shape_functions,
     tensor_constructors,
     tensor_item,
@@ -107,7 +108,7 @@ REGISTERED = (
     custom_functions, unbacked_reads, descriptor_functions, eval_exec, exception_functions, function_modes,
     functools_wrappers, generator_reconstruction, gradients, higher_order_operators, hooks, iteration,
     itertools_functions, lengths, locale_settings, logging_calls, numpy_conversions, optimizers, other_tracers,
-    print_calls, backend_flag_calls, random_functions, symbolic_range_calls, shape_functions, special_methods,
+    print_calls, backend_flag_calls, random_functions, random_seeds, symbolic_range_calls, shape_functions, special_methods,
     stack_frames, subscripts, iterator_reconstruction, tensor_constructors, tensor_methods, tensor_state,
     torch_function_calls, triton_kernels, warnings_calls, weak_references,
 )  # fmt: skip

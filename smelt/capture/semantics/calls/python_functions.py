@@ -80,14 +80,15 @@ def _torch_compile_original(fn: FunctionType) -> object:
 
 
 def _disabled_original(fn: FunctionType) -> FunctionType | None:
-    """The original of a `torch.optim` function that torch disabled for its own compiler, which it does on first use."""
+    """The original of a function that torch disabled for its own compiler, which it does on first use: one of `torch.optim`,
+    or one with a handler."""
     if "_torchdynamo_disable" not in fn.__dict__:
         return None
     original = fn.__dict__.get("_torchdynamo_orig_callable")
-    is_optimizer = type(original) is FunctionType and str(original.__globals__.get("__name__")).startswith(
-        "torch.optim"
-    )
-    return original if is_optimizer else None
+    if type(original) is not FunctionType:
+        return None
+    is_optimizer = str(original.__globals__.get("__name__")).startswith("torch.optim")
+    return original if is_optimizer or handler_of(original) is not None else None
 
 
 def _check_marks(fn: FunctionType) -> None:
