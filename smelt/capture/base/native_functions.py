@@ -51,7 +51,6 @@ from smelt.torch_private import (
     chunk_or_narrow_cat,
     jiterated,
     make_subclass,
-    make_wrapper_subclass,
     swap_tensor_impl,
 )
 
@@ -317,7 +316,6 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     jiterated: (UNSUPPORTED_CALL, "a kernel of torch.cuda.jiterator"),
     torch.func.linearize: (UNSUPPORTED_CALL, "torch.func.linearize, which traces with torch.fx"),
     make_subclass: (TENSOR_SUBCLASS, "Tensor._make_subclass"),
-    make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
     swap_tensor_impl: (UNSUPPORTED_EFFECT, "torch._C._swap_tensor_impl"),
     torch.autograd.graph.saved_tensors_hooks.__enter__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.saved_tensors_hooks.__exit__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
