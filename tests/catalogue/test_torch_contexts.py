@@ -356,7 +356,7 @@ def the_meta_device_as_a_context():
     return fn, three(3)
 
 
-@program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
+@program(graphs=1, fullgraph=True)
 def set_default_device():
     def fn(x):
         torch.set_default_device("cpu")
@@ -366,6 +366,33 @@ def set_default_device():
             torch.set_default_device(None)
 
     return fn, three(3)
+
+
+@program(graphs=1)
+def the_default_device_stays_set():
+    def fn(x):
+        torch.set_default_device(torch.device("cpu"))
+        return x + torch.ones(3)
+
+    def undone():
+        found = torch.get_default_device()
+        torch.set_default_device(None)
+        return found
+
+    return fn, [(tensor(3),) for _ in range(3)], undone
+
+
+@program(graphs=1, breaks=["unsupported-effect"])
+def another_default_device():
+    def fn(x):
+        x = x + 1
+        torch.set_default_device("meta")
+        try:
+            return x, torch.ones(3).device
+        finally:
+            torch.set_default_device("cpu")
+
+    return fn, three(3), lambda: torch.set_default_device(None)
 
 
 @program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
