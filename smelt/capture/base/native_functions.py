@@ -297,7 +297,7 @@ _REFUSED_NAMES: tuple[tuple[ReasonKind, object, str, str], ...] = (
     (UNSUPPORTED_EFFECT, logging, "logging.", "basicConfig disable"),
     (UNSUPPORTED_EFFECT, logging, "", "Logger.setLevel Logger.addHandler Logger.removeHandler"),
     (SIDE_EFFECT_IO, logging, "", "Logger.handle"),
-    (UNSUPPORTED_EFFECT, warnings, "warnings.", "simplefilter filterwarnings"),
+    (UNSUPPORTED_EFFECT, warnings, "warnings.", "resetwarnings"),
     (UNSUPPORTED_EFFECT, contextvars, "contextvars.", "copy_context"),
     (UNSUPPORTED_CALL, inspect, "inspect.", "getmembers"),
     (UNSUPPORTED_EFFECT, decimal, "decimal.", "getcontext setcontext localcontext"),

@@ -198,6 +198,7 @@ def context_effects(vm: VM) -> list[Effect]:
         # the settings that the manager restores when it is left
         effects += _setting_calls(replayed, entered.settings)
         effects.append(Enter(entered.manager, native_class(entered.manager, "__enter__")))
+        effects += entered.calls
         replayed = entered.settings_inside
     effects += _process_calls(vm)
     return effects + _setting_calls(replayed, torch_settings.read())
