@@ -25,7 +25,7 @@ from smelt.capture.vm.vm_state import EnteredManager
 from smelt.reasons import OUTPUT, UNSUPPORTED_EFFECT
 
 # action, pattern of the message, category, pattern of the module's name, line
-_Filter = tuple[str, re.Pattern[str] | None, type[Warning], re.Pattern[str] | None, int]
+_Filter = tuple[str, re.Pattern[str] | None, type[Warning], re.Pattern[str] | str | None, int]
 _Registry = dict[str | tuple[str, type[Warning], int], int]
 
 
@@ -138,16 +138,23 @@ def _selected(
             (module or line) and isinstance(caller, int)
         ):
             raise unsupported("a warning whose filter is unknown", OUTPUT)
-        if pattern is not None and not pattern.match(cast(str, text)):
+        if not _admits(pattern, cast(str, text)):
             continue
         if isinstance(caller, int) or _matches(caller, module, line):
             return str(action)
     return None
 
 
-def _matches(caller: CallerLine, module: re.Pattern[str] | None, line: int) -> bool:
+def _matches(caller: CallerLine, module: re.Pattern[str] | str | None, line: int) -> bool:
     name = cast(str, caller.globals.get("__name__") or "<string>")
-    return (module is None or module.match(name) is not None) and line in (0, caller.line)
+    return _admits(module, name) and line in (0, caller.line)
+
+
+def _admits(pattern: re.Pattern[str] | str | None, text: str) -> bool:
+    """Whether a filter's pattern admits the text. Those that the interpreter starts with have strings for patterns."""
+    if pattern is None or isinstance(pattern, str):
+        return pattern is None or pattern == text
+    return pattern.match(text) is not None
 
 
 def warn(
