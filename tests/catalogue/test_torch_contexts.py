@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -754,3 +755,20 @@ def function_modes_are_counted_without_the_trace_s_own():
         return x + torch._C._len_torch_function_stack()
 
     return fn, three(3)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_record_function_under_a_profiler(fullgraph):
+    """The graph breaks, so that the profiler sees the range; a whole graph leaves the range out."""
+
+    def fn(x):
+        with torch.profiler.record_function("a range"):
+            y = x * 2
+        return y.sin()
+
+    compiled = smelt.compile(fn, fullgraph=fullgraph)
+    with torch.autograd.profiler.profile() as profile:
+        results = [compiled(torch.ones(3)) for _ in range(2)]
+    for result in (*results, compiled(torch.ones(3))):
+        torch.testing.assert_close(result, fn(torch.ones(3)))
+    assert any(event.name == "a range" for event in profile.function_events) is not fullgraph
