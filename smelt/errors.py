@@ -20,6 +20,8 @@ class Unsupported(SmeltError):
         super().__init__(str(reason))
         self.reason = reason
         self.breaks = True  # whether the graph may break here; if not, the whole call runs eagerly
+        # whether only this call cannot be captured: it initializes objects, which later calls find initialized
+        self.initializes = False
         # Instructions begun in each frame of the VM, outermost first, when this was raised (capture.driver.attempts.Stop).
         self.path: tuple[int, ...] = ()
 

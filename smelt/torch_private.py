@@ -271,7 +271,10 @@ else:
     )
 
 make_subclass = _needed(lambda: torch.Tensor._make_subclass, "fake tensors are made")
-make_wrapper_subclass = _needed(lambda: torch.Tensor._make_wrapper_subclass, "is refused in a capture")
+return_and_correct_aliasing = _needed(
+    lambda: torch.utils._python_dispatch.return_and_correct_aliasing, "a `__torch_dispatch__` ends in it"
+)
+make_wrapper_subclass = _needed(lambda: torch.Tensor._make_wrapper_subclass, "wrappers are created")
 swap_tensor_impl = _needed(lambda: torch._C._swap_tensor_impl, "is refused in a capture")
 _has(torch.Tensor, "torch.Tensor", "_version", use="writes are counted")
 _has(torch.Tensor, "torch.Tensor", "_base", "_is_view", use="views are made as eager makes them")

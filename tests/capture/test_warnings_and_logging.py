@@ -291,3 +291,21 @@ def test_warnings_of_the_standard_library() -> None:
         for action in ("always", "default"):
             want = shown(fn, action, *[(ones(),)] * 3)
             assert want and shown(smelt.compile(fn), action, *[(ones(),)] * 3) == want
+
+
+@pytest.mark.parametrize("module", [__name__, "another"])
+def test_filters_whose_module_is_a_string_as_those_of_the_interpreter(module):
+    def fn(x):
+        warnings.warn("of this module", DeprecationWarning, stacklevel=1)
+        return x + 1
+
+    def seen(function):
+        globals().get("__warningregistry__", {}).clear()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("ignore")
+            warnings.filters.insert(0, ("always", None, DeprecationWarning, module, 0))
+            function(ones())
+        return [str(w.message) for w in found]
+
+    compiled = smelt.compile(fn, fullgraph=True)
+    assert seen(compiled) == seen(fn)

@@ -333,3 +333,24 @@ def keys_are_hashed_as_often_as_in_eager():
         return x + len(hashed), counts
 
     return fn, [(torch.ones(3),)] * 3
+
+
+@program(graphs=1, later=1)
+def tensors_created_inside_as_keys():
+    def fn(x):
+        parts = {half: half.shape for half in x.chunk(2)}
+        first = next(iter(parts))
+        return parts, parts[first], {(x + 1, "sum"): x.sum()}, {x: first}
+
+    return fn, [(tensor(4, 2),), (tensor(4, 2),), (tensor(6),)]
+
+
+@program(graphs=2, breaks=["data-dependent-condition"])
+def tensor_keys_across_a_break():
+    def fn(x):
+        sums = {x + 1: x.sum(), x: 1}
+        if (x + 1).sum() > 0:
+            x = x * 2
+        return sums, x
+
+    return fn, [(torch.ones(3),) for _ in range(3)]

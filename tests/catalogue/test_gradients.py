@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import pytest
 import torch
@@ -972,13 +973,67 @@ def test_hook_that_is_removed():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends(graphs=0, eager=["unsupported-call"])
+@on_both_backends(graphs=1, breaks=["unsupported-call"])
 def test_hook_whose_handle_comes_out():
     def fn(x):
         y = x * 2
         return y, y.register_hook(lambda g: g * 10).id >= 0
 
     return fn, [(leaf(3),) for _ in range(3)]
+
+
+@program(graphs=1)
+def handles_of_hooks_leave():
+    holder = types.SimpleNamespace(handles=[])
+
+    def fn(x):
+        y = x * 2
+        first, second = y.register_hook(lambda g: g * 10), x.register_hook(lambda g: g + 1)
+        gone = y.register_hook(lambda g: g * 100)
+        gone.remove()
+        holder.handles.append(second)
+        return y.sin(), {"first": first}
+
+    return fn, [(leaf(3),) for _ in range(3)], holder
+
+
+def test_a_returned_handle_of_a_module_s_hook():
+    def run(compile):
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 3)
+
+        def fn(x):
+            handle = layer.register_forward_hook(lambda module, args, out: out * 2)
+            return layer(x), handle
+
+        compiled, results = compile(fn), []
+        for _ in range(3):
+            y, handle = compiled(torch.ones(3))
+            handle.remove()
+            results.append((y.tolist(), layer(torch.ones(3)).tolist(), len(layer._forward_hooks)))
+        return results
+
+    assert run(functools.partial(smelt.compile, fullgraph=True)) == run(lambda fn: fn)
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["argument", "created"])
+def test_a_returned_handle_removes_its_hook(made):
+    def fn(x):
+        y = x * 2 if made else x
+        return y, y.register_hook(lambda g: g * 3), (y + 1).sum()
+
+    def run(function):
+        results = []
+        for remove in (False, True):
+            x = torch.ones(2, requires_grad=True)
+            _, handle, loss = function(x)
+            if remove:
+                handle.remove()
+            loss.backward()
+            results.append((x.grad.tolist(), type(handle), handle.id in (handle.hooks_dict_ref() or ())))
+        return results
+
+    assert run(smelt.compile(fn, fullgraph=True)) == run(fn)
 
 
 @on_both_backends(graphs=0, eager=["unsupported-effect"])

@@ -674,7 +674,7 @@ def test_inference_tensors_are_not_written_outside():
     return fn, [(tensor(3),), (leaf(3),), (tensor(3),)]
 
 
-@program(graphs=1, later=1, breaks=["tensor-subclass"] * 4)
+@program(graphs=0, later=1)
 def lazy_modules_in_training():
     torch.manual_seed(0)
     model = nn.Sequential(nn.LazyLinear(5), nn.ReLU())

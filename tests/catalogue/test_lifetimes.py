@@ -347,7 +347,7 @@ def what_came_over_a_break_and_is_dropped_is_gone():
     return fn, calls()
 
 
-@program(graphs=1, breaks=["disabled-function"], eager=["unsupported-call", "unsupported-object"])
+@program(graphs=1, breaks=["disabled-function"], eager=["unsupported-call"])
 def what_a_callee_dropped_is_gone():
     def fn(x):
         def made():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
+import pytest
 import torch
 
 from tests.harness.catalogue import program, tensor
@@ -530,3 +533,40 @@ def a_tensor_of_arrays_and_lists():
         return torch.tensor([a, [1.0, 2.0, 3.0]]) * 2
 
     return fn, [(tensor(3),) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    "operation", ["add", "sub", "mul", "truediv", "pow", "matmul", "iadd", "imul", "isub"]
+)
+@program(graphs=1)
+def operators_of_a_tensor_and_an_array(operation):
+    def fn(t, a, b):
+        return apply(t, a), apply(t.double(), np.ones(3)), t, a + b
+
+    apply = getattr(operator, operation)
+    return fn, [(tensor(3), array(3), array(3)) for _ in range(3)]
+
+
+@program(graphs=1, later=2)
+def a_tensor_equals_an_array():
+    def fn(t, a):
+        return t == a, a == t, t != a, t == np.ones(3), (t == a).sum()
+
+    rows = [(torch.ones(3), np.array([1, 2, 1])), (torch.ones(3), np.ones(3)), (torch.ones(2, 1), np.ones(3))]
+    return fn, rows
+
+
+@program(graphs=1)
+def an_array_divided_by_a_tensor_and_logic():
+    def fn(t, a, mask):
+        return a / t, 2.0 / t, (t > 0) & mask, (t > 0) | mask
+
+    return fn, [(tensor(3), array(3), np.array([True, False, True])) for _ in range(3)]
+
+
+@program(graphs=0, eager=["user-exception"])
+def an_operator_of_an_array_and_a_tensor_raises():
+    def fn(t, a):
+        return a - t.exp()
+
+    return fn, [(tensor(3), array(3)) for _ in range(3)]

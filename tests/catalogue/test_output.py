@@ -8,11 +8,12 @@ import functools
 import io
 import logging
 import sys
+import warnings
 
 import torch
 from torch import nn
 
-from tests.harness.catalogue import call, program
+from tests.harness.catalogue import call, program, tensor
 
 FORMAT = "%(levelname)s %(filename)s:%(lineno)d %(funcName)s: %(message)s"
 
@@ -718,3 +719,46 @@ def a_list_of_tensors_is_sorted_by_its_texts():
         return y + x, rows
 
     return fn, three(integers(2)), rows
+
+
+def ignored() -> list[object]:
+    """The filters that ignore all of a common class; imports add others."""
+    common = (DeprecationWarning, RuntimeWarning, Warning)
+    return [f for f in warnings.filters if f[0] == "ignore" and f[2] in common]
+
+
+@program(graphs=1)
+def warnings_that_filters_inside_ignore():
+    def fn(x):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.warn("old", DeprecationWarning)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="over", category=RuntimeWarning)
+                warnings.warn("overflow", RuntimeWarning)
+            return x * 2
+
+    return fn, [(tensor(3),)] * 3, ignored
+
+
+@program(graphs=1, breaks=["unsupported-effect"])
+def filters_of_the_process():
+    def fn(x):
+        kept = warnings.filters[:]
+        warnings.simplefilter("ignore")
+        warnings.filters[:] = kept
+        return x + 1
+
+    return fn, [(tensor(3),)] * 3, ignored
+
+
+@program(graphs=2, breaks=["data-dependent-condition", "unsupported-effect"])
+def a_break_between_filters():
+    def fn(x):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if (x * 2).sum() > -100:
+                x = x + 1
+            return x * 2
+
+    return fn, [(torch.ones(3),)] * 3, ignored

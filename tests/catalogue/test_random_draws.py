@@ -58,10 +58,11 @@ def bounds_that_change_between_calls():
     return fn, [(tensor(3),)] * 4, schedule
 
 
-@program(graphs=0, breaks=["random-state"] * 4)
+@program(graphs=0, breaks=["random-state"] * 3)
 def bounds_that_stand_ahead_in_an_iterator():
+    rng = random.Random(0)
+
     def fn():
-        rng = random.Random(0)
         seen = []
         for scale in 0.0, 2.5:
             for _ in range(2):
@@ -194,7 +195,7 @@ def a_generator_of_another_class():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1, breaks=["random-state", "random-state", "random-state"])
+@program(graphs=1, breaks=["random-state"])
 def generators_that_are_seeded_inside():
     def fn(x):
         random.seed(3)
@@ -302,3 +303,49 @@ def a_method_of_the_generators_class_is_replaced():
         2: lambda: delattr(random.Random, "random"),
     }
     return fn, Changing([(tensor(3),)] * 3, changes), lambda: len(drawn)
+
+
+@program(graphs=1)
+def seeds_inside_of_all_generators():
+    def fn(x, seed):
+        random.seed(seed), np.random.seed(4)
+        torch.manual_seed(seed + 1)
+        first = torch.rand(3) * random.random()
+        return first, torch.nn.functional.dropout(x), np.random.rand(), x * random.randint(1, 9)
+
+    return fn, [(tensor(3), 3)] * 3
+
+
+@program(graphs=2, breaks=["random-state"])
+def a_seed_after_torch_has_drawn():
+    def fn(x):
+        noise = torch.rand(3)
+        torch.manual_seed(7)
+        return x + noise, torch.rand(3), torch.manual_seed is torch.random.manual_seed or x
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1)
+def a_seed_before_a_graph_that_raises():
+    def fn(x, i):
+        torch.manual_seed(5)
+        y = torch.rand(3)
+        return (x + y).index_select(0, i), torch.rand(1)
+
+    return fn, [(tensor(3), torch.tensor([2]))] * 2 + [(tensor(3), torch.tensor([3]))] * 2
+
+
+@program(graphs=1, later=2)
+def a_generator_created_from_an_argument():
+    def fn(x, seed):
+        rng = random.Random(seed)
+        rows = [x, x + 1, x * 2]
+        return (
+            rng.choice(rows) * rng.uniform(1, 2),
+            rng.sample(range(9), 3),
+            rng.choices("abc", k=2),
+            rng.gauss(0, 1),
+        )
+
+    return fn, [(tensor(3), seed) for seed in (1, 1, 2, "a")]

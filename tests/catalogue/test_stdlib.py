@@ -957,7 +957,7 @@ def random_shuffle_and_sample():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program(graphs=1, breaks=["random-state"])
+@program(graphs=1)
 def random_seeded_inside():
     def fn(x):
         rng = random.Random(3)

@@ -615,7 +615,7 @@ def tensors_of_tensors():
     return fn, three(3)
 
 
-@program(graphs=2, breaks=["data-dependent-value"])
+@program(graphs=1)
 def a_tensor_of_zero_dimensional_tensors():
     def fn(x):
         return torch.tensor([x[0], x[1]]), torch.tensor(x.sum())
@@ -910,3 +910,38 @@ def rows_from_the_end():
         return reversed(x), reversed(x.sum()), [row * 2 for row in reversed(x)]
 
     return fn, three(3, 2)
+
+
+@program(graphs=1)
+def tensors_of_lists_of_tensors():
+    def fn(x):
+        low, high, at = x.min(), x.max(), x.argmax()
+        return (
+            torch.tensor([low, high]),
+            torch.tensor([[low, 1.5], [high, 2]], dtype=torch.float64),
+            torch.as_tensor([at, 7]),
+            torch.asarray((at, low)),
+            torch.tensor([at], dtype=torch.float32),
+            torch.tensor([x.any(), x.all()]),
+            x.new_tensor([at, high]),
+            x.half().new_tensor([high]),
+        )
+
+    return fn, three(5)
+
+
+@program(graphs=1)
+def tensors_of_an_argument_s_list():
+    def fn(values, scale):
+        return torch.tensor(values) * scale, torch.tensor([*values, scale], dtype=torch.float64)
+
+    return fn, [([tensor(3).sum(), tensor(3).sum()], 2.0) for _ in range(3)]
+
+
+@program(graphs=2, breaks=["data-dependent-value"])
+def tensors_of_lists_whose_conversion_may_raise():
+    def fn(x):
+        y = x * 2
+        return torch.tensor([y.sum().long(), y.numel()], dtype=torch.int8) + 1
+
+    return fn, [(torch.ones(2),)] * 3

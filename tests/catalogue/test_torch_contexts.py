@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -356,7 +357,7 @@ def the_meta_device_as_a_context():
     return fn, three(3)
 
 
-@program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
+@program(graphs=1, fullgraph=True)
 def set_default_device():
     def fn(x):
         torch.set_default_device("cpu")
@@ -366,6 +367,33 @@ def set_default_device():
             torch.set_default_device(None)
 
     return fn, three(3)
+
+
+@program(graphs=1)
+def the_default_device_stays_set():
+    def fn(x):
+        torch.set_default_device(torch.device("cpu"))
+        return x + torch.ones(3)
+
+    def undone():
+        found = torch.get_default_device()
+        torch.set_default_device(None)
+        return found
+
+    return fn, [(tensor(3),) for _ in range(3)], undone
+
+
+@program(graphs=1, breaks=["unsupported-effect"])
+def another_default_device():
+    def fn(x):
+        x = x + 1
+        torch.set_default_device("meta")
+        try:
+            return x, torch.ones(3).device
+        finally:
+            torch.set_default_device("cpu")
+
+    return fn, three(3), lambda: torch.set_default_device(None)
 
 
 @program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
@@ -561,7 +589,7 @@ def draws_are_in_program_order():
     return fn, three(3)
 
 
-@program(graphs=1, breaks=["disabled-function"])
+@program(graphs=1)
 def seeding_inside():
     def fn(x):
         torch.manual_seed(7)
@@ -590,7 +618,7 @@ def a_generator_made_inside():
     return fn, three(3)
 
 
-@program(graphs=2, breaks=["disabled-function", "random-state", "unsupported-object", "unsupported-object"])
+@program(graphs=2, breaks=["random-state", "unsupported-object", "unsupported-object"])
 def fork_rng():
     def fn(x):
         with torch.random.fork_rng(devices=[]):
@@ -727,3 +755,20 @@ def function_modes_are_counted_without_the_trace_s_own():
         return x + torch._C._len_torch_function_stack()
 
     return fn, three(3)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_record_function_under_a_profiler(fullgraph):
+    """The graph breaks, so that the profiler sees the range; a whole graph leaves the range out."""
+
+    def fn(x):
+        with torch.profiler.record_function("a range"):
+            y = x * 2
+        return y.sin()
+
+    compiled = smelt.compile(fn, fullgraph=fullgraph)
+    with torch.autograd.profiler.profile() as profile:
+        results = [compiled(torch.ones(3)) for _ in range(2)]
+    for result in (*results, compiled(torch.ones(3))):
+        torch.testing.assert_close(result, fn(torch.ones(3)))
+    assert any(event.name == "a range" for event in profile.function_events) is not fullgraph

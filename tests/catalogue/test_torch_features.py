@@ -480,13 +480,37 @@ def a_buffer_made_inside():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program(graphs=1, later=1, breaks=["tensor-subclass"] * 4)
+@program(graphs=0, later=1, fullgraph=True)
 def a_lazy_layer():
     net = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
 
     def fn(x):
         with torch.no_grad():
             return net(x)
+
+    return fn, [(tensor(2, 4),) for _ in range(3)]
+
+
+@program(graphs=0, later=2, fullgraph=True)
+def several_lazy_layers_below_others():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 2)
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.last(self.norm(self.first(x)).relu()) * 2
+
+    net = Net()
+    return net, [(tensor(3, 5),) for _ in range(3)]
+
+
+@program(graphs=0, breaks=["data-dependent-value"])
+def a_lazy_layer_created_inside():
+    def fn(x):
+        return nn.LazyLinear(3)(x).shape
 
     return fn, [(tensor(2, 4),) for _ in range(3)]
 

@@ -51,7 +51,6 @@ from smelt.torch_private import (
     chunk_or_narrow_cat,
     jiterated,
     make_subclass,
-    make_wrapper_subclass,
     swap_tensor_impl,
 )
 
@@ -296,7 +295,7 @@ _REFUSED_NAMES: tuple[tuple[ReasonKind, object, str, str], ...] = (
         RANDOM_STATE,
         torch,
         "torch.",
-        "manual_seed seed set_rng_state get_rng_state initial_seed random.fork_rng",
+        "seed set_rng_state get_rng_state initial_seed random.fork_rng",
     ),
     (
         *(UNSUPPORTED_EFFECT, torch, "torch."),
@@ -310,7 +309,7 @@ _REFUSED_NAMES: tuple[tuple[ReasonKind, object, str, str], ...] = (
     (UNSUPPORTED_EFFECT, logging, "logging.", "basicConfig disable"),
     (UNSUPPORTED_EFFECT, logging, "", "Logger.setLevel Logger.addHandler Logger.removeHandler"),
     (SIDE_EFFECT_IO, logging, "", "Logger.handle"),
-    (UNSUPPORTED_EFFECT, warnings, "warnings.", "simplefilter filterwarnings"),
+    (UNSUPPORTED_EFFECT, warnings, "warnings.", "resetwarnings"),
     (UNSUPPORTED_EFFECT, contextvars, "contextvars.", "copy_context"),
     (UNSUPPORTED_CALL, inspect, "inspect.", "getmembers"),
     (UNSUPPORTED_EFFECT, decimal, "decimal.", "getcontext setcontext localcontext"),
@@ -329,7 +328,6 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     jiterated: (UNSUPPORTED_CALL, "a kernel of torch.cuda.jiterator"),
     torch.func.linearize: (UNSUPPORTED_CALL, "torch.func.linearize, which traces with torch.fx"),
     make_subclass: (TENSOR_SUBCLASS, "Tensor._make_subclass"),
-    make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
     swap_tensor_impl: (UNSUPPORTED_EFFECT, "torch._C._swap_tensor_impl"),
     torch.autograd.graph.saved_tensors_hooks.__enter__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.saved_tensors_hooks.__exit__: (UNSUPPORTED_CALL, "hooks of saved tensors"),

@@ -153,6 +153,7 @@ def _new_vm(attempt: Attempt) -> VM:
     vm.assumptions.assumes = attempt.assumes
     vm.assumptions.selects = attempt.selects
     vm.assumptions.trusts_marks = attempt.trusts_marks
+    vm.assumptions.may_break = attempt.may_break
     return vm
 
 

@@ -519,6 +519,10 @@ class FrameCompiler:
 
     def _fall_back(self, fn: FunctionType, reason: Reason, error: Exception) -> bool:
         """Run this call eagerly; later ones too if the reason is known already, or if smelt or the backend failed."""
+        if isinstance(error, Unsupported) and error.initializes:
+            events.emit("eager-fallback", fn.__qualname__, reason=reason)
+            drop_tracebacks(error)
+            return False
         if self.fullgraph:
             if isinstance(error, SmeltError):
                 raise error.with_traceback(None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
+import torch
 
 from smelt._native import isinstance
 from smelt.capture.emit.frame_writer import Writer
@@ -49,10 +50,22 @@ def restorer_of(generator: object) -> Callable[[], None]:
     if isinstance(generator, np.random.Generator):
         bits, before = generator.bit_generator, generator.bit_generator.state
         return lambda: setattr(bits, "state", before)
+    if isinstance(generator, type):  # those of torch
+        return _torch_restorer()
     # The state of a RandomState also includes a cached normal number.
     legacy = cast(np.random.RandomState, generator)
     legacy_state = legacy.get_state(legacy=False)
     return lambda: legacy.set_state(legacy_state)
+
+
+def _torch_restorer() -> Callable[[], None]:
+    cpu, gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore() -> None:
+        torch.set_rng_state(cpu)
+        torch.cuda.set_rng_state_all(gpus)
+
+    return restore
 
 
 provide(restorer_of=restorer_of, asarray=np.asarray)

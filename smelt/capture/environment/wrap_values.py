@@ -38,6 +38,7 @@ from smelt.guards.tensor_facts import tensor_facts
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.torch_private import is_functorch_wrapped_tensor
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata, is_unfakeable
+from smelt.tracing.record.wrapper_subclasses import has_own_metadata, is_wrapper_class
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
 T = TypeVar("T")
@@ -210,7 +211,12 @@ def _wrap_odd_tensor(env: Environment, value: torch.Tensor, source: Source) -> t
     if first is not None:
         _alias(env, source, first)
         return value
-    if hides_metadata(value):
+    if is_wrapper_class(type(value)) and has_own_metadata(value):
+        env.facts.use_class(type(value))
+        env.facts.guard("tensor", source, tensor_facts(value))
+        env.trace.call.wrappers[id(value)] = value
+        _guard_parameter(env, value, source)
+    elif hides_metadata(value):
         env.facts.guard("type", source, type(value))
         _guard_parameter(env, value, source)
     else:
@@ -353,6 +359,7 @@ def to_fake(env: Environment, value: T) -> T:
         isinstance(value, torch.Tensor)
         and type(value) is not FakeTensor
         and not is_functorch_wrapped_tensor(value)
+        and id(value) not in env.trace.call.wrappers
     ):
         return cast(T, env.trace.inputs.fake_for_native(value))
     return value

@@ -75,13 +75,16 @@ from smelt.capture.torch_calls import (
     numpy_conversions,
     optimizers,
     other_tracers,
+    random_seeds,
     shape_functions,
+    tensor_constructors,
     tensor_item,
     tensor_methods,
     torch_function_calls,
     triton_kernels,
     unbacked_reads,
     value_checks,
+    wrapper_calls,
 )
 from smelt.capture.torch_calls.autograd import (
     backward_calls,
@@ -107,9 +110,9 @@ REGISTERED = (
     custom_functions, unbacked_reads, descriptor_functions, eval_exec, exception_functions, function_modes,
     functools_wrappers, generator_reconstruction, gradients, higher_order_operators, hooks, iteration,
     itertools_functions, lengths, locale_settings, logging_calls, numpy_conversions, optimizers, other_tracers,
-    print_calls, backend_flag_calls, random_functions, symbolic_range_calls, shape_functions, special_methods,
-    stack_frames, subscripts, iterator_reconstruction, tensor_methods, tensor_state, torch_function_calls,
-    triton_kernels, warnings_calls, weak_references,
+    print_calls, backend_flag_calls, random_functions, random_seeds, symbolic_range_calls, shape_functions, special_methods,
+    stack_frames, subscripts, iterator_reconstruction, tensor_constructors, tensor_methods, tensor_state,
+    torch_function_calls, triton_kernels, warnings_calls, weak_references, wrapper_calls,
 )  # fmt: skip
 arity.record_arities((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
@@ -144,6 +147,7 @@ class Interpreter(VM):
         )
         trace.inputs.on_unknown_tensor = self._unknown_tensor
         trace.call.call_handlers = functools.partial(torch_function_overrides.dispatch_handlers, self)
+        trace.call.call_dispatch = functools.partial(torch_function_overrides.call_dispatch, self)
         trace.constants.on_read = functools.partial(tensor_item.number, self)
 
     # ---- position

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -70,9 +71,17 @@ class ReachableObjects:
         if self.source_of(x) is not None or is_cached_by_typing(x):
             return None
         _check_keys(x)
+        self._check_reference(x)
         kind = self.kinds[key] = reconstruction_kind_of(x)
         path.append(key)
         return [*kind.needs(x), *kind.holds(x)] if kind.named else list(kind.needs(x))
+
+    def _check_reference(self, x: object) -> None:
+        """Raise Unsupported for a weak reference to an object that the program created, which may be dead in eager."""
+        if type(x) is weakref.ref and (
+            x() is None or self.source_of(x()) is None or x.__callback__ is not None
+        ):
+            raise unsupported(x, "and its target is an object created inside, or dead, or it has a callback")
 
     def check_addresses(self) -> None:
         """Raise Unsupported where the address of an object leaves with it: its reconstruction has another address."""
@@ -127,16 +136,20 @@ def contents_of_created(
 
 
 def _check_keys(x: object) -> None:
-    """Raise Unsupported for a key with a `__hash__` in Python, which would run before the key is filled."""
+    """Raise Unsupported for a key with a `__hash__` in Python, which would run before the key is filled. Tensors may be keys
+    of dictionaries; a set of them is mostly a generator's memo of what it has seen, which breaks the graph once it is an
+    environment object."""
     if isinstance(x, (dict, set, frozenset)):
         for key in dict.keys(x) if isinstance(x, dict) else x:
-            if not _is_hashed_natively(key):
+            if not _is_hashed_natively(key, isinstance(x, dict)):
                 raise unsupported(key, "as the key of a dictionary or in a set")
 
 
-def _is_hashed_natively(key: object) -> bool:
+def _is_hashed_natively(key: object, tensors: bool) -> bool:
     if is_embeddable(key):
         return True
-    if isinstance(key, (tuple, frozenset)) and not all(map(_is_hashed_natively, key)):
+    if type(key) is FakeTensor:  # its hash is its address
+        return tensors
+    if isinstance(key, (tuple, frozenset)) and not all(_is_hashed_natively(k, tensors) for k in key):
         return False
     return any(type(key).__hash__ is known for known in _NATIVE_HASHES)

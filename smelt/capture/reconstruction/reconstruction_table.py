@@ -11,6 +11,8 @@ import collections
 import enum
 import functools
 
+import torch
+
 from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.reconstruction.builtin_containers import CONTAINERS, dict_text, pairs, result_tuple
@@ -22,6 +24,8 @@ from smelt.capture.reconstruction.proxy_reconstruction import PROXIES
 from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind, unsupported
 from smelt.capture.reconstruction.traceback_reconstruction import TRACEBACKS
 from smelt.capture.reconstruction.type_variables import VARIABLES
+from smelt.capture.reconstruction.wrapper_tensors import WRAPPER
+from smelt.tracing.record.wrapper_subclasses import is_wrapper_class
 
 # By exact type. Packages above add their own rows: iterators, generators, handles of hooks.
 RECONSTRUCTION_KINDS: dict[type, ReconstructionKind] = {
@@ -61,6 +65,8 @@ def reconstruction_kind_of(x: object) -> ReconstructionKind:
     found = RECONSTRUCTION_KINDS.get(cls) or numpy_kind(x) or typing_alias_kind(x)
     if found is not None:
         return _with_attributes(found) if cls in _WITH_ATTRIBUTES and vars(x) else found
+    if isinstance(x, torch.Tensor) and is_wrapper_class(cls):
+        return WRAPPER
     if isinstance(x, enum.Enum):
         return MEMBER
     if hasattr(cls, "n_sequence_fields"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -40,12 +41,12 @@ _SEQUENCE_METHODS = ("choice", "choices", "sample")
 _ANY_NUMBER_METHODS = frozenset(("uniform", "gauss", "normalvariate"))
 _NUMPY_METHODS = frozenset(
     (
-        "rand", "randn", "random", "random_sample", "uniform", "normal", "standard_normal", "randint", "integers", "choice",
-        "permutation", "beta", "binomial", "chisquare", "dirichlet", "exponential", "f", "gamma", "geometric", "gumbel",
-        "hypergeometric", "laplace", "logistic", "lognormal", "logseries", "multinomial", "multivariate_normal",
-        "negative_binomial", "noncentral_chisquare", "noncentral_f", "pareto", "poisson", "power", "rayleigh",
-        "standard_cauchy", "standard_exponential", "standard_gamma", "standard_t", "triangular", "vonmises", "wald",
-        "weibull", "zipf",
+        "seed", "rand", "randn", "random", "random_sample", "uniform", "normal", "standard_normal", "randint",
+        "integers", "choice", "permutation", "beta", "binomial", "chisquare", "dirichlet", "exponential", "f",
+        "gamma", "geometric", "gumbel", "hypergeometric", "laplace", "logistic", "lognormal", "logseries",
+        "multinomial", "multivariate_normal", "negative_binomial", "noncentral_chisquare", "noncentral_f", "pareto",
+        "poisson", "power", "rayleigh", "standard_cauchy", "standard_exponential", "standard_gamma", "standard_t",
+        "triangular", "vonmises", "wald", "weibull", "zipf",
     )
 )  # fmt: skip
 
@@ -61,14 +62,21 @@ _RANDOM_METHODS = _random_methods()
 def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> object:
     """`generator.name(*args, **kwargs)`. Raises Unsupported if the compiled frame cannot make that call, or if the result is
     not a number, a list of numbers or an array."""
-    if vm.env.sources.find(generator) is None or generator in vm.env.log:
-        raise _refusal(name, "of a generator that the function created or changed")
+    if generator in vm.env.log:
+        raise _refusal(name, "of a generator that the function changed")
+    if vm.env.sources.find(generator) is None:
+        return _draw_created(vm, generator, name, args, kwargs)
     if isinstance(generator, random.Random):
         vm.env.facts.use_class(random.Random)
         if _random_methods() != _RANDOM_METHODS:
             raise _refusal(name, "of a class whose methods were replaced")
-    arguments = tuple(_argument(vm, a, name) for a in args)
-    keywords = {k: _argument(vm, v, name) for k, v in kwargs.items()}
+    arguments = tuple(constant_argument(vm, a, name) for a in args)
+    keywords = {k: constant_argument(vm, v, name) for k, v in kwargs.items()}
+    if name == "seed":
+        vm.env.log.record_draw(
+            Draw(generator, name, arguments, keywords, Source("drawn", name, None, len(vm.env.log.draws)))
+        )
+        return None
     trial = getattr(_trial_generator(generator), name)(
         *map(hint, arguments), **{k: hint(v) for k, v in keywords.items()}
     )
@@ -77,6 +85,31 @@ def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> ob
     value = _drawn_value(vm, isinstance(generator, random.Random), name, trial, source, arguments, keywords)
     vm.env.log.record_draw(Draw(generator, name, arguments, keywords, source, count))
     return value
+
+
+def _draw_created(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> object:
+    """The draw of a generator that the function created with a constant seed: each call draws the same numbers, so capture
+    makes it."""
+    if type(generator) is not random.Random or (name == "seed" and not args):
+        raise _refusal(name, "of a generator that the function created")
+    population = [vm.elements(args[0])] if name in _SEQUENCE_METHODS and args else []
+    arguments = population + [specialize(constant_argument(vm, a, name)) for a in args[len(population) :]]
+    keywords = {k: specialize(constant_argument(vm, v, name)) for k, v in kwargs.items()}
+    return getattr(generator, name)(*arguments, **keywords)
+
+
+@function(random.Random.__init__)
+def _init(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    """`random.Random(seed)`. Other seeds than constants are random themselves, or hashed by user code."""
+    generator, *seeds = (*args, *kwargs.values())
+    seed = specialize(seeds[0]) if seeds else None
+    if (
+        type(generator) is not random.Random
+        or id(generator) in vm.env.sources
+        or type(seed) not in (int, str, float, bytes)
+    ):
+        raise _refusal("Random", "without a constant seed")
+    generator.seed(cast(int, seed))
 
 
 def _refusal(name: str, why: str) -> Unsupported:
@@ -92,7 +125,7 @@ def _trial_generator(generator: object) -> object:
     return np.random.RandomState(0)
 
 
-def _argument(vm: VM, value: object, name: str) -> object:
+def constant_argument(vm: VM, value: object, name: str) -> object:
     """`value` as an argument of the compiled frame's call: a constant, or a number that may change per call."""
     kind = type(value)
     if kind in NUMBERS:
@@ -100,7 +133,7 @@ def _argument(vm: VM, value: object, name: str) -> object:
     if kind in LEAF_TYPES or kind is range:
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(_argument(vm, specialize(v), name) for v in vm.elements(value))
+        return tuple(constant_argument(vm, specialize(v), name) for v in vm.elements(value))
     if isinstance(value, (np.dtype, type)):
         return value
     raise _refusal(name, f"with a {kind.__qualname__}")
@@ -192,7 +225,7 @@ _PYTHON_BOUNDS: dict[str, Callable[..., Bounds]] = {
 _NUMPY_BOUNDS: dict[str, Callable[..., Bounds]] = {
     **dict.fromkeys(("rand", "random", "random_sample"), _PYTHON_BOUNDS["random"])
 }
-_PYTHON_METHODS = frozenset((*_FLOAT_METHODS, *_INT_METHODS, *_SEQUENCE_METHODS))
+_PYTHON_METHODS = frozenset(("seed", *_FLOAT_METHODS, *_INT_METHODS, *_SEQUENCE_METHODS))
 
 
 # -------------------------------------------------------------------------------------------------- registration
@@ -224,6 +257,9 @@ for _name in _PYTHON_METHODS:
 def _call_numpy(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     """Call of a Cython function or unbound method of `numpy.random`."""
     name = fn.__name__
+    if name == "seed" and getattr(np.random, name) is fn:
+        vm.env.sources.const(np.random.mtrand._rand)
+        return draw(vm, np.random.mtrand._rand, name, args, kwargs)
     if args and type(args[0]) in (np.random.RandomState, np.random.Generator) and name in _NUMPY_METHODS:
         if getattr(type(args[0]), name, None) is fn:
             return draw(vm, args[0], name, args[1:], kwargs)

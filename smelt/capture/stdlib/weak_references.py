@@ -26,6 +26,9 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.environment import wrap_values
 from smelt.capture.graph_breaks.continuation_stack import is_continuation_stack
+from smelt.capture.reconstruction.frame_globals import provide
+from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
+from smelt.capture.reconstruction.reconstruction_table import RECONSTRUCTION_KINDS
 from smelt.capture.semantics.calls.calls import CALLERS
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.vm.vm import VM
@@ -101,6 +104,13 @@ for _container in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValue
         _method = vars(_container).get(_name)
         if type(_method) is FunctionType:
             FUNCTIONS[_method] = _insertion_handler(_method)
+
+
+# `find_reachable` has checked that the target is an object of the environment
+provide(weak_reference=weakref.ref)
+RECONSTRUCTION_KINDS[weakref.ref] = ReconstructionKind(
+    lambda x: (x(),), lambda x, text: f"weak_reference({text(x())})"
+)
 
 
 # ---------------------------------------------------------------------------------------------- use

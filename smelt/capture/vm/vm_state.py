@@ -17,6 +17,7 @@ from smelt._native import isinstance
 from smelt.capture.base.type_lookup import TypeInfo
 from smelt.capture.base.value_kinds import MISSING, FunctionType, Sentinel
 from smelt.capture.base.vm_frames import CallSite, Frame, Generator, ResultHandler
+from smelt.capture.environment.side_effects import Call
 from smelt.capture.vm.native_reachability import NativeReachability
 from smelt.graph.torch_settings import TorchSettings
 from smelt.shapes.expr import Sym
@@ -123,6 +124,8 @@ class EnteredManager:
     attributes: dict[str, object]  # its instance attributes before it was entered
     settings: TorchSettings  # before it was entered
     settings_inside: TorchSettings  # after it was entered
+    # what the program changed since, until the manager is exited: the filters of warnings
+    calls: list[Call] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,7 @@ class Assumptions:
     assumed: bool = False  # one was assumed
     selects: bool = False  # both branches of a condition may run, and one result is selected
     choosing: int = 0  # the number of conditions whose branches are running
+    may_break: bool = True  # the graph may break before an instruction that cannot be captured
     trusts_marks: bool = False  # functions marked with `torch.compiler.allow_in_graph` run natively
     marked_depth: int = 0  # the number of running functions that are so marked
     # the paths of symbolic numbers, and the symbols of sizes, that the program formatted into text

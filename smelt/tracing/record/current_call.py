@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from smelt.errors import Unsupported
@@ -16,6 +17,11 @@ from smelt.torch_private import DisableFuncTorch, DisableTorchFunction, current_
 
 def no_handlers(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
     """The result of `call_handlers` where the program has no handlers."""
+    return NotImplemented
+
+
+def no_dispatch(func: Any, kinds: tuple[type, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The result of `call_dispatch` where the program has no wrapper subclasses."""
     return NotImplemented
 
 
@@ -48,12 +54,16 @@ class CurrentCall:
         has_empty_kwargs: the next native call passes an empty keyword dictionary (`f(x, **{})`), which handlers
             receive.
         call_handlers: dispatches a call to the program's handlers; NotImplemented if none applies.
+        call_dispatch: calls the `__torch_dispatch__` of wrapper subclasses for an operator.
+        wrappers: by id, the tensors of wrapper subclasses that the program uses.
+        in_dispatch: such a `__torch_dispatch__` is running, beneath autograd.
         backwards: while a backward is recorded, the stand-in node for each autograd node (`backward_node`).
     """
 
     __slots__ = (
-        "backwards", "call_handlers", "dispatches_handlers", "failure", "gather_depth", "had_opaque", "has_empty_kwargs",
-        "has_subclasses", "is_opaque", "modes", "mutated", "node", "pause_depth", "where",
+        "backwards", "call_dispatch", "call_handlers", "dispatches_handlers", "failure", "gather_depth", "had_opaque",
+        "has_empty_kwargs", "has_subclasses", "in_dispatch", "is_opaque", "modes", "mutated", "node", "pause_depth", "where",
+        "wrappers",
     )  # fmt: skip
 
     def __init__(self, where: Callable[[], Line | None]) -> None:
@@ -70,6 +80,11 @@ class CurrentCall:
         self.dispatches_handlers = False
         self.has_empty_kwargs = False
         self.call_handlers: Callable[[Any, tuple[Any, ...], Mapping[str, Any] | None], Any] = no_handlers
+        self.call_dispatch: Callable[[Any, tuple[type, ...], tuple[Any, ...], Mapping[str, Any]], Any] = (
+            no_dispatch
+        )
+        self.wrappers: dict[int, Tensor] = {}
+        self.in_dispatch = False
         self.backwards: Mapping[Any, Node] | None = None
 
     def source(self) -> Node | None:

@@ -11,11 +11,12 @@ from smelt.ops.registry import row
 from smelt.ops.trace_rules import TraceRule
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.torch_private import DisableTorchFunction, OpOverload, TorchDispatchMode
-from smelt.tracing.fake.fake_tensor import has_unrecorded
+from smelt.tracing.fake.fake_tensor import FakeTensor, has_unrecorded
 from smelt.tracing.record import recording_rules
 from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
 from smelt.tracing.record.number_inputs import specialize_arguments
 from smelt.tracing.record.trace_parts import TraceParts
+from smelt.tracing.record.wrapper_subclasses import wrappers_in
 
 
 class DispatchMode(TorchDispatchMode):
@@ -37,10 +38,24 @@ class DispatchMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._call.pause_depth:
             return func(*args, **kwargs)
+        if self._call.wrappers and wrappers_in(self._call, args, kwargs):
+            return self._call_class(func, types, args, kwargs)
         if self._call.node is not None:
             return self._run(func, args, kwargs)
         with DisableTorchFunction():
             return self._run_alone(func, args, kwargs)
+
+    def _call_class(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs) -> Any:
+        """The result of the `__torch_dispatch__` of the wrappers among the arguments, whose operators are recorded alone."""
+        call = self._call
+        before = call.node, call.in_dispatch
+        call.node, call.in_dispatch = None, True
+        try:
+            with self:
+                kinds = tuple(cls for cls in types if cls is not FakeTensor)  # eager's plain tensors
+                return call.call_dispatch(func, kinds, tuple(args), kwargs)
+        finally:
+            call.node, call.in_dispatch = before
 
     def _run_alone(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator outside of every torch-level call, with a torch-level node of its own."""
@@ -68,7 +83,7 @@ class DispatchMode(TorchDispatchMode):
             out = rule(self._operator_recorder, func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        if torch.is_inference_mode_enabled() and is_composite(func):
-            with self:  # as autograd does outside of inference mode
+        if (torch.is_inference_mode_enabled() or self._call.in_dispatch) and is_composite(func):
+            with self:  # as autograd does where it runs
                 return func.decompose(*args, **kwargs)
         return self._operator_recorder.run(func, args, kwargs)

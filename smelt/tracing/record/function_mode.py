@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.record.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
 from smelt.tracing.record.trace_parts import TraceParts
+from smelt.tracing.record.wrapper_subclasses import METADATA_READS, unknown_results, wrappers_in
 from smelt.tracing.symbolic.numbers_in_containers import (
     as_operator_arguments,
     has_symbols,
@@ -104,7 +106,9 @@ class FunctionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in PASSED:
             if args and type(args[0]) is not FakeTensor:
-                self._check_metadata(args)
+                known = func in METADATA_READS and id(args[0]) in call.wrappers
+                if not known:
+                    self._check_metadata(args)
             out = func(*args, **kwargs)
             return out if self._numbers.symbols is None else wrap_nested(out)
         return self._run(func, args, kwargs)
@@ -133,6 +137,8 @@ class FunctionMode(TorchFunctionMode):
             if value is not UNKNOWN:
                 return value
             raise call.unsupported(*REFUSED[func])
+        if call.wrappers and (wrappers := wrappers_in(call, args, kwargs)):
+            return self._run_on_wrappers(func, args, kwargs, wrappers)
         if call.is_opaque:
             return self._run_inside(func, args, kwargs)
         if call.gather_depth and func is torch.Tensor.__getitem__:
@@ -142,6 +148,25 @@ class FunctionMode(TorchFunctionMode):
         if self._numbers.symbols is not None:
             args, kwargs = as_operator_arguments(args), as_operator_arguments(kwargs)
         return self._run_recorded(func, args, kwargs, cls)
+
+    def _run_on_wrappers(
+        self, func: Any, args: Args, kwargs: Kwargs, wrappers: Sequence[torch.Tensor]
+    ) -> Any:
+        """Run a call on wrappers, whose operators on inner tensors the dispatch mode records."""
+        call, name = self._call, type(wrappers[0]).__qualname__
+        with DisableTorchFunction():
+            tensors = leaves((args, kwargs), torch.Tensor)
+            differentiates = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        if differentiates or func in STATEFUL:
+            raise call.unsupported(TENSOR_SUBCLASS, f"gradients through a {name}")
+        if call.is_opaque or maybe_current_level() is not None:
+            raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {name}")
+        if self._numbers.symbols is not None:
+            args, kwargs = specialize_nested((args, kwargs))
+        out = func(*args, **kwargs)
+        if unknown_results(call, out):
+            raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {name}, whose result is not one")
+        return out
 
     def _check_metadata(self, args: Args) -> None:
         """Raise Unsupported where the call reads metadata that no guard covers or that the user's code computes."""

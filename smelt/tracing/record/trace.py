@@ -36,7 +36,7 @@ from smelt.tracing.backward.not_differentiable import NotDifferentiable, refuse
 from smelt.tracing.backward.record_backward import record_backward
 from smelt.tracing.fake import meta_results
 from smelt.tracing.fake.fake_tensor import FakeTensor, entered
-from smelt.tracing.record.current_call import no_handlers
+from smelt.tracing.record.current_call import no_dispatch, no_handlers
 from smelt.tracing.record.dispatch_mode import DispatchMode
 from smelt.tracing.record.finish_trace import build
 from smelt.tracing.record.function_mode import FunctionMode
@@ -119,6 +119,8 @@ class Trace(TraceParts):
         """Drop the references to the real tensors and the callbacks."""
         self.constants.on_read = None
         self.call.call_handlers = no_handlers
+        self.call.call_dispatch = no_dispatch
+        self.call.wrappers.clear()
         self.inputs.release()
 
     def record_backward(self, outputs: Sequence[torch.Tensor]) -> None:

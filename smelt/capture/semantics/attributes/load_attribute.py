@@ -148,6 +148,8 @@ def load_real_tensor_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
     guarded metadata, attributes of its own class and instance dictionary, and C methods, whose calls break the graph. Raises
     Unsupported for other attributes."""
     source = vm.env.sources.get(id(tensor))
+    if id(tensor) in vm.trace.call.wrappers:
+        return _load_wrapper_attr(vm, tensor, name)
     if source is None:
         return getattr(tensor, name)
     cls = type(tensor)
@@ -166,6 +168,23 @@ def load_real_tensor_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
         return getattr(tensor, name)
 
 
+def _load_wrapper_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
+    """An attribute of a tensor of a wrapper subclass: of the class itself or of the instance, guarded metadata, or a method
+    of torch."""
+    cls = type(tensor)
+    if vm.type_info(cls).find(name)[2] not in torch.Tensor.__mro__ or name in (instance_dict(tensor) or {}):
+        return _load_subclass_attr(vm, tensor, name)
+    if name in _VIEW_ATTRIBUTES:
+        return vm.call_native(getattr, (tensor, name))
+    method = type(type_find(cls, name)) in (types.MethodDescriptorType, FunctionType)
+    if not method and name not in _GUARDED_METADATA:
+        raise unsupported(f"{name} of a {cls.__qualname__}", TENSOR_SUBCLASS)
+    if id(tensor) in vm.env.sources:
+        vm.env.facts.guard("not_in_dict", vm.env.sources[id(tensor)], name, key=name)
+    with DisableTorchFunction(), DisableTorchDispatch():
+        return getattr(tensor, name)
+
+
 def _load_subclass_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
     """An attribute of the subclass itself or of the instance."""
     info = vm.type_info(type(tensor))
@@ -174,6 +193,7 @@ def _load_subclass_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
     return load_generic(vm, tensor, name)
 
 
+_VIEW_ATTRIBUTES = frozenset(("T", "mT"))
 _GUARDED_METADATA = frozenset((
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_sparse", "is_sparse_csr", "is_quantized",
 ))  # fmt: skip

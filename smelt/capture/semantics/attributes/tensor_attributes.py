@@ -20,7 +20,7 @@ from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.backward.not_differentiable import refuse
-from smelt.tracing.fake.fake_tensor import FakeTensor, check_class, class_of_fake, fake_shape
+from smelt.tracing.fake.fake_tensor import FakeTensor, check_class, check_fixed, class_of_fake, fake_shape
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
 from smelt.tracing.record.torch_function_handlers import is_handled, overridable_member
 
@@ -128,6 +128,16 @@ def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -
     return _refuse(vm, tensor, real, name)
 
 
+def _tensor_offset(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
+    """The method `storage_offset`, guarded where it returns zero. Other offsets, of rows, change between calls."""
+    if real.storage_offset():
+        return _refuse(vm, tensor, real, name)
+    check_fixed(tensor, "the storage offset")
+    source = vm.env.sources.find_or_const(tensor).child("member", name).child("call", None)
+    vm.env.facts.guard("eq", source, real.storage_offset())
+    return tensor.storage_offset
+
+
 def _refuse(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     raise unsupported(f"Tensor.{name} of a tensor of the environment")
 
@@ -143,10 +153,11 @@ TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] =
     "grad": _tensor_grad,
     "is_leaf": _tensor_is_leaf,
     "retains_grad": _tensor_retains,
+    "storage_offset": _tensor_offset,
     **dict.fromkeys(("grad_fn", "_grad_fn", "_base", "_backward_hooks"), _tensor_history),
     **dict.fromkeys(
         (
-            "_version", "output_nr", "names", "storage_offset", "is_shared", "is_pinned", "untyped_storage", "storage",
+            "_version", "output_nr", "names", "is_shared", "is_pinned", "untyped_storage", "storage",
             "_typed_storage", "_storage", "is_view", "_is_view", "is_set_to", "_cdata", "_post_accumulate_grad_hooks",
             "has_names", "__reduce_ex__", "__reduce__", "__deepcopy__", "__setstate__", "name", "volatile", "_grad",
             "__dict__", "__cuda_array_interface__", "__array_interface__", "__dlpack__", "_is_zerotensor",

@@ -322,6 +322,8 @@ def _call_unhandled(
         return search(vm, name, owner, args)
     if isinstance(owner, CONTAINER_BASES):
         return call_container_method(vm, name, fn, owner, args, kwargs)
+    if id(owner) in vm.trace.call.wrappers:
+        return run_native(vm, fn, args, kwargs)
     if id(owner) in vm.env.sources and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
         _check_native_object(vm, name, owner)
     if isinstance(owner, torch.Tensor):

@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from smelt.capture.base.call_handlers import Args, Kwargs, unsupported
 from smelt.capture.base.value_kinds import NULL, FunctionType
@@ -16,6 +17,7 @@ from smelt.capture.semantics.calls.python_functions import call_function, interp
 from smelt.capture.vm.vm import VM
 from smelt.guards.read_source import HOOKS
 from smelt.guards.source import Source
+from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import CALL_IMPL, WRAPPED_CALL_IMPL
 
 _module_globals = vars(torch.nn.modules.module)
@@ -29,6 +31,7 @@ _GLOBAL_HOOKS = (
 
 def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
     """`module(*args, **kwargs)`. Raises Unsupported for backward hooks while gradients are recorded."""
+    _check_initialized(vm, module)
     if torch.is_grad_enabled() and _has_backward_hooks(vm, module):
         raise unsupported("a module with backward hooks")
     if _overrides_call_impl(vm, module):
@@ -48,6 +51,16 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
         return call_function(vm, cast(FunctionType, function), (owner, *args), kwargs)
     finally:
         vm.frames.module_callers.pop()
+
+
+def _check_initialized(vm: VM, module: nn.Module) -> None:
+    """Raise Unsupported for the first call of a lazy module of the environment, which creates the module's parameters and
+    changes its class: the call runs eagerly, and later calls are captured."""
+    if issubclass(type(module), LazyModuleMixin) and id(module) in vm.env.sources:
+        if LazyModuleMixin.has_uninitialized_params(module):  # type: ignore[arg-type]
+            error = unsupported(f"the first call of a {type(module).__qualname__}", UNSUPPORTED_EFFECT)
+            error.breaks, error.initializes = False, True
+            raise error
 
 
 def _guard_no_hooks(vm: VM, module: nn.Module, source: Source) -> None:

@@ -79,15 +79,25 @@ def _torch_compile_original(fn: FunctionType) -> object:
     return fn.__dict__.get("_torchdynamo_orig_callable") if is_compiled else None
 
 
+# The wrapper of an `__init__` of a wrapper subclass, which torch disables for its own compiler.
+_MARKED_INIT = (
+    "torch._export.wrappers",
+    "mark_subclass_constructor_exportable_experimental.<locals>.wrapper",
+)
+
+
 def _disabled_original(fn: FunctionType) -> FunctionType | None:
-    """The original of a `torch.optim` function that torch disabled for its own compiler, which it does on first use."""
+    """The original of a function that torch disabled for its own compiler, which it does on first use: one of `torch.optim`,
+    or one with a handler."""
     if "_torchdynamo_disable" not in fn.__dict__:
         return None
     original = fn.__dict__.get("_torchdynamo_orig_callable")
-    is_optimizer = type(original) is FunctionType and str(original.__globals__.get("__name__")).startswith(
-        "torch.optim"
-    )
-    return original if is_optimizer else None
+    if type(original) is not FunctionType:
+        return None
+    if definition_name(original) == _MARKED_INIT:
+        return original
+    is_optimizer = str(original.__globals__.get("__name__")).startswith("torch.optim")
+    return original if is_optimizer or handler_of(original) is not None else None
 
 
 def _check_marks(fn: FunctionType) -> None:

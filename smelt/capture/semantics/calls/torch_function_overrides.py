@@ -19,18 +19,21 @@ from smelt.capture.base.call_handlers import Args, Kwargs, unsupported
 from smelt.capture.environment import wrap_values
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
+from smelt.graph.operator_effects import effects
 from smelt.reasons import TENSOR_SUBCLASS
-from smelt.torch_private import is_torch_function_enabled
+from smelt.torch_private import OpOverload, is_torch_function_enabled
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import (
     handler_types,
     handling_class,
+    in_order,
     is_handled,
     is_overridable,
     is_under_modes,
     may_be_overridable,
     mode_types,
 )
+from smelt.tracing.record.wrapper_subclasses import wrappers_in
 
 # Torch functions, and modules of such functions, whose inner calls no mode observes.
 _WITHOUT_INNER_CALLS: frozenset[object] = frozenset(
@@ -123,7 +126,7 @@ def call_class_handlers(
     """Result of the handlers of the classes `kinds`, whose instances are in `values`, for a call."""
     for cls in kinds if is_torch_function_enabled() else ():
         if cls not in (torch.Tensor, FakeTensor):
-            instance = _find_instance(cls, values)
+            instance = _find_instance(vm, cls, values)
             result = _call_handler(vm, instance, func, kinds, arguments)
             if result is not NotImplemented:
                 return result
@@ -132,21 +135,51 @@ def call_class_handlers(
     )
 
 
+def call_dispatch(
+    vm: VM, func: object, kinds: tuple[type, ...], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> object:
+    """Result of the `__torch_dispatch__` of the wrapper subclasses `kinds` for an operator."""
+    vm.frames.call_site = None
+    _check_written_wrappers(vm, func, args, dict(kwargs))
+    arguments = _handler_arguments(vm, args, kwargs)
+    dispatches, vm.trace.call.dispatches_handlers = vm.trace.call.dispatches_handlers, False
+    try:
+        for cls in in_order(kinds):
+            handler = attributes.load_attr(vm, cls, "__torch_dispatch__")
+            result = vm.call(handler, (func, kinds, *arguments), {})
+            if result is not NotImplemented:
+                return result
+    finally:
+        vm.trace.call.dispatches_handlers = dispatches
+    raise unsupported(f"{func}, which no __torch_dispatch__ handles", TENSOR_SUBCLASS)
+
+
+def _check_written_wrappers(vm: VM, func: object, args: tuple[object, ...], kwargs: Kwargs) -> None:
+    """Raise Unsupported for an operator that writes a wrapper of the environment, whose version torch would count, or that
+    changes the metadata of one."""
+    operator = cast(OpOverload, func)
+    written = [effects(operator).argument(name, args, kwargs) for name in effects(operator).writes]
+    for wrapper in wrappers_in(vm.trace.call, tuple(written), {}):
+        if id(wrapper) in vm.env.sources or torch.Tag.inplace_view in operator.tags:
+            raise unsupported(f"{func} writes a {type(wrapper).__qualname__}", TENSOR_SUBCLASS)
+
+
 def _call_handler(vm: VM, owner: object, func: object, kinds: tuple[type, ...], arguments: Args) -> object:
     handler = attributes.load_attr(vm, owner, "__torch_function__")
     return vm.call(handler, (func, kinds, *arguments), {})
 
 
-def _find_instance(cls: type, values: Sequence[object]) -> object:
+def _find_instance(vm: VM, cls: type, values: Sequence[object]) -> object:
     """The instance whose handler torch calls. Raises Unsupported for a tensor without a fake."""
     for value in values:
         if handling_class(value) is cls:
-            if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
+            known = type(value) is FakeTensor or id(value) in vm.trace.call.wrappers
+            if isinstance(value, torch.Tensor) and not known:
                 raise unsupported(f"a {cls.__qualname__} without a fake", TENSOR_SUBCLASS)
             return value
         if type(value) in (list, tuple, dict):
             inner = list(value.values() if isinstance(value, dict) else cast("Sequence[object]", value))
-            found = _find_instance(cls, inner)
+            found = _find_instance(vm, cls, inner)
             if found is not None:
                 return found
     return None

@@ -4,7 +4,7 @@ Torch's managers take effect while the VM runs. Invariant: when a capture ends, 
 The compiled frame enters and leaves the managers that are open at a graph break (`context_effects`). An environment
 manager of torch holds its settings in attributes, which its native `__enter__` reads: they are guarded
 (`use_manager_state`), and stores to them are effects. `record_function` marks a range for the profiler; it does nothing
-without a profiler, which is guarded.
+without a profiler, which is guarded. Under a profiler the graph breaks at the range.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def profiler_state(vm: VM) -> object:
 
 
 def _check_profiler(vm: VM) -> None:
-    if profiler_state(vm):
+    """Raise Unsupported under a profiler, which is to see the range. Where the frame must be one graph, the range is
+    omitted, as by torch.compile."""
+    if profiler_state(vm) and vm.assumptions.may_break:
         raise unsupported("record_function under a profiler")
 
 
@@ -196,6 +198,7 @@ def context_effects(vm: VM) -> list[Effect]:
         # the settings that the manager restores when it is left
         effects += _setting_calls(replayed, entered.settings)
         effects.append(Enter(entered.manager, native_class(entered.manager, "__enter__")))
+        effects += entered.calls
         replayed = entered.settings_inside
     effects += _process_calls(vm)
     return effects + _setting_calls(replayed, torch_settings.read())

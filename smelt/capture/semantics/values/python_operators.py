@@ -7,10 +7,13 @@ operands' views (`container_contents.native_view`).
 from __future__ import annotations
 
 import collections
+import inspect
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 
 from smelt import _native
@@ -68,6 +71,7 @@ _EQUALITY = (operator.eq, operator.ne)
 _HOLDERS = frozenset({tuple, slice})  # of objects that native code compares
 _TUPLES = frozenset({tuple, torch.Size})
 _NUMBERS_OR_INT = frozenset({int, Int})
+_ARRAYS = frozenset({ArrayProxy, np.ndarray})
 _COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
 
 
@@ -83,6 +87,10 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         return _row_operator(vm, fn, left, right)
     if a is NumpyInt or b is NumpyInt:
         return number_semantics.numpy_binary(vm, fn, left, right)
+    if (a is FakeTensor and b in _ARRAYS) or (b is FakeTensor and a in _ARRAYS):
+        found = _tensor_with_array(vm, fn, left, right)
+        if found is not NotImplemented:
+            return found
     if fn in _EQUALITY and a in _TUPLES and b in _TUPLES:
         return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
     if a in SIMPLE_TYPES and b in SIMPLE_TYPES:
@@ -128,6 +136,61 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
             ),
         ),
     )
+
+
+def _tensor_with_array(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
+    """`fn(left, right)` of a tensor and an array; NotImplemented where the operator itself raises, or ignores the values.
+    Raises Unsupported for a NumPy scalar, which tensors accept as a number, for an environment array without a proxy, and
+    for a tensor whose class or mode handles the operator."""
+    tensor, array = (left, right) if type(left) is FakeTensor else (right, left)
+    plain, proxy = _INPLACE.get(fn, fn), type(array) is ArrayProxy
+    if array is left and fn is operator.truediv:  # as `Tensor.__rtruediv__`
+        return binary(vm, operator.mul, vm.call(torch.Tensor.reciprocal, (tensor,), {}), array)
+    if fn is not operator.eq and (array is left or plain not in _NAMES):
+        return NotImplemented
+    fake = cast(FakeTensor, tensor)
+    if fake.subclass is not None or is_handled(vm.trace.call, (fake,)):
+        raise unsupported("an operator of a tensor and an array", DATA_DEPENDENT)
+    if cast(ArrayProxy, array).scalar if proxy else id(array) in vm.env.sources:
+        raise unsupported("an operator of a tensor and a NumPy value", DATA_DEPENDENT)
+    if fn is operator.eq:
+        return _tensor_equals_array(vm, fake, array)
+    return _array_as_tensor(vm, plain(vm.call(torch.Tensor.numpy, (fake,), {}), array))
+
+
+def _tensor_equals_array(vm: VM, tensor: FakeTensor, array: object) -> object:
+    """`tensor == array`, the one operator that reads an array as a tensor."""
+    other = cast(torch.Tensor, vm.call(torch.from_numpy, (array,), {}))
+    if not other.dim():
+        raise unsupported("an operator of a tensor and a NumPy value", DATA_DEPENDENT)
+    return vm.call(torch.eq, (tensor, other), {})
+
+
+def _array_as_tensor(vm: VM, result: object) -> object:
+    """The result of an operator that the tensor leaves to NumPy, which computes a new array, also for `tensor += array`,
+    and has `Tensor.__array_wrap__` convert it."""
+    if not isinstance(result, ArrayProxy):
+        raise unsupported("an operator of a tensor and an array", DATA_DEPENDENT)
+    if _WRAP_WARNING is not None:
+        vm.call(warnings.warn, (_WRAP_WARNING, DeprecationWarning), {})
+    # `__array_wrap__` converts booleans to numbers
+    return result.tensor.to(torch.uint8) if result.tensor.dtype is torch.bool else result.tensor
+
+
+def _wrap_warning() -> str | None:
+    """What NumPy says of the signature of `Tensor.__array_wrap__` at each such operator; None where it says nothing."""
+    takes_context = (
+        "return_scalar" in inspect.signature(inspect.unwrap(torch.Tensor.__array_wrap__)).parameters
+    )
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0" or takes_context:
+        return None
+    return (
+        "__array_wrap__ must accept context and return_scalar arguments (positionally) in the future. "
+        "(Deprecated NumPy 2.0)"
+    )
+
+
+_WRAP_WARNING = _wrap_warning()
 
 
 def _row_operator(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import sys
 import warnings
+from types import FunctionType
 from typing import cast
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, unsupported
+from smelt.capture.base.value_kinds import is_constant
+from smelt.capture.environment import wrap_values
+from smelt.capture.environment.side_effects import Call
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.values.formatting import convert
 from smelt.capture.stdlib.output.caller_lines import CallerLine, caller_line, line_at
 from smelt.capture.stdlib.output.deferred_calls import defer
 from smelt.capture.vm.vm import VM
-from smelt.reasons import OUTPUT
+from smelt.capture.vm.vm_state import EnteredManager
+from smelt.reasons import OUTPUT, UNSUPPORTED_EFFECT
 
 # action, pattern of the message, category, pattern of the module's name, line
-_Filter = tuple[str, re.Pattern[str] | None, type[Warning], re.Pattern[str] | None, int]
+_Filter = tuple[str, re.Pattern[str] | None, type[Warning], re.Pattern[str] | str | None, int]
 _Registry = dict[str | tuple[str, type[Warning], int], int]
 
 
@@ -46,7 +52,7 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
         raise unsupported("a warning that is an error", OUTPUT)
     if action == "ignore":
         return
-    if any(isinstance(entered.manager, warnings.catch_warnings) for entered in vm.contexts.entered):
+    if _open_managers(vm):
         raise unsupported("a warning inside catch_warnings", OUTPUT)
     if id(getattr(warnings._showwarnmsg_impl, "__self__", None)) in vm.env.sources:  # type: ignore[attr-defined]
         raise unsupported("a warning recorded in a list", OUTPUT)
@@ -55,6 +61,32 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
     else:
         vm.env.sources.const(caller.globals)
         defer(vm, warn, message, category, caller.filename, caller.line, caller.globals)
+
+
+def _register_filter(add: FunctionType) -> None:
+    """Register `warnings.simplefilter` or `filterwarnings`, which inside of a `catch_warnings` of the frame changes a list
+    that only it has."""
+
+    @function(add)
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> None:
+        managers = _open_managers(vm)
+        values = (*args, *kwargs.values())
+        if not managers or not all(is_constant(v) or isinstance(v, type) for v in values):
+            raise unsupported(f"warnings.{add.__name__}", UNSUPPORTED_EFFECT)
+        add(*args, **kwargs)
+        vm.env.sources.const(add)
+        managers[-1].calls.append(Call(add, values, tuple(kwargs)))
+
+
+for _add in (warnings.simplefilter, warnings.filterwarnings):
+    _register_filter(cast(FunctionType, _add))
+
+
+def _open_managers(vm: VM) -> list[EnteredManager]:
+    """The `catch_warnings` that the frame has entered, outermost first."""
+    if getattr(sys.flags, "context_aware_warnings", False):
+        return []
+    return [e for e in vm.contexts.entered if isinstance(e.manager, warnings.catch_warnings)]
 
 
 def _warn_signature(
@@ -68,13 +100,36 @@ def _warn_signature(
 
 
 def _warning_action(vm: VM, message: object, category: type, caller: CallerLine | int) -> str:
-    """The action that the warning filters select, such as "ignore"; the filters are guarded. Raises Unsupported if the
-    selection depends on a text or line known only at run time."""
-    filters = cast("list[_Filter]", attributes.load_attr(vm, warnings, "filters"))
+    """The action that the warning filters select, such as "ignore". Guards the filters of the environment, unless one that
+    the function has added selects it first. Raises Unsupported if the selection depends on a text or line known only at
+    run time."""
+    managers = _open_managers(vm)
+    if not managers:
+        filters = cast("list[_Filter]", attributes.load_attr(vm, warnings, "filters"))
+        _guard_filters(vm, filters)
+        return _selected(vm, filters, message, category, caller) or "default"
+    outside = cast("list[_Filter]", managers[0].manager._filters)  # type: ignore[attr-defined]
+    filters = cast("list[_Filter]", warnings.filters)
+    added = list(itertools.takewhile(lambda entry: not any(entry is o for o in outside), filters))
+    action = _selected(vm, added, message, category, caller)
+    if action is None:
+        wrap_values.wrap(vm.env, outside, vm.env.sources.const(warnings).child("attr", "filters"))
+        _guard_filters(vm, outside)
+        action = _selected(vm, filters, message, category, caller)
+    return action or "default"
+
+
+def _guard_filters(vm: VM, filters: list[_Filter]) -> None:
     source = vm.env.sources.find_or_const(filters)
     vm.env.facts.guard("len", source, len(filters))
     for i, entry in enumerate(filters):
         vm.env.facts.guard("id", source.child("item", i), entry)
+
+
+def _selected(
+    vm: VM, filters: list[_Filter], message: object, category: type, caller: CallerLine | int
+) -> str | None:
+    """The action of the first of these filters that matches the warning."""
     text = message if type(message) in (str, TextProxy) else convert(vm, str, message)
     for action, pattern, kind, module, line in filters:
         if not issubclass(category, kind):
@@ -83,16 +138,23 @@ def _warning_action(vm: VM, message: object, category: type, caller: CallerLine 
             (module or line) and isinstance(caller, int)
         ):
             raise unsupported("a warning whose filter is unknown", OUTPUT)
-        if pattern is not None and not pattern.match(cast(str, text)):
+        if not _admits(pattern, cast(str, text)):
             continue
         if isinstance(caller, int) or _matches(caller, module, line):
             return str(action)
-    return "default"
+    return None
 
 
-def _matches(caller: CallerLine, module: re.Pattern[str] | None, line: int) -> bool:
+def _matches(caller: CallerLine, module: re.Pattern[str] | str | None, line: int) -> bool:
     name = cast(str, caller.globals.get("__name__") or "<string>")
-    return (module is None or module.match(name) is not None) and line in (0, caller.line)
+    return _admits(module, name) and line in (0, caller.line)
+
+
+def _admits(pattern: re.Pattern[str] | str | None, text: str) -> bool:
+    """Whether a filter's pattern admits the text. Those that the interpreter starts with have strings for patterns."""
+    if pattern is None or isinstance(pattern, str):
+        return pattern is None or pattern == text
+    return pattern.match(text) is not None
 
 
 def warn(

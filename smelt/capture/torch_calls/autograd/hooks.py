@@ -8,11 +8,13 @@ from typing import NoReturn, TypeVar
 
 import torch
 import torch.utils.checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Handler, Kwargs, function, unsupported
 from smelt.capture.environment.side_effects import Call
-from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
+from smelt.capture.reconstruction.frame_globals import provide
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
 from smelt.capture.reconstruction.reconstruction_kind import unsupported as cannot_reconstruct
 from smelt.capture.reconstruction.reconstruction_table import RECONSTRUCTION_KINDS
 from smelt.capture.vm.vm import VM
@@ -24,18 +26,19 @@ T = TypeVar("T")
 
 
 class HookHandle:
-    """The handle of a hook during capture: `remove` deletes the effect."""
+    """The handle of a hook during capture: `remove` replaces the effect. The compiled frame creates the real handle empty,
+    and the effect fills it. `forget`: replaces the effect; None once the hook is removed."""
 
-    __slots__ = ("_forget",)
+    __slots__ = ("forget",)
 
-    def __init__(self, forget: Callable[[], None]) -> None:
-        self._forget: Callable[[], None] | None = forget
+    def __init__(self) -> None:
+        self.forget: Callable[[], None] | None = None
 
     def remove(self) -> None:
-        """Delete the effect, so that the replay does not register the hook."""
-        if self._forget is not None:
-            self._forget()
-        self._forget = None
+        """Replace the effect, so that the replay does not register the hook."""
+        if self.forget is not None:
+            self.forget()
+        self.forget = None
 
     def __getattr__(self, name: str) -> NoReturn:
         raise unsupported(f"{name} of the handle of a hook")
@@ -53,11 +56,31 @@ def _drop(entries: list[T], dropped: T) -> None:
         del entries[at]
 
 
-def _cannot_leave(x: object, *expressions: object) -> NoReturn:
-    raise cannot_reconstruct(x, "the handle of a hook")
+def _empty_handle() -> RemovableHandle:
+    """A handle that the replayed registration fills."""
+    return RemovableHandle.__new__(RemovableHandle)
 
 
-RECONSTRUCTION_KINDS[HookHandle] = ReconstructionKind(_cannot_leave, _cannot_leave)
+def _count_handle() -> None:
+    """Count a handle, as eager does, for a hook that the function has removed."""
+    RemovableHandle.next_id += 1
+
+
+def _handle_text(x: HookHandle, text: Expressions) -> str:
+    if x.forget is None:
+        raise cannot_reconstruct(x, "the handle of a hook that is removed")
+    return "empty_handle()"
+
+
+def _register_for(
+    handle: RemovableHandle, method: Callable[..., RemovableHandle], tensor: torch.Tensor, hook: object
+) -> None:
+    """`method(tensor, hook)`, whose handle is `handle`."""
+    vars(handle).update(vars(method(tensor, hook)))
+
+
+provide(empty_handle=_empty_handle)
+RECONSTRUCTION_KINDS[HookHandle] = ReconstructionKind(lambda x: (), _handle_text)
 _REGISTER: dict[str, Callable[..., object]] = {
     "register_hook": torch.Tensor.register_hook,
     "register_post_accumulate_grad_hook": torch.Tensor.register_post_accumulate_grad_hook,
@@ -74,7 +97,8 @@ def _register(name: str) -> Handler:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         if name != "register_hook" and tensor.grad_fn is not None:
             raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
-        registered = Call(method, (tensor, hook))
+        handle = HookHandle()
+        registered = Call(_register_for, (handle, method, tensor, hook))
         vm.env.log.defer_call(registered)
         held = (tensor, tensor.grad_fn)
         vm.held.hooked.append(held)
@@ -82,11 +106,12 @@ def _register(name: str) -> Handler:
         calls, hooked = vm.env.log.deferred_calls, vm.trace.autograd.hooked
 
         def forget() -> None:
-            _drop(calls, registered)
+            calls[next(i for i, call in enumerate(calls) if call is registered)] = Call(_count_handle, ())
             _drop(vm.held.hooked, held)
             _drop(hooked, tensor)
 
-        return HookHandle(forget)
+        handle.forget = forget
+        return handle
 
     return handler
 
@@ -97,7 +122,7 @@ for _hook_name, _hook_method in _REGISTER.items():
 
 def hook_registered(vm: VM) -> bool:
     """Whether the program has registered a hook since capture began."""
-    return any(call.target in _REGISTER.values() for call in vm.env.log.deferred_calls)
+    return any(call.target is _register_for for call in vm.env.log.deferred_calls)
 
 
 def reaches_hooks(vm: VM, outputs: object) -> bool:
