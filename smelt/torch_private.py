@@ -11,6 +11,7 @@ a string holds, to recognise a function or a module by, are harmless where nothi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -314,6 +315,9 @@ ASSERTIONS = _needed(
     lambda: (torch._check, torch._check_index, torch._check_value, torch._check_type),
     "what a program asserts of sizes is a fact",
 )
+_check_is_size: Any = getattr(torch, "_check_is_size", None)  # deprecated
+# The wrapper that warns, and the function that checks.
+CHECK_IS_SIZE = [] if _check_is_size is None else [_check_is_size, inspect.unwrap(_check_is_size)]
 assert_condition: Any = _needed(lambda: torch._assert, "an assertion whose message is not read")
 assert_async = _needed(lambda: torch._assert_async, "what a graph takes for granted is checked")
 unscale = _optional(lambda: torch._amp_foreach_non_finite_check_and_unscale_, "GradScaler")

@@ -63,6 +63,11 @@ class Effects:
         return any(r.kind == "view" for r in self.results)
 
     @property
+    def only_writes(self) -> bool:
+        """Whether it returns nothing but arguments that it writes, so that no shape function is needed."""
+        return bool(self.writes) and all(r.kind == "same" for r in self.results)
+
+    @property
     def pure(self) -> bool:
         """Whether it depends on its arguments only, writes nothing, and returns fresh memory or a view."""
         return not self.writes and not self.random

@@ -202,7 +202,14 @@ class _FirstCall:
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
             if not isinstance(error, NotImplementedError) and _NO_FAKE not in str(error):
                 raise
+            if info.only_writes:
+                return self._written()
             raise self._unsupported(UNSUPPORTED_CALL, f"{self.func} has no shape function") from error
+
+    def _written(self) -> Any:
+        """The written arguments that an operator returns; None if it returns nothing."""
+        found = [self.info.argument(r.arg, self.args, self.kwargs) for r in self.info.results]
+        return None if not found else found[0] if len(found) == 1 else tuple(found)
 
     def _is_on_several_devices(self) -> bool:
         """Whether the operator mixes devices. Scalar CPU tensors are accepted everywhere."""

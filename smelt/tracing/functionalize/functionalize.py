@@ -260,11 +260,11 @@ class _Functionalizer(Emitter):
         """Rewrite a mutating operator: compute what it would write, then store that in the bases."""
         written = {name: self._written_fakes(info, node, name) for name in info.writes}
         fakes_written = [f for fs in written.values() for f in _flat(fs)]
-        self._check_operands(fakes_written, node)
+        pure = pure_of(node.target)
+        self._check_operands(fakes_written, node, pure is not None and pure.copies)
         if self.has_backward and _in_checkpoint(node) and any(self._storage(f).inputs for f in fakes_written):
             # for example the statistics of a batch norm
             raise refuse("a checkpoint writes an input tensor, and again when it is recomputed")
-        pure = pure_of(node.target)
         if pure is None:
             raise self.refuse(f"{node.target} writes memory and has no pure form")
         arguments = {**dict(zip(info.names, node.args)), **node.kwargs}
@@ -309,16 +309,18 @@ class _Functionalizer(Emitter):
         drawn = self.emit(pure, (permuted, *trailing), keywords)
         self._store(fake, self.emit(PERMUTE, (drawn, list(inverse(order)))))
 
-    def _check_operands(self, written: Sequence[FakeTensor], node: Node) -> None:
-        """Raise Unsupported where a written tensor partly overlaps another operand: eager refuses it."""
-        read: dict[Node, None] = {}
-        map_nodes((node.args, node.kwargs), lambda n: read.setdefault(n) or n)
+    def _check_operands(self, written: Sequence[FakeTensor], node: Node, distinct: bool) -> None:
+        """Raise Unsupported where a written tensor partly overlaps another operand, which eager refuses; or, if they must
+        be `distinct`, is another operand."""
+        read: list[Node] = []
+        map_nodes((node.args, node.kwargs), lambda n: read.append(n) or n)
+        fakes = [self.fake_of[n] for n in read if n in self.fake_of]
         for target in written:
-            for other in (self.fake_of[n] for n in read if n in self.fake_of):
-                if other.storage_key == target.storage_key and partly_overlap(
-                    other.spec, target.spec, self.inputs.numbers.symbols
-                ):
-                    raise self.refuse("operands share memory in part and one of them is written")
+            others = [f for f in fakes if f.storage_key == target.storage_key]
+            if any(partly_overlap(f.spec, target.spec, self.inputs.numbers.symbols) for f in others):
+                raise self.refuse("operands share memory in part and one of them is written")
+            if distinct and sum(_place(f) == _place(target) for f in others) > 1:
+                raise self.refuse("operands of a custom operator share memory and one of them is written")
 
     def _written_fakes(self, info: Effects, node: Node, name: str) -> Any:
         argument = info.argument(name, node.args, node.kwargs)
@@ -377,6 +379,10 @@ class _Functionalizer(Emitter):
 
     def item(self, node: Node, index: int) -> Node:
         return self.emit(operator.getitem, (node, index), spec=node.spec[index])
+
+
+def _place(fake: FakeTensor) -> tuple[Any, ...]:
+    return fake.spec.offset, fake.spec.shape, fake.spec.stride
 
 
 def _results(out: Any) -> Iterator[tuple[int | None, FakeTensor]]:
