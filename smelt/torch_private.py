@@ -179,6 +179,13 @@ are_transforms_active = _needed(
 transform_depth = _needed(
     lambda: torch._C._functorch.get_dynamic_layer_stack_depth, "how many transforms are open"
 )
+all_transforms: Callable[[], list[Any] | None] = _optional(
+    lambda: torch._C._functorch.get_interpreter_stack, "cond under vmap"
+)
+level_of: Callable[[torch.Tensor], int] = _optional(
+    lambda: torch._C._functorch.maybe_get_level, "cond under vmap"
+)
+VMAP = _needed(lambda: torch._C._functorch.TransformType.Vmap, "cond under vmap")
 innermost_transform = _needed(lambda: torch._C._functorch.peek_interpreter_stack, "open transforms are left")
 get_inplace_requires_grad_allowed = _needed(
     lambda: torch._C._functorch.get_inplace_requires_grad_allowed, "inputs are made inside a transform"

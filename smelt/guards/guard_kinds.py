@@ -480,6 +480,19 @@ class _NoOverlap(_Distinct, name="no_overlap"):
         return x.untyped_storage()._cdata
 
 
+class _SharedStorage(_NoOverlap, name="shared_storage"):
+    """The tensors at the sources `value` are in one storage; needed only if one of them is mutated."""
+
+    function = "one_storage"
+    expected, found = "that they share memory", "that they do not"
+
+    def holds(self, source: Source | None, value: tuple[Source, ...], read: Read) -> bool:
+        return len({self.key(read(each)) for each in value}) == 1
+
+    def failure(self, source: Source | None, value: tuple[Source, ...], read: Read) -> Failure:
+        return self.text("", value), self.expected, self.found
+
+
 class _Expression(GuardKind, name="expression"):
     """The expression `value[0]` over numbers at sources gives `value[1]`: True, False, or a result of that type."""
 

@@ -479,21 +479,28 @@ def _guard_deletions(vm: VM) -> None:
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
-    """Guards that mutated inputs share no storage with each other and with the other inputs."""
+    """Guards that mutated inputs share no storage with other inputs, except with those that do in this call: they share it
+    in every call, at the same offsets."""
     if not traced.mutated or len(traced.inputs) < 2:
         return []
     sources = [vm.env.sources[id(f)] for f in traced.inputs]
     if any(source.kind == "array" for source in sources):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a tensor is written in place beside a NumPy array"))
-    shared: dict[int, list[Source]] = {}
+    shared: dict[int, list[tuple[FakeTensor, Source]]] = {}
     for fake, source in zip(traced.inputs, sources):
-        shared.setdefault(fake.storage_key, []).append(source)
-    written = [shared.pop(traced.inputs[i].storage_key, []) for i in sorted(traced.mutated)]
-    if any(len(on) != 1 for on in written):
-        raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, "a tensor is written in place while another shares its storage")
-        )
+        shared.setdefault(fake.storage_key, []).append((fake, source))
+    written = [shared.pop(key) for key in {traced.inputs[i].storage_key: i for i in sorted(traced.mutated)}]
+    guards = [guard for on in written if len(on) > 1 for guard in _guards_of_shared(on)]
     # Inputs that are only read may share a storage: each is compared with the mutated ones, not with the others.
-    mutated = [source for (source,) in written]
-    groups = [[*mutated, *filter(None, nth)] for nth in itertools.zip_longest(*shared.values())] or [mutated]
-    return [Guard("no_overlap", group[0], tuple(group)) for group in groups if len(group) > 1]
+    mutated = [on[0][1] for on in written]
+    others = itertools.zip_longest(*([source for _, source in on] for on in shared.values()))
+    groups = [[*mutated, *filter(None, nth)] for nth in others] or [mutated]
+    return guards + [Guard("no_overlap", group[0], tuple(group)) for group in groups if len(group) > 1]
+
+
+def _guards_of_shared(inputs: Sequence[tuple[FakeTensor, Source]]) -> Iterator[Guard]:
+    sources = tuple(source for _, source in inputs)
+    yield Guard("shared_storage", sources[0], sources)
+    for fake, source in inputs:
+        offset = source.child("member", "storage_offset").child("call", None)
+        yield Guard("eq", offset, fake.elem.storage_offset())

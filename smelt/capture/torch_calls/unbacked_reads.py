@@ -8,7 +8,15 @@ from typing import cast
 
 import torch
 
-from smelt.capture.base.call_handlers import BUILTINS, LAZY_FUNCTIONS, TENSOR_METHODS, Args, Kwargs, builtin, function
+from smelt.capture.base.call_handlers import (
+    BUILTINS,
+    LAZY_FUNCTIONS,
+    TENSOR_METHODS,
+    Args,
+    Kwargs,
+    builtin,
+    function,
+)
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.stdlib import special_methods

@@ -64,6 +64,26 @@ struct NoOverlap : Check {
 };
 const CheckKind no_overlap_kind("no_overlap", make_about_nodes<NoOverlap>);
 
+struct SharedStorage : Check {
+    std::vector<int> nodes;
+    explicit SharedStorage(std::vector<int> nodes) : nodes(std::move(nodes)) {}
+
+    bool holds(PyObject*, Pass& pass) override {
+        const c10::StorageImpl* first = nullptr;
+        for (int node : nodes) {
+            PyObject* x = pass.values[node];
+            if (!THPVariable_Check(x)) return false;
+            const at::Tensor& t = THPVariable_Unpack(x);
+            if (!t.has_storage()) return false;
+            const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
+            if (first && storage != first) return false;
+            first = storage;
+        }
+        return true;
+    }
+};
+const CheckKind shared_storage_kind("shared_storage", make_about_nodes<SharedStorage>);
+
 bool to_int64s(PyObject* sequence, std::vector<int64_t>* out) {
     if (!PyTuple_Check(sequence)) return false;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sequence); i++) {
