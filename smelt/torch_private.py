@@ -268,11 +268,13 @@ CachedTorchDispatchMode = _needed(
 # ---- tensors and operators
 
 if TYPE_CHECKING:
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
     from torch._ops import OpOverloadPacket as OpOverloadPacket
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
     OpOverload = _needed(lambda: torch._ops.OpOverload, "operators of a graph")
+    HigherOrderOperator = _needed(lambda: torch._ops.HigherOrderOperator, "operators that take functions")
     OpOverloadPacket = _needed(lambda: torch._ops.OpOverloadPacket, "operators called by name")
     TorchDispatchMode = _needed(
         lambda: torch.utils._python_dispatch.TorchDispatchMode, "operators are recorded"

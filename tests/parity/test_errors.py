@@ -198,8 +198,8 @@ TEXTS: list[Callable[[torch.Tensor], Any]] = [
     lambda x: _raise(RuntimeError(f"bad input {[x, 1.0]}")),
     lambda x: _raise(RuntimeError("bad input", [x], {"x": x + 1})),
     lambda x: _raise(ValueError(x * 2)),
-    lambda x: _raise(KeyError("%s of %r" % (x, [x]))),
-    lambda x: _raise(RuntimeError("bad {} {:>12}".format([x, 2], str(x.shape)))),
+    lambda x: _raise(KeyError("%s of %r" % (x, [x]))),  # noqa: UP031
+    lambda x: _raise(RuntimeError("bad {} {:>12}".format([x, 2], str(x.shape)))),  # noqa: UP032
     lambda x: {}[x],
 ]
 

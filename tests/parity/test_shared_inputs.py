@@ -1,4 +1,4 @@
-"""Inputs that share a storage, of which some are written: the same results, memory, aliases and version counters as in eager.
+"""Inputs that share a storage, of which some are written: results, memory, aliases and version counters are eager's.
 
 Each program takes views of one storage; the regions that views overlap are copied, others are written in place.
 """

@@ -2,8 +2,8 @@
 
 The VM runs both branches of a data-dependent condition, to guard what they read. Where they are cheap, cannot raise and
 need no gradient, both are computed and each element of the results is selected (the gradient of the other branch could be
-NaN times zero). So are they under `vmap`, where eager computes both for a condition of its batch. Else they become subgraphs,
-of which one runs (`subgraph_capture.py`). Ints that the branches return are selected in a tensor, and unbacked.
+NaN times zero). So are they under `vmap`, where eager computes both for a condition of its batch. Else they become
+subgraphs, of which one runs (`subgraph_capture.py`). Ints that the branches return are selected in a tensor, and unbacked.
 
 Eager runs branches through torch's compiler, which refuses those with side effects. Where branches have side effects, the
 frame is captured again without subgraphs (`Attempt.selects`), and the graph breaks at the condition. The same holds for the
@@ -22,7 +22,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.autograd.recompute_classes import class_of
-from smelt.capture.base.call_handlers import Args, Kwargs, function
+from smelt.capture.base.call_handlers import SUBSTITUTED_CALLS, SUBSTITUTES, Args, Kwargs, function
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING
 from smelt.capture.reconstruction.reconstruction_order import contents_of_created
 from smelt.capture.semantics.calls import torch_polyfills as polyfills
@@ -119,6 +119,16 @@ def _is_condition(vm: VM, pred: object) -> bool:
     if type(pred) is not FakeTensor or pred.dtype is not torch.bool or pred.device.type != "cpu":
         return False
     return pred.numel() == 1 and vm.trace.constants.value(pred) is None
+
+
+def _is_on_comparison(args: Args, kwargs: Kwargs) -> bool:
+    return type(args[0] if args else kwargs.get("pred")) is UnbackedComparison
+
+
+# For a Python bool, `torch.cond` calls one branch. An unbacked comparison is such a bool.
+_COND = ("torch._higher_order_ops.cond", "cond")
+SUBSTITUTES[_COND] = cast(FunctionType, polyfills.cond_on_bool)
+SUBSTITUTED_CALLS[_COND] = _is_on_comparison
 
 
 @function(cast(FunctionType, polyfills.begin_choice))

@@ -46,7 +46,6 @@ from smelt.tracing.record.opaque_call_recorder import OpaqueCall
 from smelt.tracing.record.tape import Tape
 from smelt.tracing.record.trace_parts import TraceParts
 
-
 _SHARED = "inputs share memory and one of them is written"
 
 
