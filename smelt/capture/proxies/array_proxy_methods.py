@@ -7,7 +7,7 @@ They are separate from the class because they create arrays through the trial ru
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, cast
 
 import numpy as np
@@ -66,7 +66,7 @@ def _setitem(self: ArrayProxy, key: object, value: object) -> None:
 
 def _with_item(array: np.ndarray, key: object, value: object) -> np.ndarray:
     copy = array.copy()
-    copy[key] = value
+    operator.setitem(cast("MutableMapping[object, object]", copy), key, value)
     return copy
 
 

@@ -20,6 +20,7 @@ from smelt.errors import Unsupported
 from smelt.graph.input_writes import COPY_INPUTS, WRITE_INPUT
 from smelt.graph.ir import Graph, Line, Node, argument_nodes, map_nodes
 from smelt.graph.operator_effects import Effects, effects
+from smelt.graph.pytree import leaves
 from smelt.graph.sample_sizes import syms_of
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.ops.functional_variants import pure_of
@@ -393,9 +394,7 @@ class _Functionalizer(Emitter):
     def _check_operands(self, written: Sequence[FakeTensor], node: Node, distinct: bool) -> None:
         """Raise Unsupported where a written tensor partly overlaps another operand, which eager refuses; or, if they must
         be `distinct`, is another operand."""
-        read: list[Node] = []
-        map_nodes((node.args, node.kwargs), lambda n: read.append(n) or n)
-        fakes = [self.fake_of[n] for n in read if n in self.fake_of]
+        fakes = [self.fake_of[n] for n in leaves((node.args, node.kwargs), Node) if n in self.fake_of]
         for target in written:
             others = [f for f in fakes if f.storage_key == target.storage_key]
             if any(partly_overlap(f.spec, target.spec, self.inputs.numbers.symbols) for f in others):

@@ -171,7 +171,7 @@ def call_with(op: object, function: Callable[..., object], operands: Values, *se
     return function(*operands)
 
 
-def out_dtype(op: object, operator: object, dtype: torch.dtype, *args: object) -> object:
+def out_dtype(op: HigherOrderOperator, operator: object, dtype: torch.dtype, *args: object) -> object:
     """`out_dtype`: an operator on promoted tensors, whose result is cast."""
     module = _operator_module("out_dtype")
     if operator not in module.ALLOWABLE_OPS or need_gradients(args):
