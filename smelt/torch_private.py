@@ -309,6 +309,12 @@ _has(
 has_kernel = _needed(
     lambda: torch._C._dispatch_has_kernel_for_dispatch_key, "which operators are taken apart"
 )
+fake_kernels: Any = _optional(
+    lambda: torch._library.simple_registry.singleton, "fake kernels that create sizes"
+)
+set_fake_context: Any = _optional(
+    lambda: torch._library.fake_impl.set_ctx_getter, "fake kernels that create sizes"
+)
 META_KEY = _needed(lambda: torch._C.DispatchKey.Meta, "shapes of the user's operators")
 variable_functions: Any = _needed(lambda: torch._C._VariableFunctions, "names of torch's functions")
 functions_of_c: Any = torch._C

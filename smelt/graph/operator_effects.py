@@ -7,7 +7,7 @@ each result whether it is fresh memory, a view of an argument, or an argument it
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -89,6 +89,11 @@ def effects(op: OpOverload) -> Effects:
     if found is None:
         found = _EFFECTS[op] = _classify(op)
     return found
+
+
+def declare_dynamic_shape(op: OpOverload) -> None:
+    """Declare that values decide the size of the operator's result, which its tags do not say."""
+    _EFFECTS[op] = replace(effects(op), dynamic_shape=True)
 
 
 @functools.cache

@@ -144,3 +144,72 @@ def test_an_operator_may_be_defined_again(at_once: bool) -> None:
             else:
                 fn = made(takes_list)
                 compare(observe(smelt.compile(fn, fullgraph=True), ours, 0), observe(fn, eager, 0))
+
+
+# ---- sizes that a fake kernel creates
+
+
+def _new() -> Any:
+    return torch.library.get_ctx().new_dynamic_size()
+
+
+def _old() -> Any:
+    return torch.library.get_ctx().create_unbacked_symint(min=2, max=100)
+
+
+SIZED: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
+    "above": (
+        "(Tensor x, float low) -> Tensor",
+        lambda x, low: x[x > low],
+        lambda x, low: x.new_empty([_new()]),
+    ),
+    "places": ("(Tensor x) -> Tensor", lambda x: x.nonzero().contiguous(), lambda x: x.new_empty([_old(), x.dim()], dtype=torch.int64)),
+    "signs": (
+        "(Tensor x) -> (Tensor, Tensor, Tensor)",
+        lambda x: (x[x > 0], x[x < 0].expand(3, -1).contiguous(), x.sum()),
+        lambda x: (x.new_empty([_new()]), x.new_empty([3, _new()]), x.new_empty(())),
+    ),
+    "rows": (
+        "(Tensor x, Tensor m) -> (Tensor, Tensor)",
+        lambda x, m: (x[m], x[m].repeat(1, 2)),
+        lambda x, m: (x.new_empty([n := _new(), x.shape[1]]), x.new_empty([n, x.shape[1] * 2])),
+    ),
+}  # fmt: skip
+for name, (schema, kernel, fake) in SIZED.items():
+    define(name + schema, kernel)
+    torch.library.register_fake(f"smelt_test_writes::{name}", fake, lib=LIBRARY)
+
+SIZED_PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "used": lambda x: OPS.above(x, 0.0) * 2,
+    "of a result": lambda x: OPS.above(OPS.above(x * 2, -1.0), 0.5).sum(),
+    "places": lambda x: OPS.places(x.relu()) + 1,
+    "several": lambda x: [y * 2 for y in OPS.signs(x)],
+    "joined": lambda x: torch.cat([OPS.above(x, 0.0), x.flatten(), OPS.above(x, 0.0)]),
+    "rows": lambda x: (lambda a, b: (a + 1, b.sum(0)))(*OPS.rows(x, x[:, 0] > 0)),
+}
+
+
+@pytest.mark.parametrize("program", SIZED_PROGRAMS.values(), ids=SIZED_PROGRAMS)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_fake_kernels_that_create_sizes(program: Callable[[torch.Tensor], Any]) -> None:
+    compiled = smelt.compile(program, fullgraph=True)
+    generator = torch.Generator().manual_seed(0)
+    for rows in (4, 4, 5, 6):
+        x = torch.randn(rows, 3, generator=generator)
+        for given in (x, -x, x.abs(), -x.abs()):
+            compare(observe(compiled, (given,), 0), observe(program, (given,), 0))
+
+
+def test_a_created_size_that_is_no_dimension_breaks_the_graph() -> None:
+    define("twice_above(Tensor x) -> Tensor", lambda x: x[x > 0].repeat(2))
+    torch.library.register_fake(
+        "smelt_test_writes::twice_above", lambda x: x.new_empty([_new() * 2]), lib=LIBRARY
+    )
+
+    def program(x):
+        return OPS.twice_above(x) + 1
+
+    compiled = smelt.compile(program)
+    x = torch.randn(5)
+    compare(observe(compiled, (x,), 0), observe(program, (x,), 0))
+    assert "data-dependent-shape" in str(reasons(compiled))
