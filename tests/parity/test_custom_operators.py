@@ -163,7 +163,11 @@ SIZED: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
         lambda x, low: x[x > low],
         lambda x, low: x.new_empty([_new()]),
     ),
-    "places": ("(Tensor x) -> Tensor", lambda x: x.nonzero().contiguous(), lambda x: x.new_empty([_old(), x.dim()], dtype=torch.int64)),
+    "places": (
+        "(Tensor x) -> Tensor",
+        lambda x: x.nonzero().contiguous(),
+        lambda x: x.new_empty([_old(), x.dim()], dtype=torch.int64),
+    ),
     "signs": (
         "(Tensor x) -> (Tensor, Tensor, Tensor)",
         lambda x: (x[x > 0], x[x < 0].expand(3, -1).contiguous(), x.sum()),
