@@ -31,6 +31,10 @@ class RefusedOperator(Unsupported):
     graph breaks before the whole operator."""
 
 
+class CreatesSizes(Unsupported):
+    """The fake kernel of a custom operator creates sizes that data decide."""
+
+
 class NeedsFixedSize(Unsupported):
     """Something works for fixed sizes only: `symbols` (`shapes.expr.Sym`) are to be numbers. A capture begins again without
     them, so users do not see it. `now`: it is due to the numbers that they are in this call. `divisors`: it may be enough

@@ -11,6 +11,7 @@ a string holds, to recognise a function or a module by, are harmless where nothi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -178,6 +179,13 @@ are_transforms_active = _needed(
 transform_depth = _needed(
     lambda: torch._C._functorch.get_dynamic_layer_stack_depth, "how many transforms are open"
 )
+all_transforms: Callable[[], list[Any] | None] = _optional(
+    lambda: torch._C._functorch.get_interpreter_stack, "cond under vmap"
+)
+level_of: Callable[[torch.Tensor], int] = _optional(
+    lambda: torch._C._functorch.maybe_get_level, "cond under vmap"
+)
+VMAP = _needed(lambda: torch._C._functorch.TransformType.Vmap, "cond under vmap")
 innermost_transform = _needed(lambda: torch._C._functorch.peek_interpreter_stack, "open transforms are left")
 get_inplace_requires_grad_allowed = _needed(
     lambda: torch._C._functorch.get_inplace_requires_grad_allowed, "inputs are made inside a transform"
@@ -260,11 +268,13 @@ CachedTorchDispatchMode = _needed(
 # ---- tensors and operators
 
 if TYPE_CHECKING:
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
     from torch._ops import OpOverloadPacket as OpOverloadPacket
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
     OpOverload = _needed(lambda: torch._ops.OpOverload, "operators of a graph")
+    HigherOrderOperator = _needed(lambda: torch._ops.HigherOrderOperator, "operators that take functions")
     OpOverloadPacket = _needed(lambda: torch._ops.OpOverloadPacket, "operators called by name")
     TorchDispatchMode = _needed(
         lambda: torch.utils._python_dispatch.TorchDispatchMode, "operators are recorded"
@@ -302,6 +312,12 @@ _has(
 has_kernel = _needed(
     lambda: torch._C._dispatch_has_kernel_for_dispatch_key, "which operators are taken apart"
 )
+fake_kernels: Any = _optional(
+    lambda: torch._library.simple_registry.singleton, "fake kernels that create sizes"
+)
+set_fake_context: Any = _optional(
+    lambda: torch._library.fake_impl.set_ctx_getter, "fake kernels that create sizes"
+)
 META_KEY = _needed(lambda: torch._C.DispatchKey.Meta, "shapes of the user's operators")
 variable_functions: Any = _needed(lambda: torch._C._VariableFunctions, "names of torch's functions")
 functions_of_c: Any = torch._C
@@ -317,6 +333,9 @@ ASSERTIONS = _needed(
     lambda: (torch._check, torch._check_index, torch._check_value, torch._check_type),
     "what a program asserts of sizes is a fact",
 )
+_check_is_size: Any = getattr(torch, "_check_is_size", None)  # deprecated
+# The wrapper that warns, and the function that checks.
+CHECK_IS_SIZE = [] if _check_is_size is None else [_check_is_size, inspect.unwrap(_check_is_size)]
 assert_condition: Any = _needed(lambda: torch._assert, "an assertion whose message is not read")
 assert_async = _needed(lambda: torch._assert_async, "what a graph takes for granted is checked")
 unscale = _optional(lambda: torch._amp_foreach_non_finite_check_and_unscale_, "GradScaler")

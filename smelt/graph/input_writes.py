@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from smelt.graph.ir import Graph, Node
@@ -13,3 +15,14 @@ WRITE_INPUT: OpOverload = torch.ops.aten.copy_.default  # target, new value
 def input_writes(graph: Graph) -> list[Node]:
     """The nodes that write inputs; the first argument is the input, the second one its new value."""
     return [node for node in graph if node.target is WRITE_INPUT]
+
+
+def _copy_inputs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.clone() for t in tensors]
+
+
+_library = torch.library.Library("smelt", "FRAGMENT")
+_library.define("copy_inputs(Tensor[] tensors) -> Tensor[]")
+_library.impl("copy_inputs", _copy_inputs, "CompositeExplicitAutograd")
+# Copies of inputs that overlap each other and are written: one step, which precedes all writes of these.
+COPY_INPUTS: OpOverload = torch.ops.smelt.copy_inputs.default

@@ -7,7 +7,7 @@ each result whether it is fresh memory, a view of an argument, or an argument it
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -63,6 +63,11 @@ class Effects:
         return any(r.kind == "view" for r in self.results)
 
     @property
+    def only_writes(self) -> bool:
+        """Whether it returns nothing but arguments that it writes, so that no shape function is needed."""
+        return bool(self.writes) and all(r.kind == "same" for r in self.results)
+
+    @property
     def pure(self) -> bool:
         """Whether it depends on its arguments only, writes nothing, and returns fresh memory or a view."""
         return not self.writes and not self.random
@@ -84,6 +89,11 @@ def effects(op: OpOverload) -> Effects:
     if found is None:
         found = _EFFECTS[op] = _classify(op)
     return found
+
+
+def declare_dynamic_shape(op: OpOverload) -> None:
+    """Declare that values decide the size of the operator's result, which its tags do not say."""
+    _EFFECTS[op] = replace(effects(op), dynamic_shape=True)
 
 
 @functools.cache

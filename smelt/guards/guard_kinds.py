@@ -7,10 +7,12 @@ object: cheap checks and likely failures first. No check runs user code; only le
 from __future__ import annotations
 
 import collections
+import itertools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 
 from smelt import _native
@@ -471,13 +473,45 @@ class _Distinct(GuardKind, name="distinct"):
 
 
 class _NoOverlap(_Distinct, name="no_overlap"):
-    """The tensors at the sources `value` share no storage; needed only if one of them is mutated."""
+    """The tensors and NumPy arrays at the sources `value` share no memory; needed only if one of them is mutated."""
 
     function = "no_shared_storage"
     expected, found = "no shared memory", "that they share it"
 
-    def key(self, x: torch.Tensor) -> int:
-        return x.untyped_storage()._cdata
+    def key(self, x: torch.Tensor | np.ndarray) -> int:
+        return id(x) if isinstance(x, np.ndarray) else x.untyped_storage()._cdata
+
+    def holds(self, source: Source | None, value: tuple[Source, ...], read: Read) -> bool:
+        return super().holds(source, value, read) and are_disjoint(read(each) for each in value)
+
+
+def are_disjoint(memory: Iterable[torch.Tensor | np.ndarray]) -> bool:
+    """Whether tensors, with their storages, and arrays share no memory."""
+    ranges = sorted(filter(None, map(_addresses, memory)))
+    return all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
+
+
+def _addresses(x: torch.Tensor | np.ndarray) -> tuple[int, int] | None:
+    if isinstance(x, np.ndarray):
+        extent = x.itemsize + sum((n - 1) * s for n, s in zip(x.shape, x.strides)) if x.size else 0
+        start = x.ctypes.data
+    else:
+        storage = x.untyped_storage()
+        start, extent = storage.data_ptr(), storage.nbytes()
+    return (start, start + extent) if extent else None
+
+
+class _SharedStorage(_NoOverlap, name="shared_storage"):
+    """The tensors at the sources `value` are in one storage; needed only if one of them is mutated."""
+
+    function = "one_storage"
+    expected, found = "that they share memory", "that they do not"
+
+    def holds(self, source: Source | None, value: tuple[Source, ...], read: Read) -> bool:
+        return len({self.key(read(each)) for each in value}) == 1
+
+    def failure(self, source: Source | None, value: tuple[Source, ...], read: Read) -> Failure:
+        return self.text("", value), self.expected, self.found
 
 
 class _Expression(GuardKind, name="expression"):

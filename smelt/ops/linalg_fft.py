@@ -20,6 +20,7 @@ declare(
     "linalg_lstsq lu_unpack",
     raises=True,  # where a matrix is singular, not positive, or not finite
 )
+declare(aten.geqrf.default, run_on_zeros=True)  # it has no shape function
 declare("lu_unpack linalg_lu_solve linalg_ldl_solve", tried_on=1)
 if hasattr(aten, "cholesky"):  # until torch 2.13
     declare("cholesky", raises=True)

@@ -34,6 +34,9 @@ declare(
 )
 # for a range that is not finite, a negative number, lengths that are not those of the data
 declare("histc histogram bincount segment_reduce", raises=True)
+declare("_histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors", raises=True)
+declare("histogram", run_on_zeros=True)  # torch has no shape functions of these
+declare("_histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors", run_on_zeros=True)
 declare("bincount", trace_rule=TraceRule.VALUES)
 declare(aten.max.other, aten.min.other, recompute=Class.POINTWISE)
 declare("cumsum cumprod cummax cummin logcumsumexp", recompute=Class.SCAN)

@@ -319,6 +319,20 @@ def _results(
     return found
 
 
+def fitted(
+    name: str,
+    answers: Sequence[Any],
+    specs: Sequence[TensorSpec],
+    sizes: Sequence[Size],
+    device: torch.device,
+) -> Any:
+    """The results, as specs, of a function of tensors with these `specs` and of `sizes` that gave the meta tensors `answers`
+    for the first assignments. Raises NeedsFixedSize if no expressions fit them."""
+    shapes = [spec.shape for spec in specs]
+    syms = frozenset[Sym]().union(*map(syms_of, specs), *map(free_syms, sizes))
+    return _Fit(name, candidates_of(specs, sizes), None, shapes, syms, device, [{}] * COUNT).tree(answers)
+
+
 def _check_itself(asked: _Asked, found: Any) -> None:
     """Raise NeedsFixedSize if sizes of 0 or 1 change the results found for others."""
     if any(s.lo == s.hi for s in asked.syms):

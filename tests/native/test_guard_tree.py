@@ -724,6 +724,9 @@ def test_alias_distinct_and_no_overlap():
         apart(t, u, v) and not apart(t, u, t) and not apart(t, u[1:], u[:1]) and not apart(t, u, t.view(2, 2))
     )
     assert apart.tree.check(t, u, 3) is None
+    together = Guarded(("shared_storage", a, (a, b, c)))
+    assert together(t, t[1:], t.view(2, 2)) and not together(t, u, v) and not together(t, t[:1], u)
+    assert together.tree.check(t, t, 3) is None
 
 
 def test_no_overlap_sees_storages_over_the_same_memory():

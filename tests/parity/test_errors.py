@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
+from smelt.report.inspect import entries
 from tests.harness.agreement import compare, observe
 from tests.harness.catalogue import asserts_on_gpu
 
@@ -191,3 +192,41 @@ def test_nothing_to_read_raises_nothing_and_indices_of_nothing_do() -> None:
     compiled = smelt.compile(program)
     for x, i in ((X, FAR[:0]), (X[:0], FAR), (X[:0], FAR[:0])):
         compare(observe(compiled, (x, i), 0), observe(program, (x, i), 0))
+
+
+TEXTS: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: _raise(RuntimeError(f"bad input {[x, 1.0]}")),
+    lambda x: _raise(RuntimeError("bad input", [x], {"x": x + 1})),
+    lambda x: _raise(ValueError(x * 2)),
+    lambda x: _raise(KeyError("%s of %r" % (x, [x]))),  # noqa: UP031
+    lambda x: _raise(RuntimeError("bad {} {:>12}".format([x, 2], str(x.shape)))),  # noqa: UP032
+    lambda x: {}[x],
+]
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("program", TEXTS)
+def test_a_text_or_an_argument_of_an_exception_shows_a_tensor(program: Callable[[torch.Tensor], Any]) -> None:
+    for fullgraph in (True, False):
+        compiled = smelt.compile(program, fullgraph=fullgraph)
+        for n in (2, 3, 4):
+            x = torch.arange(float(n))
+            got, want = observe(compiled, (x,), 0), observe(program, (x,), 0)
+            assert want.error is not None
+            assert (type(got.error), str(got.error)) == (type(want.error), str(want.error))
+
+
+def test_a_text_that_shows_a_size_does_not_specialize_it() -> None:
+    def program(x):
+        if x.shape[0] > 6:
+            raise ValueError(f"{x.shape[0]} rows in {tuple(x.shape)}")
+        return x * 2
+
+    compiled = smelt.compile(program)
+    for n in (3, 4, 5, 7, 8, 9, 6):
+        raised = observe(compiled, (torch.ones(n),), 0), observe(program, (torch.ones(n),), 0)
+        assert str(raised[0].error) == str(raised[1].error)
+    assert len(entries(compiled)) == 2

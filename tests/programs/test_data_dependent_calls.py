@@ -69,6 +69,36 @@ def test_assertions_are_facts() -> None:
     assert len(entries(compiled)) == 1
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, n: (torch._check_is_size(u := n.item()), x.new_ones(u, 3).cumsum(0))[1],
+        lambda x, n: (torch._check_is_size(u := n.item(), max=5), x[:u] * 2)[1],
+        lambda x, n: (torch._check_is_size(u := int(n), lambda: "no size", max=4), x.narrow(0, 0, u) + 1)[1],
+        lambda x, n: (torch._check_is_size(u := n.item()), torch.cat([x.new_zeros(u, 4), x, x[:u]]))[1],
+        lambda x, n: (torch._check_is_size(x.shape[0], max=6), x * n)[1],
+    ],
+)
+def test_check_is_size_is_an_assertion(program: Callable[..., Any]) -> None:
+    compiled = smelt.compile(program, fullgraph=True)
+    x = torch.randn(6, 4)
+    for n in (3, 4, 2, 0, 1, 5, -1, 3):
+        compare(observe(compiled, (x, torch.tensor(n)), 0), observe(program, (x, torch.tensor(n)), 0))
+
+
+def test_check_is_size_warns_as_in_eager() -> None:
+    def program(x, n):
+        torch._check_is_size(n.item())
+        return x + n.item()
+
+    compiled = smelt.compile(program, fullgraph=True)
+    for _ in range(2):
+        with pytest.warns(FutureWarning, match="_check_is_size") as caught:
+            compiled(torch.ones(2), torch.tensor(3))
+        assert [w.filename for w in caught] == [__file__]
+
+
 def test_random_numbers_are_drawn_once() -> None:
     def noisy(x, m):
         x = F.dropout(x, 0.5)

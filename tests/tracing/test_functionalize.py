@@ -224,8 +224,10 @@ def test_batch_norm_statistics():
 def test_inputs_that_share_memory():
     base = t(4, 4)
     check(lambda a, b: a + b, base, base[1])
+    check(lambda a, b: a.add_(b.sum()) + b, base, base[1])
+    check(lambda a, b: (a.mul_(2), b.add_(a))[1], base[:2], base[2:])
     with pytest.raises(Unsupported, match="share memory"):
-        trace(lambda a, b: a.add_(b.sum()), [base, base[1]])
+        trace(lambda a, b: a.add_(b.sum()), [base, base.view(torch.int32)])
     with pytest.raises(RuntimeError, match="refer to a single memory location"):  # as in eager
         trace(lambda a, b: a.add_(b), [base, base[1]])
 

@@ -28,6 +28,8 @@ FUNCTIONS: dict[Any, Handler] = {}
 LAZY_FUNCTIONS: dict[tuple[str, str], Handler] = {}
 # replacements of such functions, which the VM interprets
 SUBSTITUTES: dict[tuple[str, str], FunctionType] = {}
+# `(args, kwargs)`: whether a call is one of those that the replacement makes; without an entry, it makes all
+SUBSTITUTED_CALLS: dict[tuple[str, str], Callable[[Args, Kwargs], bool]] = {}
 # `(vm, function, args, kwargs)`, by code: functions that library functions create
 CODE_HANDLERS: dict[Any, Handler] = {}
 # `(vm, function, args, kwargs)`, by module: functions and unbound methods that Cython compiled
@@ -42,6 +44,13 @@ TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the
 def definition_name(fn: FunctionType) -> tuple[str, str]:
     """The module and qualified name of a function's definition; `functools.wraps` does not change them."""
     return str(fn.__globals__.get("__name__")), fn.__code__.co_qualname
+
+
+def substitute_of(fn: FunctionType, args: Args, kwargs: Kwargs) -> FunctionType | None:
+    """The replacement of a function written in Python for this call, or None."""
+    definition = definition_name(fn)
+    applies = SUBSTITUTED_CALLS.get(definition)
+    return SUBSTITUTES.get(definition) if applies is None or applies(args, kwargs) else None
 
 
 def handler_of(fn: FunctionType) -> Handler | None:

@@ -221,6 +221,7 @@ INTERPRETED: set[Any] = {
         vars(getattr(warnings, "deprecated", object)).get("__call__"),  # from 3.13 on; warns of the line of its caller
         vars(typing)["_BaseGenericAlias"].__call__, typing.final, typing.overload, typing.no_type_check,
         chunk_or_narrow_cat,
+        torch.nn.functional.gaussian_nll_loss,  # it asserts a condition on a tensor
         torch.is_tensor, torch.is_storage, torch.overrides.is_tensor_like,
         *(getattr(torch.jit, n) for n in ("export", "ignore", "unused")),  # they mark the function that they decorate
         torch.amp.autocast_mode.autocast.__call__, torch.amp.autocast_mode.autocast_decorator,

@@ -7,6 +7,7 @@ import enum
 import types
 from typing import Any, TypeAlias, TypeVar, cast
 
+import numpy as np
 import torch
 
 from smelt._native import isinstance
@@ -72,6 +73,7 @@ IDENTITY_TYPES: frozenset[type] = frozenset({
     FunctionType, BuiltinType, ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias,
     types.UnionType, types.MappingProxyType, type(torch.ops.aten), OpOverloadPacket, OpOverload, type(torch.ops),
+    *(type(np.dtype(code)) for code in "?bhilqBHILQefdFD"),
 })  # fmt: skip
 
 CONTAINER_TYPES: frozenset[type] = frozenset({

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from smelt._native import isinstance
-from smelt.capture.driver.capture_errors import NotRepeatable, UserException, WorldChanged
+from smelt.capture.driver.capture_errors import NotRepeatable, UserException, WorldChanged, summary
 from smelt.capture.environment.symbolic_size_policy import NO_SYMBOLIC_SIZES, Range, SymbolicSizes
 from smelt.capture.graph_breaks.resume_argument_facts import ResumeFacts
 from smelt.capture.proxies.text_proxy import Unreadable
@@ -375,16 +375,10 @@ def drop_tracebacks(error: BaseException) -> None:
 # ------------------------------------------------------------------------------------------------- final errors
 
 
-def summary(error: BaseException) -> str:
-    """The class name of `error` and the first line of its text."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
 def reason_for(error: Exception) -> Reason:
     """The reason why a frame whose last attempt ended in `error` is not compiled."""
     if isinstance(error, UserException):
-        return Reason(USER_EXCEPTION, f"{type(error.error).__name__}: {error.error}", error.line)
+        return Reason(USER_EXCEPTION, summary(error.error), error.line)
     if isinstance(error, Unsupported):
         return error.reason
     if isinstance(error, BackendError):

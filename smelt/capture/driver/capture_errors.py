@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smelt.errors import VerificationError
+from smelt.errors import Unsupported, VerificationError
 from smelt.graph.ir import Line
 
 
@@ -13,7 +13,7 @@ class UserException(Exception):
     def __init__(
         self, error: BaseException, line: Line | None = None, queried_compiling: bool = False
     ) -> None:
-        super().__init__(repr(error))
+        super().__init__(summary(error))
         self.error = error
         self.line = line
         self.queried_compiling = queried_compiling
@@ -25,3 +25,12 @@ class WorldChanged(VerificationError):
 
 class NotRepeatable(Exception):
     """A condition was assumed, but the graph has effects, so the call cannot be rerun eagerly if the assumption fails."""
+
+
+def summary(error: BaseException) -> str:
+    """The class name of `error` and the first line of its text, which is unknown where it shows a tensor of a capture."""
+    try:
+        text = str(error).strip().splitlines()
+    except Unsupported:
+        text = []
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

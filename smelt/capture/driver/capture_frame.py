@@ -23,6 +23,7 @@ from smelt.capture.base.value_kinds import MISSING, NULL, FunctionType
 from smelt.capture.base.vm_frames import Frame, is_smelt_scope
 from smelt.capture.driver.capture_attempts import Attempt, FailedAttempt, Stop
 from smelt.capture.driver.capture_errors import UserException
+from smelt.capture.emit.compiled_frame import collected, is_drawn
 from smelt.capture.environment import environment_mutations, wrap_values
 from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.python_random import Draw
@@ -44,6 +45,7 @@ from smelt.graph import torch_settings
 from smelt.graph.sample_sizes import syms_of
 from smelt.guards import global_state
 from smelt.guards.guard import Guard
+from smelt.guards.guard_kinds import are_disjoint
 from smelt.guards.object_lifetimes import Lifetimes, lifetimes_of
 from smelt.guards.source import Source
 from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, UNSUPPORTED_EFFECT, Reason
@@ -480,21 +482,40 @@ def _guard_deletions(vm: VM) -> None:
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
-    """Guards that mutated inputs share no storage with each other and with the other inputs."""
-    if not traced.mutated or len(traced.inputs) < 2:
+    """Guards that mutated inputs share no memory with other inputs, except with those that do in this call: they share a
+    storage in every call, at the same offsets."""
+    inputs = [(f, vm.env.sources[id(f)]) for f in traced.inputs]
+    existing = [(f, collected(source)) for f, source in inputs if not is_drawn(source)]
+    mutated = {traced.inputs[i].storage_key for i in traced.mutated}
+    if not mutated.intersection(f.storage_key for f, _ in existing) or len(existing) < 2:
         return []
-    sources = [vm.env.sources[id(f)] for f in traced.inputs]
-    if any(source.kind == "array" for source in sources):
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a tensor is written in place beside a NumPy array"))
-    shared: dict[int, list[Source]] = {}
-    for fake, source in zip(traced.inputs, sources):
-        shared.setdefault(fake.storage_key, []).append(source)
-    written = [shared.pop(traced.inputs[i].storage_key, []) for i in sorted(traced.mutated)]
-    if any(len(on) != 1 for on in written):
-        raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, "a tensor is written in place while another shares its storage")
-        )
+    _check_arrays(vm, existing)
+    shared: dict[int, list[tuple[FakeTensor, Source]]] = {}
+    for fake, source in existing:
+        shared.setdefault(fake.storage_key, []).append((fake, source))
+    written = [shared.pop(key) for key in list(shared) if key in mutated]
+    guards = [guard for on in written if len(on) > 1 for guard in _guards_of_shared(on)]
     # Inputs that are only read may share a storage: each is compared with the mutated ones, not with the others.
-    mutated = [source for (source,) in written]
-    groups = [[*mutated, *filter(None, nth)] for nth in itertools.zip_longest(*shared.values())] or [mutated]
-    return [Guard("no_overlap", group[0], tuple(group)) for group in groups if len(group) > 1]
+    firsts = [on[0][1] for on in written]
+    others = itertools.zip_longest(*([source for _, source in on] for on in shared.values()))
+    groups = [[*firsts, *filter(None, nth)] for nth in others] or [firsts]
+    return guards + [Guard("no_overlap", group[0], tuple(group)) for group in groups if len(group) > 1]
+
+
+def _check_arrays(vm: VM, inputs: Sequence[tuple[FakeTensor, Source]]) -> None:
+    """Raise Unsupported where a NumPy array shares memory with another input, and some input is written."""
+    if all(vm.env.sources[id(f)].kind != "array" for f, _ in inputs):
+        return
+    one_of_each = {f.storage_key: vm.trace.inputs.real(f) for f, _ in inputs}
+    if not are_disjoint(real for real in one_of_each.values() if real is not None):
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, "a NumPy array shares memory with another input, and one is written")
+        )
+
+
+def _guards_of_shared(inputs: Sequence[tuple[FakeTensor, Source]]) -> Iterator[Guard]:
+    sources = tuple(source for _, source in inputs)
+    yield Guard("shared_storage", sources[0], sources)
+    for fake, source in inputs:
+        offset = source.child("member", "storage_offset").child("call", None)
+        yield Guard("eq", offset, fake.elem.storage_offset())

@@ -11,7 +11,7 @@ from types import FunctionType
 from smelt import _native, events
 from smelt._native import isinstance
 from smelt.capture.driver.cache_entries import Backend, Graph
-from smelt.capture.driver.capture_attempts import summary
+from smelt.capture.driver.capture_errors import summary
 from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.emit.compiled_frame import CompiledFrame, emit
 from smelt.capture.emit.eager_fallback import eager_rerun_of

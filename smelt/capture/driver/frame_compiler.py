@@ -31,9 +31,8 @@ from smelt.capture.driver.capture_attempts import (
     drop_tracebacks,
     first_success,
     reason_for,
-    summary,
 )
-from smelt.capture.driver.capture_errors import NotRepeatable, UserException, WorldChanged
+from smelt.capture.driver.capture_errors import NotRepeatable, UserException, WorldChanged, summary
 from smelt.capture.driver.capture_frame import CapturedFrame, capture_frame, divided_sizes, needed_sizes
 from smelt.capture.driver.compile_frame import (
     compiled_frame,

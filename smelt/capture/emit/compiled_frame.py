@@ -93,7 +93,7 @@ def emit(
     """
     slots = slot_names(code)
     sources = [source for _, source in inputs]
-    collect = [_collected(source) for source in sources if not _is_drawn(source)]
+    collect = [collected(source) for source in sources if not is_drawn(source)]
     writer = Writer(reachable, slots, collect, resume_functions, call_objects)
     draw_lines = write_draws(writer, draws)
     input_texts = _input_texts(writer, sources)
@@ -163,14 +163,14 @@ def _bind_instances(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
         writer.bind(fake, name)
 
 
-def _collected(source: Source) -> Source:
+def collected(source: Source) -> Source:
     """The source that the guard tree collects for a graph input: for a NumPy array's tensor, the array."""
     if source.kind == "array" and source.base is not None:
         return source.base
     return source
 
 
-def _is_drawn(source: Source) -> bool:
+def is_drawn(source: Source) -> bool:
     """Whether a graph input is an array of random numbers that the compiled frame draws."""
     return source.base is not None and source.base.kind == "drawn"
 
@@ -180,7 +180,7 @@ def _input_texts(writer: Writer, sources: Sequence[Source]) -> list[str]:
     collected = (f"inputs[{i}]" for i in itertools.count())
     return [
         writer.expression_at(source)
-        if _is_drawn(source)
+        if is_drawn(source)
         else f"from_numpy({next(collected)})"
         if source.kind == "array"
         else next(collected)

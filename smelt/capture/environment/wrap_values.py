@@ -248,7 +248,7 @@ def _wrap_array(env: Environment, value: np.ndarray[Any, Any], source: Source) -
     with env.trace.paused():
         real = torch.from_numpy(value)
     fake = env.trace.fake(real, _input_name(source))
-    proxy = env.wrapped.arrays[id(value)] = array_proxy.ArrayProxy(fake, from_environment=True)
+    proxy = env.wrapped.arrays[id(value)] = array_proxy.ArrayProxy(fake)
     env.sources[id(fake)] = source.child("array", None)
     env.sources[id(proxy)] = env.sources[id(value)] = source
     env.sources.keep_alive(value, proxy)

@@ -19,7 +19,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKind
+from smelt.reasons import UNSUPPORTED_CALL, Reason, ReasonKind
 from smelt.torch_private import DisableTorchFunction
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_class
 
@@ -43,15 +43,14 @@ def is_traceable(value: np.ndarray) -> bool:
 
 
 class ArrayProxy:
-    """An array with the elements of `tensor`. `scalar`: a NumPy scalar (np.float32) rather than a 0-d array.
-    `from_environment`: its memory is that of an environment array."""
+    """An array with the elements of `tensor`. `scalar`: a NumPy scalar (np.float32) rather than a 0-d array."""
 
-    __slots__ = ("from_environment", "scalar", "tensor")
+    __slots__ = ("scalar", "tensor")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, tensor: torch.Tensor, scalar: bool = False, from_environment: bool = False) -> None:
+    def __init__(self, tensor: torch.Tensor, scalar: bool = False) -> None:
         check_class(tensor, "an array")
-        self.tensor, self.scalar, self.from_environment = tensor, scalar, from_environment
+        self.tensor, self.scalar = tensor, scalar
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -91,11 +90,6 @@ class ArrayProxy:
     def example(self) -> np.generic | np.ndarray:
         """A real array or NumPy scalar of the same type and dtype."""
         return self.dtype.type(1) if self.scalar else np.empty(0, self.dtype)
-
-    def check_writable(self) -> None:
-        """Raise Unsupported before a write to the memory of an environment array."""
-        if self.from_environment:
-            raise refusal("a write to the memory", UNSUPPORTED_EFFECT)
 
     def __getattr__(self, name: str) -> object:
         if hasattr(np.ndarray, name):

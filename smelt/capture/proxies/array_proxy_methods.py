@@ -16,7 +16,7 @@ import torch
 from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import TORCH_DTYPES, ArrayProxy, refusal
 from smelt.capture.proxies.numpy_functions import apply
-from smelt.capture.proxies.numpy_trial import check_against_trial, map_nested, ones
+from smelt.capture.proxies.numpy_trial import check_against_trial
 from smelt.capture.proxies.numpy_ufuncs import REDUCTIONS, apply_ufunc, constant_tensor
 from smelt.reasons import DATA_DEPENDENT
 
@@ -60,11 +60,30 @@ def _getitem(self: ArrayProxy, key: object) -> object:
 
 
 def _setitem(self: ArrayProxy, key: object, value: object) -> None:
-    self.check_writable()
-    trial = cast("MutableMapping[object, object]", ones(self))
-    operator.setitem(trial, map_nested(ones, key), map_nested(ones, value))  # raises as NumPy
-    source = value.tensor if isinstance(value, ArrayProxy) else constant_tensor(value)
-    self.tensor[_index(key)] = source.to(self.tensor.dtype)
+    check_against_trial(_with_item, (self, key, value), {}, _with_item_in_torch)
+    _write(self.tensor, key, value)
+
+
+def _with_item(array: np.ndarray, key: object, value: object) -> np.ndarray:
+    copy = array.copy()
+    operator.setitem(cast("MutableMapping[object, object]", copy), key, value)
+    return copy
+
+
+def _with_item_in_torch(array: ArrayProxy, key: object, value: object) -> torch.Tensor:
+    copy = array.tensor.clone()
+    _write(copy, key, value)
+    return copy
+
+
+def _write(tensor: torch.Tensor, key: object, value: object) -> None:
+    source = (value.tensor if isinstance(value, ArrayProxy) else constant_tensor(value)).to(tensor.dtype)
+    if not isinstance(key, ArrayProxy) or key.dtype != np.bool_:
+        tensor[_index(key)] = source
+    elif source.dim() or key.shape != tuple(tensor.shape):
+        raise refusal("indexing by a mask")
+    else:
+        tensor.copy_(torch.where(key.tensor, source, tensor))
 
 
 def _index(key: object) -> Any:
@@ -88,12 +107,22 @@ def _index(key: object) -> Any:
 # ------------------------------------------------------------------------------------------------------ methods
 
 
-def _astype(self: ArrayProxy, dtype: np.dtype[np.generic], **kwargs: object) -> object:
+def _astype(self: ArrayProxy, dtype: type | str | np.dtype[np.generic], **kwargs: object) -> object:
     wanted = TORCH_DTYPES.get(np.dtype(dtype))
-    if kwargs or wanted is None or (self.tensor.is_floating_point() and not wanted.is_floating_point):
+    if kwargs or wanted is None:
         raise refusal("this cast")
     return check_against_trial(
         _method_caller("astype"), (self, dtype), {}, lambda array, _: array.tensor.to(wanted, copy=True)
+    )
+
+
+def _real(self: ArrayProxy) -> object:
+    return check_against_trial(operator.attrgetter("real"), (self,), {}, lambda array: array.tensor)
+
+
+def _imag(self: ArrayProxy) -> object:
+    return check_against_trial(
+        operator.attrgetter("imag"), (self,), {}, lambda array: torch.zeros_like(array.tensor)
     )
 
 
@@ -155,7 +184,6 @@ def _inplace(ufunc: np.ufunc) -> _Method:
         result = cast(ArrayProxy, apply_ufunc(ufunc, (self, other)))
         if self.scalar:
             return result
-        self.check_writable()
         if result.shape != self.shape or not np.can_cast(result.dtype, self.dtype, "same_kind"):
             raise refusal("an in-place operation that changes dtype or shape")
         self.tensor.copy_(result.tensor)
@@ -194,6 +222,8 @@ METHODS: dict[str, object] = {
     "__getitem__": _getitem,
     "__setitem__": _setitem,
     "T": property(_transpose),
+    "real": property(_real),
+    "imag": property(_imag),
     "astype": _astype,
     "copy": _copy,
     "flatten": _flatten,

@@ -24,6 +24,7 @@ from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.calls import library_reads, native_callbacks
 from smelt.capture.vm.vm import VM
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_class
+from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import hint
 from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
 
@@ -41,6 +42,8 @@ def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
         obj = ""
     elif type(obj) in PROXY_EXAMPLES:
         obj = PROXY_EXAMPLES[type(obj)]
+    elif type(obj) is UnbackedComparison:
+        obj = True
     elif type(obj) is ArrayProxy:
         obj = obj.example()
     elif type(obj) is FakeTensor and obj.subclass is not None:

@@ -2,9 +2,12 @@
 
 The VM runs both branches of a data-dependent condition, to guard what they read. Where they are cheap, cannot raise and
 need no gradient, both are computed and each element of the results is selected (the gradient of the other branch could be
-NaN times zero). Else they become subgraphs, of which one runs (`subgraph_capture.py`). Eager runs branches through torch's
-compiler, which refuses those with side effects. Where branches have side effects, the frame is captured again without
-subgraphs (`Attempt.selects`), and the graph breaks at the condition. The same holds for the functions of a loop.
+NaN times zero). So are they under `vmap`, where eager computes both for a condition of its batch. Else they become
+subgraphs, of which one runs (`subgraph_capture.py`). Ints that the branches return are selected in a tensor, and unbacked.
+
+Eager runs branches through torch's compiler, which refuses those with side effects. Where branches have side effects, the
+frame is captured again without subgraphs (`Attempt.selects`), and the graph breaks at the condition. The same holds for the
+functions of a loop.
 """
 
 from __future__ import annotations
@@ -19,22 +22,31 @@ import torch
 
 from smelt._native import isinstance
 from smelt.autograd.recompute_classes import class_of
-from smelt.capture.base.call_handlers import Args, Kwargs, function
+from smelt.capture.base.call_handlers import SUBSTITUTED_CALLS, SUBSTITUTES, Args, Kwargs, function
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING
 from smelt.capture.reconstruction.reconstruction_order import contents_of_created
 from smelt.capture.semantics.calls import torch_polyfills as polyfills
 from smelt.capture.torch_calls import subgraph_capture
 from smelt.capture.torch_calls.subgraph_capture import RecordedFunction, TapePosition, cut_out, mark
 from smelt.capture.torch_calls.subgraph_nodes import record
+from smelt.capture.torch_calls.unbacked_reads import numbers
 from smelt.capture.vm.vm import VM
 from smelt.errors import RefusedOperator
 from smelt.graph import torch_settings
 from smelt.graph.ir import Node
 from smelt.graph.subgraphs import Choice, Loop, Program, Rule
+from smelt.guards.source import Source
 from smelt.ops.may_raise import must_run
 from smelt.reasons import UNSUPPORTED_CALL, Reason
-from smelt.torch_private import maybe_current_level
+from smelt.torch_private import (
+    VMAP,
+    all_transforms,
+    is_functorch_wrapped_tensor,
+    level_of,
+    maybe_current_level,
+)
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
+from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 
 _MAX_SELECTED_NODES = 32  # of both branches
 _CHEAP = frozenset(("view", "creation", "pointwise", "transcendental", "movement", "reduction", "input"))
@@ -45,13 +57,14 @@ class _Functions:
     """Two functions that are being recorded. `arguments`: the functions and their arguments; `reached`: these, and the
     values that the program has stored into environment objects; `contents`: those of the reachable objects that the program
     has created. `refusal`: the previous reason to refuse mutations. `marks`: the tape before the first and the second
-    function."""
+    function. `condition`: which of them runs, as a tensor."""
 
     arguments: tuple[object, ...]
     reached: list[object]
     contents: list[object]
     refusal: str
     marks: list[TapePosition]
+    condition: torch.Tensor | None = None
 
 
 def _begin_recording(vm: VM, *arguments: object) -> _Functions:
@@ -59,9 +72,22 @@ def _begin_recording(vm: VM, *arguments: object) -> _Functions:
     log, variables = vm.env.log, vm.contexts.variables
     stored = [v for e in log.effects() for v in vars(e).values() if v is not e.target and v is not MISSING]
     reached = [*arguments, *stored, *variables.values()]
-    contents = contents_of_created(vm.env.sources.find, reached)
+    contents = _contents(vm, reached)
     refusal, log.refusal = log.refusal, "a function of a higher-order operator changes an environment object"
     return _Functions(arguments, reached, contents, refusal, [mark(vm.trace)])
+
+
+def _contents(vm: VM, reached: Sequence[object]) -> list[object]:
+    """The contents of each reachable object that the program has created, except tensors of an open transform."""
+
+    def source_of(x: object) -> Source | None:
+        is_wrapper = type(x) is torch.Tensor and is_functorch_wrapped_tensor(x)
+        return _WRAPPER if is_wrapper else vm.env.sources.find(x)
+
+    return contents_of_created(source_of, reached)
+
+
+_WRAPPER = Source("const", "a tensor of a transform", None)
 
 
 def _may_record(vm: VM) -> bool:
@@ -74,7 +100,7 @@ def _may_record(vm: VM) -> bool:
 def _check_quiet(vm: VM, functions: _Functions) -> None:
     """Raise Unsupported where the functions had side effects."""
     settings = {torch_settings.read(), *(m.settings for m in functions.marks)}
-    contents = contents_of_created(vm.env.sources.find, functions.reached)
+    contents = _contents(vm, functions.reached)
     if len(settings) > 1 or vm.contexts.tokens or contents != functions.contents:
         raise subgraph_capture.refuse("functions of a higher-order operator with side effects")
     vm.env.log.refusal = functions.refusal
@@ -97,41 +123,118 @@ def _is_condition(vm: VM, pred: object) -> bool:
     return pred.numel() == 1 and vm.trace.constants.value(pred) is None
 
 
+def _is_on_comparison(args: Args, kwargs: Kwargs) -> bool:
+    return type(args[0] if args else kwargs.get("pred")) is UnbackedComparison
+
+
+# For a Python bool, `torch.cond` calls one branch. An unbacked comparison is such a bool.
+_COND = ("torch._higher_order_ops.cond", "cond")
+SUBSTITUTES[_COND] = cast(FunctionType, polyfills.cond_on_bool)
+SUBSTITUTED_CALLS[_COND] = _is_on_comparison
+
+
 @function(cast(FunctionType, polyfills.begin_choice))
 def _begin(vm: VM, args: Args, kwargs: Kwargs) -> _Functions | None:
     """Begin to record both branches, if `pred` is data-dependent and they may be recorded."""
     pred, *operands = args
+    if type(pred) is UnbackedComparison and vm.assumptions.selects:
+        pred = vm.call_native(_COMPARED[pred.op], tuple(_as_tensor(vm, size) for size in pred.sizes))
     if not isinstance(pred, torch.Tensor):
         return None
-    return _begin_recording(vm, *operands) if _may_record(vm) and _is_condition(vm, pred) else None
+    if not _is_in_vmap(vm, pred) and not (_may_record(vm) and _is_condition(vm, pred)):
+        return None
+    functions = _begin_recording(vm, *operands)
+    functions.condition = pred
+    return functions
+
+
+_COMPARED = {"lt": torch.lt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne}
+
+
+def _as_tensor(vm: VM, number: object) -> object:
+    return vm.call_native(torch.full, ((), number), {"dtype": torch.int64})
+
+
+def _is_in_vmap(vm: VM, pred: torch.Tensor) -> bool:
+    """Whether all open transforms are `vmap`, and `pred` is one condition for the batch of the innermost or for each of its
+    elements."""
+    transforms = all_transforms() or ()
+    if not transforms or any(transform.key() != VMAP for transform in transforms) or pred.numel() != 1:
+        return False
+    if not vm.assumptions.selects or vm.trace.call.is_opaque or pred.dtype is not torch.bool:
+        return False
+    return _is_condition(vm, pred) or level_of(pred) == maybe_current_level()
+
+
+def _choose_in_vmap(
+    vm: VM, first: TapePosition, pred: torch.Tensor, if_true: object, if_false: object
+) -> object:
+    """The selected elements of the results of two branches, one tensor each."""
+    if not isinstance(if_true, torch.Tensor) or not isinstance(if_false, torch.Tensor):
+        raise subgraph_capture.refuse("branches under vmap that do not return one tensor")
+    if (if_true.dtype, if_true.shape) != (if_false.dtype, if_false.shape):
+        raise subgraph_capture.refuse("branches with results of different types or shapes")
+    added = [entry.node for entry in vm.trace.tape.entries[first.entries :]]
+    if any(map(must_run, added)):
+        raise subgraph_capture.refuse("branches under vmap with side effects")
+    if type(pred) is FakeTensor:  # eager computes one branch
+        if not _are_cheap(added) or if_true.requires_grad or if_false.requires_grad:
+            raise subgraph_capture.refuse("a higher-order operator inside of a transform of torch.func")
+    vm.assumptions.choosing -= 1
+    return vm.call_native(torch.where, (vm.call_native(torch.Tensor.reshape, (pred, ())), if_true, if_false))
 
 
 @function(cast(FunctionType, polyfills.choose))
 def _choose(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """The result of one branch or the other. Raises Unsupported where it may differ from eager's."""
-    functions, pred, *results = args
-    assert isinstance(functions, _Functions)
+    functions, _, *results = args
+    assert isinstance(functions, _Functions) and functions.condition is not None
     _check_quiet(vm, functions)
-    first, second = functions.marks
+    (first, second), pred = functions.marks, functions.condition
+    if maybe_current_level() is not None:
+        return _choose_in_vmap(vm, first, pred, *results)
     added = [entry.node for entry in vm.trace.tape.entries[first.entries :]]
     before = {f.storage_key for entry in vm.trace.tape.entries[: first.entries] for f in fakes_in(entry.out)}
     before.update(f.storage_key for f in vm.trace.inputs)
     pairs = _pairs(results[0], results[1])
     if any({a.storage_key, b.storage_key} & before for a, b in pairs):
         raise subgraph_capture.refuse("branches that return their operands")
-    if (
-        len(added) <= _MAX_SELECTED_NODES
-        and all(map(_is_small, added))
-        and all(itertools.starmap(_is_selectable, pairs))
-    ):
+    if _are_cheap(added) and all(itertools.starmap(_is_selectable, pairs)):
         chosen = [_selected(vm, cast(FakeTensor, pred), a, b) for a, b in pairs]
     else:
         end = mark(vm.trace)
         other = RecordedFunction(cut_out(vm.trace, second, end), [b for _, b in pairs])
         branches = RecordedFunction(cut_out(vm.trace, first), [a for a, _ in pairs]), other
         chosen = _as_node(vm, Choice(), branches, [cast(FakeTensor, pred)])
+    result = _with_tensors(results[0], iter(chosen))
+    result = _with_ints(vm, cast(FakeTensor, pred), result, results[1])
     vm.assumptions.choosing -= 1
-    return _with_tensors(results[0], iter(chosen))
+    return result
+
+
+def _with_ints(vm: VM, pred: FakeTensor, result: object, other: object) -> object:
+    """`result`, of the first branch, with an unbacked number for each int that is not the one of the `other` branch."""
+    if isinstance(result, (tuple, list)):
+        return type(result)([_with_ints(vm, pred, x, y) for x, y in zip(result, cast("list[object]", other))])
+    if isinstance(result, dict):
+        return {
+            key: _with_ints(vm, pred, x, cast("dict[object, object]", other)[key])
+            for key, x in result.items()
+        }
+    if type(result) not in _INTS or (type(result) is type(other) is int and result == other):
+        return result
+    chosen = _selected(vm, pred, *(cast(FakeTensor, _as_tensor(vm, number)) for number in (result, other)))
+    found = numbers(vm, chosen)
+    if found is None:
+        raise subgraph_capture.refuse("branches that return different numbers")
+    return found[0]
+
+
+_INTS = (int, torch.SymInt)
+
+
+def _are_cheap(nodes: Sequence[Node]) -> bool:
+    return len(nodes) <= _MAX_SELECTED_NODES and all(map(_is_small, nodes))
 
 
 def _is_small(node: Node) -> bool:
@@ -160,6 +263,8 @@ def _pairs(a: object, b: object) -> list[tuple[FakeTensor, FakeTensor]]:
             return [pair for x, y in zip(a, others) for pair in _pairs(x, y)]
     if type(a) is dict and type(b) is dict and list(a) == list(b):
         return [pair for key in a for pair in _pairs(a[key], b[key])]
+    if type(a) in _INTS and type(b) in _INTS:
+        return []
     if type(a) is type(b) and type(a) in LEAF_TYPES and a == b:
         return []
     raise subgraph_capture.refuse("functions whose results differ in more than tensors")

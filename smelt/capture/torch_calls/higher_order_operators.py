@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import FunctionType
 from typing import cast
 
-from smelt.capture.base.call_handlers import LAZY_FUNCTIONS, SUBSTITUTES, Args, Kwargs, unsupported
+from smelt.capture.base.call_handlers import (
+    LAZY_FUNCTIONS,
+    SUBSTITUTES,
+    Args,
+    Kwargs,
+    function,
+    unsupported,
+)
 from smelt.capture.semantics.calls import torch_polyfills as polyfills
+from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.vm.vm import VM
+from smelt.torch_private import HigherOrderOperator
 
 # `torch.cond` and the others check their arguments, then call a function of `utils` that compiles and calls the operator.
 _OPERATORS = "torch._higher_order_ops."
@@ -19,9 +29,13 @@ _BODIES: dict[tuple[str, str], object] = {
     (_OPERATORS + "scan", "ScanOp.__call__"): polyfills.scan,
     (_OPERATORS + "associative_scan", "AssociativeScanOp.__call__"): polyfills.associative_scan,
     (_OPERATORS + "map", "MapImpl.__call__"): polyfills.map_rows,
+    (_OPERATORS + "wrap", "Wrap.__call__"): polyfills.wrap,
+    (_OPERATORS + "out_dtype", "OutDtypeOperator.__call__"): polyfills.out_dtype,
     (_OPERATORS + "flex_attention", "FlexAttentionHOP.__call__"): polyfills.flex_attention,
 }
 SUBSTITUTES.update(cast(dict[tuple[str, str], FunctionType], _BODIES))
+# Operators that call their first argument with the tuple that follows. Their backward raises an error.
+_WITHOUT_GRADIENTS = ("strict_mode", "hints_wrapper")
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 
 
@@ -35,6 +49,17 @@ def _mark_static(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _is_supported(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     """True: whether torch's compiler supports this interpreter is irrelevant to smelt."""
     return True
+
+
+@function(HigherOrderOperator.__call__)
+def _call_operator(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """The call of an operator that has no implementation above."""
+    name = getattr(args[0], "_name", None)
+    if name == "foreach_map":
+        return interpret(vm, cast(FunctionType, polyfills.wrap), args, kwargs)
+    if name in _WITHOUT_GRADIENTS and not polyfills.need_gradients(cast("Sequence[object]", args[2])):
+        return interpret(vm, cast(FunctionType, polyfills.call_with), args, kwargs)
+    raise unsupported(f"the higher-order operator {name}")
 
 
 LAZY_FUNCTIONS["torch._dynamo.decorators", "mark_static"] = _mark_static

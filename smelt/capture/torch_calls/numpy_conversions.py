@@ -10,6 +10,7 @@ import torch
 
 from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, unsupported
 from smelt.capture.proxies.array_proxy import DTYPES, ArrayProxy, storage_of
+from smelt.capture.proxies.numpy_functions import create
 from smelt.capture.proxies.numpy_trial import arrays_in
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.vm.vm import VM
@@ -28,13 +29,7 @@ def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
         raise unsupported("Tensor.numpy of such a tensor", DATA_DEPENDENT)
     if tensor.requires_grad:
         raise RuntimeError(_NEEDS_DETACH)
-    return ArrayProxy(tensor.detach(), from_environment=_shares_environment_array(vm, tensor))
-
-
-def _shares_environment_array(vm: VM, tensor: FakeTensor) -> bool:
-    """Whether the tensor shares the memory of an environment array."""
-    sharing = (f for f in vm.trace.inputs if storage_of(f) == storage_of(tensor))
-    return any(vm.env.sources[id(f)].kind == "array" for f in sharing)
+    return ArrayProxy(tensor.detach())
 
 
 TENSOR_METHODS["numpy"] = _numpy
@@ -113,3 +108,19 @@ _register(torch.from_numpy, _shared)
 _register(torch.as_tensor, _shared)
 _register(torch.asarray, _shared)
 _register(torch.tensor, _copied)
+
+
+def _register_creation(function: Callable[..., object]) -> None:
+    """Handle calls of a function of NumPy that creates arrays with an array proxy, or nested lists of them."""
+    default: Handler | None = BUILTINS.get(function)
+
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        if len(args) == 1 and next(arrays_in(args[0]), None) is not None:
+            return create(function, args[0], **kwargs)
+        return default(vm, args, kwargs) if default is not None else run_native(vm, function, args, kwargs)
+
+    BUILTINS[function] = handler
+
+
+for _function in (np.array, np.asarray, np.asanyarray, np.ascontiguousarray):
+    _register_creation(_function)

@@ -8,13 +8,21 @@ from typing import cast
 
 import torch
 
-from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Kwargs, builtin, function
+from smelt.capture.base.call_handlers import (
+    BUILTINS,
+    LAZY_FUNCTIONS,
+    TENSOR_METHODS,
+    Args,
+    Kwargs,
+    builtin,
+    function,
+)
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.stdlib import special_methods
 from smelt.capture.vm.vm import VM
 from smelt.graph.unbacked_sizes import AS_SIZES
-from smelt.torch_private import ASSERTIONS
+from smelt.torch_private import ASSERTIONS, CHECK_IS_SIZE
 from smelt.tracing.fake.fake_tensor import FakeTensor, fake_shape
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.sym_nodes import Symbol, UnbackedComparison
@@ -80,6 +88,23 @@ def _check(fn: FunctionType) -> None:
 
 for _fn in ASSERTIONS:
     _check(cast(FunctionType, _fn))
+
+
+def _interpret(fn: FunctionType) -> None:
+    function(fn)(lambda vm, args, kwargs: interpret(vm, fn, args, kwargs))
+
+
+for _fn in CHECK_IS_SIZE:
+    _interpret(cast(FunctionType, _fn))
+
+
+def _advise(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Ignore what `torch._check_is_size` tells torch's own symbols, after it has checked the number."""
+    return None
+
+
+for _name in ("_advise_is_size", "_advise_is_bounded"):
+    LAZY_FUNCTIONS["torch.fx.experimental.symbolic_shapes", _name] = _advise
 
 
 def _extreme(fn: Callable[..., object]) -> None:

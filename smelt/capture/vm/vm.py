@@ -42,6 +42,7 @@ from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.trace import Trace
+from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import PLAIN_TYPE
 from smelt.tracing.symbolic.symbolic_ranges import PROXIED_TYPES
 
@@ -245,5 +246,6 @@ class VM(ABC):
 
 
 _SHOWN_AS: dict[type, type] = {
-    Generator: types.GeneratorType, Coroutine: types.CoroutineType, TextProxy: str, **PROXIED_TYPES
+    Generator: types.GeneratorType, Coroutine: types.CoroutineType, TextProxy: str,
+    UnbackedComparison: bool, **PROXIED_TYPES
 }  # fmt: skip

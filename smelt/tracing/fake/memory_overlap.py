@@ -88,15 +88,30 @@ def _are_identical(a: TensorSpec, b: TensorSpec, symbols: Symbols) -> bool:
 
 def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
     start_a, start_b = static(a.offset), static(b.offset)
-    if a.dtype is not b.dtype or start_a >= start_b + _extent(b) or start_b >= start_a + _extent(a):
+    if a.dtype is not b.dtype or start_a >= start_b + extent(b) or start_b >= start_a + extent(a):
         return False
     if start_a == start_b and _layout(a) == _layout(b):
         return False
-    if _extent(a) == _numel(a) and _extent(b) == _numel(b):
+    if extent(a) == _numel(a) and extent(b) == _numel(b):
         return True
     if _numel(a) + _numel(b) > _ENUMERABLE:
         return False
     return not set(_offsets(a)).isdisjoint(_offsets(b))
+
+
+def may_overlap(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether two tensors of fixed sizes in one storage may share elements; False only where they do not."""
+    (start_a, end_a), (start_b, end_b) = _byte_range(a), _byte_range(b)
+    if start_a >= end_b or start_b >= end_a:
+        return False
+    if a.dtype is not b.dtype or _numel(a) + _numel(b) > _ENUMERABLE:
+        return True
+    return not set(_offsets(a)).isdisjoint(_offsets(b))
+
+
+def _byte_range(spec: TensorSpec) -> tuple[int, int]:
+    start = static(spec.offset)
+    return start * spec.dtype.itemsize, (start + extent(spec)) * spec.dtype.itemsize
 
 
 def is_dense_row_major(spec: TensorSpec) -> bool:
@@ -138,6 +153,6 @@ def _offsets(spec: TensorSpec) -> list[int]:
     return offsets
 
 
-def _extent(spec: TensorSpec) -> int:
+def extent(spec: TensorSpec) -> int:
     """Number of elements from the first to the last, inclusive."""
     return 0 if 0 in spec.shape else 1 + sum((n - 1) * s for s, n in _layout(spec))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt.errors import Unsupported
+from smelt.errors import CreatesSizes, Unsupported
 from smelt.graph import tensor_specs
 from smelt.graph.operator_effects import DeclaredResult, Effects
 from smelt.graph.pytree import leaves
@@ -123,6 +123,7 @@ def _replay_leaf(inputs: Inputs, leaf: ResultLeaf, info: Effects, args: Args, kw
 # ---- the first call
 
 
+_NEEDS_CONTEXT = "make sure the FakeTensor and/or meta kernel does not call torch.library.get_ctx()"
 _NO_FAKE = "There was no fake impl registered"  # torch's error for a custom operator without a shape function
 
 
@@ -200,9 +201,18 @@ class _FirstCall:
         except (NotImplementedError, RuntimeError) as error:
             if info.dynamic_shape and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
+            if _NEEDS_CONTEXT in str(error):
+                raise CreatesSizes(self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)).reason) from error
             if not isinstance(error, NotImplementedError) and _NO_FAKE not in str(error):
                 raise
+            if info.only_writes:
+                return self._written()
             raise self._unsupported(UNSUPPORTED_CALL, f"{self.func} has no shape function") from error
+
+    def _written(self) -> Any:
+        """The written arguments that an operator returns; None if it returns nothing."""
+        found = [self.info.argument(r.arg, self.args, self.kwargs) for r in self.info.results]
+        return None if not found else found[0] if len(found) == 1 else tuple(found)
 
     def _is_on_several_devices(self) -> bool:
         """Whether the operator mixes devices. Scalar CPU tensors are accepted everywhere."""

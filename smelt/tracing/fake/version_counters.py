@@ -23,10 +23,12 @@ from smelt.tracing.record.trace_parts import TraceParts
 @dataclass(frozen=True)
 class Counters:
     """`outputs`: (output, first output with the same counter), for outputs whose counter no input has. `uncounted`:
-    inputs whose memory is written without incrementing their counters."""
+    inputs whose memory is written without incrementing their counters; `counted`: those in their storages that are written
+    with their counters, which may be the counters of uncounted ones."""
 
     outputs: tuple[tuple[int, int], ...] = ()
     uncounted: tuple[int, ...] = ()
+    counted: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, parts: TraceParts, inputs: Sequence[FakeTensor], outputs: Sequence[FakeTensor]) -> Counters:
@@ -34,19 +36,26 @@ class Counters:
         with the recording modes disabled."""
         written = [(i, f) for i, f in enumerate(inputs) if f.storage_key in parts.writes.storages]
         uncounted = tuple(i for i, f in written if not f.is_inference() and f._version == 0)
-        return cls(tuple(_output_counters(parts, outputs)), uncounted)
+        storages = {inputs[i].storage_key for i in uncounted}
+        counted = tuple(
+            i for i, f in written if not f.is_inference() and f._version and f.storage_key in storages
+        )
+        return cls(tuple(_output_counters(parts, outputs)), uncounted, counted)
 
     def preserve_input_counters(self, graph: Compiled) -> Compiled:
-        """`graph` with the counters of `uncounted` inputs unchanged by its writes."""
-        uncounted = self.uncounted
+        """`graph` with the counters of `uncounted` inputs unchanged by its writes, except by those of `counted` inputs."""
+        uncounted, counted = self.uncounted, self.counted
         if not uncounted:
             return graph
 
         def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
-            written = tuple(tensors[i] for i in uncounted)
-            versions = tuple(t._version for t in written)
+            inputs = [tensors[i] for i in uncounted]
+            versions = [t._version for t in inputs]
+            # The graph's results are views with the versions that it leaves, so counters are compared before it runs.
+            torch.autograd.graph.increment_version([tensors[i] for i in counted])
+            kept = [(t, version) for t, version in zip(inputs, versions) if t._version == version]
             results = graph(tensors)
-            set_version_counter(written, versions)
+            set_version_counter(tuple(t for t, _ in kept), tuple(version for _, version in kept))
             return results
 
         return call

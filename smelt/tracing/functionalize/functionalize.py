@@ -12,28 +12,42 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import torch
 
 from smelt.errors import Unsupported
-from smelt.graph.input_writes import WRITE_INPUT
+from smelt.graph.input_writes import COPY_INPUTS, WRITE_INPUT
 from smelt.graph.ir import Graph, Line, Node, argument_nodes, map_nodes
 from smelt.graph.operator_effects import Effects, effects
+from smelt.graph.pytree import leaves
 from smelt.graph.sample_sizes import syms_of
+from smelt.graph.tensor_specs import empty_like_spec
 from smelt.ops.functional_variants import pure_of
-from smelt.ops.node_builders import CLONE, COPY, PERMUTE, Emitter
+from smelt.ops.node_builders import CLONE, COPY, FULL, PERMUTE, Emitter
 from smelt.ops.registry import row
 from smelt.ops.result_specs import result_spec
+from smelt.ops.symbolic_rules import STRIDED
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
-from smelt.torch_private import OpOverload
+from smelt.shapes.expr import static
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, OpOverload
 from smelt.tracing.backward.not_differentiable import refuse
-from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.fake.memory_overlap import is_dense_row_major, overlaps_itself, partly_overlap
+from smelt.tracing.fake.fake_tensor import FakeTensor, wrap
+from smelt.tracing.fake.memory_overlap import (
+    extent,
+    is_dense_row_major,
+    may_overlap,
+    overlaps_itself,
+    partly_overlap,
+)
 from smelt.tracing.fake.random_fill_order import draw_order, inverse
 from smelt.tracing.functionalize.view_scatter import View, scatter_back
 from smelt.tracing.record.call_arguments import Args, Kwargs
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
 from smelt.tracing.record.tape import Tape
 from smelt.tracing.record.trace_parts import TraceParts
+
+_SHARED = "inputs share memory and one of them is written"
 
 
 @dataclass(slots=True)
@@ -44,6 +58,9 @@ class _Storage:
     value: Node
     version: int = 0
     inputs: int = 0  # the number of inputs in this storage
+
+
+STRIDED_SCATTER: OpOverload = torch.ops.aten.as_strided_scatter.default
 
 
 class Functional(NamedTuple):
@@ -122,10 +139,15 @@ class _Functionalizer(Emitter):
         self.storages: dict[int, _Storage] = {}
         self.views: dict[int, View] = {}
         self.values: dict[int, tuple[int, Node]] = {}  # id(fake) -> (version of its storage, node)
+        self.bases: list[FakeTensor] = []  # of regions; kept alive, as ids of fakes are keys
+        self.regions: dict[int, int] = {}  # id(fake) -> key of its part of a storage that inputs share
         # line and source of the operator being rewritten
         self.at: tuple[Line | None, Node | None] = (None, None)
+        for storage in parts.writes.storages:
+            if len(parts.inputs.in_storage(storage)) > 1:
+                self._divide(parts.inputs.in_storage_with_offsets(storage))
         for fake in (*parts.inputs, *parts.backward.tangents):
-            if fake.aten_node is not None:
+            if fake.aten_node is not None and id(fake) not in self.regions:
                 self._define(fake, fake.aten_node)
 
     def run(self, outputs: Sequence[FakeTensor], start: int, by_caller: Sequence[FakeTensor]) -> Functional:
@@ -151,9 +173,12 @@ class _Functionalizer(Emitter):
         for fake in written:
             self.emit(WRITE_INPUT, (fake.aten_node, self.current(fake)))
         for fake in written:  # from here on, read from the input itself
-            storage = self._storage(fake)
-            storage.version += 1
-            storage.value = originals[id(fake)]  # type: ignore[assignment]
+            self._storage(fake).version += 1
+        for fake in written:
+            storage, original = self._storage(fake), cast(Node, originals[id(fake)])
+            self.values[id(fake)] = storage.version, original
+            if fake is storage.base:
+                storage.value = original
         n_recorded = len(self.nodes)
         nodes: list[Node | None] = [self._returned(f) for f in outputs]
         for node in self.nodes[
@@ -176,18 +201,66 @@ class _Functionalizer(Emitter):
             storage.version += 1
         return self.current(fake)
 
+    # ---- inputs that share a storage
+
+    def _divide(self, inputs: Sequence[FakeTensor]) -> None:
+        """Divide a storage that is written into regions: the memory of inputs that overlap each other."""
+        regions: list[list[FakeTensor]] = []
+        for fake in inputs:
+            region, apart = [fake], []
+            for fakes in regions:
+                if any(may_overlap(fake.spec, f.spec) for f in fakes):
+                    region += fakes
+                else:
+                    apart.append(fakes)
+            regions = [*apart, region]
+        for fakes in regions:
+            key = -1 - len(self.regions)  # no storage has a negative one
+            self.regions |= {id(f): key for f in fakes}
+            if len(fakes) == 1:
+                self._define(fakes[0], self.inputs.aten_node(fakes[0]))
+            else:
+                self._define_region(key, fakes)
+
+    def _define_region(self, key: int, fakes: Sequence[FakeTensor]) -> None:
+        """Make a copy of a region the base of `fakes`, which are views of it."""
+        specs = [f.spec for f in fakes]
+        if self.has_backward or any(f.requires_grad for f in fakes) or len({s.dtype for s in specs}) > 1:
+            raise self.refuse(_SHARED)
+        nodes = [self.inputs.aten_node(f) for f in fakes]
+        start = min(static(s.offset) for s in specs)
+        end = max(static(s.offset) + extent(s) for s in specs)
+        copies = self.emit(COPY_INPUTS, (nodes,))
+        options = {"dtype": specs[0].dtype, "device": specs[0].device}
+        empty = region = self.emit(FULL, ([end - start], 0), options)
+        views = [(list(s.shape), list(s.stride), static(s.offset) - start) for s in specs]
+        for i, view in enumerate(views):
+            region = self.emit(STRIDED_SCATTER, (region, self.item(copies, i), *view))
+        with DisableTorchFunction(), DisableTorchDispatch():
+            base = wrap(empty_like_spec(empty.spec, torch.device("meta")), specs[0].device)
+        self.regions[id(base)] = key
+        self.storages[key] = _Storage(base, region, inputs=1)
+        self.bases.append(base)
+        for fake, node, view in zip(fakes, nodes, views):
+            self.fake_of[node] = fake
+            self.views[id(fake)] = View(base, STRIDED, (empty, *view), {}, empty, fake.spec, None)
+            self.values[id(fake)] = -1, node
+
     # ---- values
 
     def _storage(self, fake: FakeTensor) -> _Storage:
-        key = fake.storage_key
+        key = self._key(fake)
         if key not in self.storages:
             self._define(fake, self.inputs.aten_node(fake))
         return self.storages[key]
 
+    def _key(self, fake: FakeTensor) -> int:
+        return self.regions.get(id(fake), fake.storage_key)
+
     def _define(self, fake: FakeTensor, node: Node) -> None:
         """Make `fake` the base of its storage, with value `node`."""
         self.fake_of[node] = fake
-        storage = self.storages.setdefault(fake.storage_key, _Storage(fake, node))
+        storage = self.storages.setdefault(self._key(fake), _Storage(fake, node))
         self.values[id(fake)] = (storage.version, node)
         storage.inputs += self.inputs.holds(fake)
 
@@ -206,7 +279,7 @@ class _Functionalizer(Emitter):
         """The view `fake`, applied to the current value of its source."""
         view = self.views.get(id(fake))
         if view is None:
-            raise self.refuse("inputs share memory and one of them is written")
+            raise self.refuse(_SHARED)
         source = self.current(view.source)
         args = map_nodes(view.args, lambda n: source if n is view.source_node else self._read(n))
         result = self.emit(view.target, args, map_nodes(view.kwargs, self._read), view.spec)
@@ -241,11 +314,20 @@ class _Functionalizer(Emitter):
                 self.nodes.append(fake.aten_node)
             source = self.fake_of[source_node] if source_node is not None else None
             if source_node is not None and source is not None and source.storage_key == fake.storage_key:
+                self._enter_region(fake, source, node.target)
                 self.fake_of[fake.aten_node] = fake
                 self.views[id(fake)] = View(source, node.target, args, kwargs, source_node, node.spec, item)
                 self.values[id(fake)] = (self._storage(fake).version, fake.aten_node)
             else:
                 self._define(fake, fake.aten_node)
+
+    def _enter_region(self, view: FakeTensor, source: FakeTensor, op: Any) -> None:
+        """A view is in the region of its source, unless it may reach beyond it."""
+        key = self.regions.get(id(source))
+        if key is not None:
+            if op is STRIDED:
+                raise self.refuse(_SHARED)
+            self.regions[id(view)] = key
 
     def _view_source(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Node | None:
         """The recorded node that a view operator is applied to."""
@@ -260,11 +342,11 @@ class _Functionalizer(Emitter):
         """Rewrite a mutating operator: compute what it would write, then store that in the bases."""
         written = {name: self._written_fakes(info, node, name) for name in info.writes}
         fakes_written = [f for fs in written.values() for f in _flat(fs)]
-        self._check_operands(fakes_written, node)
+        pure = pure_of(node.target)
+        self._check_operands(fakes_written, node, pure is not None and pure.copies)
         if self.has_backward and _in_checkpoint(node) and any(self._storage(f).inputs for f in fakes_written):
             # for example the statistics of a batch norm
             raise refuse("a checkpoint writes an input tensor, and again when it is recomputed")
-        pure = pure_of(node.target)
         if pure is None:
             raise self.refuse(f"{node.target} writes memory and has no pure form")
         arguments = {**dict(zip(info.names, node.args)), **node.kwargs}
@@ -309,16 +391,16 @@ class _Functionalizer(Emitter):
         drawn = self.emit(pure, (permuted, *trailing), keywords)
         self._store(fake, self.emit(PERMUTE, (drawn, list(inverse(order)))))
 
-    def _check_operands(self, written: Sequence[FakeTensor], node: Node) -> None:
-        """Raise Unsupported where a written tensor partly overlaps another operand: eager refuses it."""
-        read: dict[Node, None] = {}
-        map_nodes((node.args, node.kwargs), lambda n: read.setdefault(n) or n)
+    def _check_operands(self, written: Sequence[FakeTensor], node: Node, distinct: bool) -> None:
+        """Raise Unsupported where a written tensor partly overlaps another operand, which eager refuses; or, if they must
+        be `distinct`, is another operand."""
+        fakes = [self.fake_of[n] for n in leaves((node.args, node.kwargs), Node) if n in self.fake_of]
         for target in written:
-            for other in (self.fake_of[n] for n in read if n in self.fake_of):
-                if other.storage_key == target.storage_key and partly_overlap(
-                    other.spec, target.spec, self.inputs.numbers.symbols
-                ):
-                    raise self.refuse("operands share memory in part and one of them is written")
+            others = [f for f in fakes if f.storage_key == target.storage_key]
+            if any(partly_overlap(f.spec, target.spec, self.inputs.numbers.symbols) for f in others):
+                raise self.refuse("operands share memory in part and one of them is written")
+            if distinct and sum(_layout(f) == _layout(target) for f in others) > 1:
+                raise self.refuse("operands of a custom operator share memory and one of them is written")
 
     def _written_fakes(self, info: Effects, node: Node, name: str) -> Any:
         argument = info.argument(name, node.args, node.kwargs)
@@ -330,7 +412,7 @@ class _Functionalizer(Emitter):
         """Set the value of `fake` to `value`, converted to its dtype and shape as by `copy_`."""
         storage = self._storage(fake)
         if storage.inputs > 1:
-            raise self.refuse("inputs share memory and one of them is written")
+            raise self.refuse(_SHARED)
         if overlaps_itself(storage.base.spec) or self._overlaps_itself(fake):
             raise self.refuse("a write to a tensor whose elements share memory")
         spec = fake.spec
@@ -339,7 +421,7 @@ class _Functionalizer(Emitter):
         while fake is not storage.base:
             view = self.views.get(id(fake))
             if view is None:
-                raise self.refuse("inputs share memory and one of them is written")
+                raise self.refuse(_SHARED)
             value = scatter_back(self, view, self.current(view.source), value)
             fake = view.source
         storage.value = self._with_base_layout(value, storage)
@@ -377,6 +459,10 @@ class _Functionalizer(Emitter):
 
     def item(self, node: Node, index: int) -> Node:
         return self.emit(operator.getitem, (node, index), spec=node.spec[index])
+
+
+def _layout(fake: FakeTensor) -> tuple[Any, ...]:
+    return fake.spec.offset, fake.spec.shape, fake.spec.stride
 
 
 def _results(out: Any) -> Iterator[tuple[int | None, FakeTensor]]:

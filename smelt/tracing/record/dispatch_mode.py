@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from smelt.graph.operator_effects import is_composite
+from smelt.errors import CreatesSizes
+from smelt.graph.operator_effects import effects, is_composite
+from smelt.ops.created_sizes import declare_created_sizes
 from smelt.ops.registry import row
 from smelt.ops.trace_rules import TraceRule
 from smelt.reasons import UNSUPPORTED_OBJECT
@@ -86,4 +88,9 @@ class DispatchMode(TorchDispatchMode):
         if (torch.is_inference_mode_enabled() or self._call.in_dispatch) and is_composite(func):
             with self:  # as autograd does where it runs
                 return func.decompose(*args, **kwargs)
-        return self._operator_recorder.run(func, args, kwargs)
+        try:
+            return self._operator_recorder.run(func, args, kwargs)
+        except CreatesSizes:
+            if effects(func).dynamic_shape or not declare_created_sizes(func):
+                raise
+        return self._run(func, args, kwargs)

@@ -20,10 +20,19 @@ class UnbackedComparison:
         self._symbols, self._op, self._a, self._b, self._holds = symbols, op, a, b, holds
 
     @property
+    def op(self) -> str:
+        """The comparison that is true where it is."""
+        return self._op if self._holds else {"lt": "ge", "eq": "ne"}[self._op]
+
+    @property
+    def sizes(self) -> tuple[Any, Any]:
+        """The two numbers that it compares."""
+        return self._symbols.number(self._a), self._symbols.number(self._b)
+
+    @property
     def expression(self) -> Expression:
         """The expression that Python computes for it."""
-        op = self._op if self._holds else {"lt": "ge", "eq": "ne"}[self._op]
-        return self._symbols.comparison(op, self._a, self._b)
+        return self._symbols.comparison(self.op, self._a, self._b)
 
     def assume(self, outcome: bool) -> None:
         """Assume this outcome from now on; the graph checks it."""

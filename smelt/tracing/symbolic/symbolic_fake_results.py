@@ -97,6 +97,9 @@ class SymbolicCall:
         except NotImplementedError as error:
             if self.info.dynamic_shape:
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
+            if self.info.only_writes:
+                written = tuple(self.info.argument(r.arg, args, kwargs) for r in self.info.results)
+                return written[0] if len(written) == 1 else written, []
             raise self._unsupported(UNSUPPORTED_CALL, f"{self.func} has no shape function") from error
         except NeedsFixedSize as error:
             if self.info.dynamic_shape and "meta tensor" in str(error):

@@ -7,11 +7,11 @@ from typing import cast
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import (
-    SUBSTITUTES,
     Args,
     Kwargs,
     definition_name,
     handler_of,
+    substitute_of,
     unsupported,
 )
 from smelt.capture.base.native_functions import REFUSED, is_never_interpreted, runs_natively
@@ -43,9 +43,10 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
         vm.frames.call_site = None
         return handler(vm, args, kwargs)
     definition = definition_name(fn)
-    if definition in SUBSTITUTES:
+    substitute = substitute_of(fn, args, kwargs)
+    if substitute is not None:
         check_replaced_under_modes(vm, fn)
-        fn = SUBSTITUTES[definition]
+        fn = substitute
     inlined = _torch_compile_original(fn) if definition[0].startswith("torch._dynamo.") else None
     if inlined is not None:
         return vm.call(inlined, args, kwargs)

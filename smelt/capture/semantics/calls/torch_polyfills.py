@@ -15,6 +15,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from smelt.torch_private import HigherOrderOperator
+
 Values = tuple[object, ...]
 
 
@@ -46,6 +48,16 @@ def cond(
     if pred:
         return true_fn(*operands)
     return false_fn(*operands)
+
+
+def cond_on_bool(
+    pred: object,
+    true_fn: Callable[..., object],
+    false_fn: Callable[..., object],
+    operands: Sequence[object] = (),
+) -> object:
+    """`torch.cond` on a Python bool."""
+    return cond(None, pred, true_fn, false_fn, operands)
 
 
 def begin_choice(pred: object, true_fn: object, false_fn: object, operands: object) -> object:
@@ -169,6 +181,29 @@ def flex_attention(
             mask_mod_other_buffers,
         )
     return out, logsumexp, largest.detach()
+
+
+def wrap(op: object, function: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """`wrap`: the call of a function."""
+    return function(*args, **kwargs)
+
+
+def call_with(op: object, function: Callable[..., object], operands: Values, *settings: object) -> object:
+    """`strict_mode_op` and `hints_wrapper`, whose settings only torch's compiler reads."""
+    return function(*operands)
+
+
+def out_dtype(op: HigherOrderOperator, operator: object, dtype: torch.dtype, *args: object) -> object:
+    """`out_dtype`: an operator on promoted tensors, whose result is cast."""
+    module = _operator_module("out_dtype")
+    if operator not in module.ALLOWABLE_OPS or need_gradients(args):
+        return HigherOrderOperator.__call__(op, operator, dtype, *args)
+    return module.out_dtype_dense(operator, dtype, *args)
+
+
+def need_gradients(operands: Sequence[object]) -> bool:
+    """Whether gradients are wanted of operands."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in operands)
 
 
 def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size | None:

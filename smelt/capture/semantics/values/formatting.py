@@ -232,6 +232,12 @@ def _holds_text(values: Iterable[object]) -> bool:
     )
 
 
+def _contain_text(vm: VM, *values: object) -> bool:
+    """Whether the text of a container among `values` depends on tensors or symbolic numbers."""
+    containers = (v for v in values if type(v) in _COPIERS or (type(v) is tuple and not _is_fixed(v)))
+    return any(type(convert(vm, str, v)) is TextProxy for v in containers)
+
+
 @method(str, "join")
 def _join(vm: VM, separator: object, values: object) -> object:
     parts = vm.elements(values)
@@ -244,7 +250,7 @@ def _join(vm: VM, separator: object, values: object) -> object:
 
 @method(str, "format")
 def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
-    if not _holds_text((*args, *kwargs.values())):
+    if not _holds_text((*args, *kwargs.values())) and not _contain_text(vm, *args, *kwargs.values()):
         for value in (*args, *kwargs.values()):
             check_text_settings(value, "%" if "%" in pattern else "")
             use_names(vm, value)

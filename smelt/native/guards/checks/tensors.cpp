@@ -40,7 +40,10 @@ struct NoOverlap : Check {
         std::vector<const c10::StorageImpl*> storages;
         for (int node : nodes) {
             PyObject* x = pass.values[node];
-            if (!THPVariable_Check(x)) return false;
+            if (!THPVariable_Check(x)) {
+                if (!add_array(x, ranges)) return false;
+                continue;
+            }
             const at::Tensor& t = THPVariable_Unpack(x);
             if (!t.has_storage()) return false;
             const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
@@ -49,6 +52,25 @@ struct NoOverlap : Check {
             if (begin && storage->nbytes()) ranges.emplace_back(begin, begin + storage->nbytes());
         }
         return distinct(storages) && disjoint(ranges);
+    }
+
+    // Adds the memory of a NumPy array, whose strides are not negative; false for other objects.
+    static bool add_array(PyObject* x, std::vector<Range>& ranges) {
+        Py_buffer view;
+        if (!PyObject_CheckBuffer(x) || PyObject_GetBuffer(x, &view, PyBUF_STRIDED_RO)) {
+            PyErr_Clear();
+            return false;
+        }
+        auto begin = reinterpret_cast<uintptr_t>(view.buf);
+        uintptr_t end = view.len ? begin + view.itemsize : begin;
+        bool is_forward = true;
+        for (int d = 0; d < view.ndim && view.len; d++) {
+            is_forward &= view.strides[d] >= 0;
+            end += (view.shape[d] - 1) * view.strides[d];
+        }
+        PyBuffer_Release(&view);
+        if (end > begin) ranges.emplace_back(begin, end);
+        return is_forward;
     }
 
     static bool distinct(std::vector<const c10::StorageImpl*>& storages) {
@@ -63,6 +85,26 @@ struct NoOverlap : Check {
     }
 };
 const CheckKind no_overlap_kind("no_overlap", make_about_nodes<NoOverlap>);
+
+struct SharedStorage : Check {
+    std::vector<int> nodes;
+    explicit SharedStorage(std::vector<int> nodes) : nodes(std::move(nodes)) {}
+
+    bool holds(PyObject*, Pass& pass) override {
+        const c10::StorageImpl* first = nullptr;
+        for (int node : nodes) {
+            PyObject* x = pass.values[node];
+            if (!THPVariable_Check(x)) return false;
+            const at::Tensor& t = THPVariable_Unpack(x);
+            if (!t.has_storage()) return false;
+            const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
+            if (first && storage != first) return false;
+            first = storage;
+        }
+        return true;
+    }
+};
+const CheckKind shared_storage_kind("shared_storage", make_about_nodes<SharedStorage>);
 
 bool to_int64s(PyObject* sequence, std::vector<int64_t>* out) {
     if (!PyTuple_Check(sequence)) return false;
