@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -376,3 +377,23 @@ else:
     ScriptMethod = _optional(lambda: torch._C.ScriptMethod, "TorchScript")
     ScriptModule = _optional(lambda: torch._C.ScriptModule, "TorchScript")
 parse_schema = _optional(lambda: torch._C.parse_schema, "TorchScript")
+
+# ---- what backends for torch.compile read
+
+
+def backend_tools() -> Any:
+    """The classes of torch's capture that its backends read. Importing them takes a second and a half, so this happens when
+    the first such backend compiles a graph."""
+    from torch._dynamo.source import ConstantSource  # noqa: PLC0415
+    from torch._guards import TracingContext, tracing  # noqa: PLC0415
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # noqa: PLC0415
+
+    return SimpleNamespace(
+        ConstantSource=ConstantSource,
+        DimDynamic=DimDynamic,
+        FakeTensorMode=FakeTensorMode,
+        ShapeEnv=ShapeEnv,
+        TracingContext=TracingContext,
+        tracing=tracing,
+    )

@@ -312,7 +312,10 @@ class FrameCompiler:
             if unbacked is not None:
                 small = small_unbacked_sizes(trial)
                 captured.traced = replace(captured.traced, unbacked=replace(unbacked, small=small))
-            accept_size_one(trial)
+            if not hasattr(
+                self.backend, "takes_sizes_if_asked"
+            ):  # torch's code for symbols assumes 2 or more
+                accept_size_one(trial)
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
             return FailedAttempt(e, used_symbols=bool(captured.traced.numbers), used_unbacked=used_unbacked)
@@ -341,7 +344,10 @@ class FrameCompiler:
         if assumed and eager_rerun_of(captured.traced, functional) is None:
             raise NotRepeatable
         captured.traced = replace(
-            captured.traced, title=self._title(fn), on_failure=self._failure_callback(fn)
+            captured.traced,
+            title=self._title(fn),
+            graph_break=getattr(captured.frame_exit, "reason", None),
+            on_failure=self._failure_callback(fn),
         )
         if self.config.verify:
             captured.traced = replace(captured.traced, on_mismatch=self._mismatch_callback(fn))
