@@ -1,7 +1,5 @@
 """Backends by name, and the torch.fx bridge."""
 
-import warnings
-
 import pytest
 import torch
 import torch.fx
@@ -12,7 +10,6 @@ from smelt.backends import backend_registry
 from smelt.errors import OptionError
 from smelt.graph.ir import TensorSpec
 from smelt.report import inspect
-from smelt.torch_backend import compile_fx
 from tests.harness.traced import trace
 
 
@@ -110,27 +107,3 @@ def test_eager_backends_take_sizes(backend):
         x = torch.randn(b, s)
         torch.testing.assert_close(compiled(x), f(x))
     assert len(inspect.entries(compiled)) == 2
-
-
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_torch_compile_with_symbolic_sizes(dynamic):
-    linear = torch.nn.Linear(8, 4)
-    f = lambda x: linear(x).relu().sum() * x.shape[0] + x.view(-1)[: x.shape[0]].sum()  # noqa: E731
-    compiled = torch.compile(f, backend=compile_fx, dynamic=dynamic)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for b in (4, 5, 9, 2, 1):
-            x = torch.randn(b, 8, requires_grad=True)
-            got, want = compiled(x), f(x)
-            torch.testing.assert_close(got, want)
-            torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x))
-
-
-def test_torch_compile_with_the_smelt_backend():
-    model, x = Model(), torch.randn(5, 4)
-    gm = torch.fx.symbolic_trace(model)
-    with torch.no_grad():
-        for got, want in zip(compile_fx(gm, [x])(x), model(x)):
-            torch.testing.assert_close(got, want)
-    compile_fx(gm, [x])(x)[0].sum().backward()
-    assert model.linear.weight.grad is not None

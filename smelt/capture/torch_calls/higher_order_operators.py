@@ -19,6 +19,9 @@ _BODIES: dict[tuple[str, str], object] = {
     (_OPERATORS + "scan", "ScanOp.__call__"): polyfills.scan,
     (_OPERATORS + "associative_scan", "AssociativeScanOp.__call__"): polyfills.associative_scan,
     (_OPERATORS + "map", "MapImpl.__call__"): polyfills.map_rows,
+    (_OPERATORS + "invoke_subgraph", "InvokeSubgraphHOP.__call__"): polyfills.call_subgraph,
+    (_OPERATORS + "wrap", "Wrap.__call__"): polyfills.call_wrapped,
+    (_OPERATORS + "wrap", "TagActivationCheckpoint.__call__"): polyfills.checkpoint,
     (_OPERATORS + "flex_attention", "FlexAttentionHOP.__call__"): polyfills.flex_attention,
 }
 SUBSTITUTES.update(cast(dict[tuple[str, str], FunctionType], _BODIES))

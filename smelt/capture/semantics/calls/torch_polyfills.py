@@ -149,6 +149,21 @@ def flex_attention(
     return out, logsumexp, largest.detach()
 
 
+def call_subgraph(op: object, subgraph: Callable[..., Values], identifier: str, *operands: object) -> Values:
+    """`invoke_subgraph`: a region that torch's compiler compiles once."""
+    return subgraph(*operands)
+
+
+def call_wrapped(op: object, function: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """`wrap`: the function's own result."""
+    return function(*args, **kwargs)
+
+
+def checkpoint(op: object, module: torch.nn.Module, *args: object, **kwargs: object) -> object:
+    """`tag_activation_checkpoint`: a checkpoint in a graph of torch's."""
+    return torch.utils.checkpoint.checkpoint(module, *args, **{**kwargs, "use_reentrant": False})
+
+
 def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size | None:
     """`torch.broadcast_shapes`, which uses torch's own compiler to compare sizes; None for shapes that do not broadcast."""
     arguments = [(s,) if isinstance(s, int) else s for s in shapes]
