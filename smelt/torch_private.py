@@ -11,6 +11,7 @@ a string holds, to recognise a function or a module by, are harmless where nothi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -378,7 +379,18 @@ else:
     ScriptModule = _optional(lambda: torch._C.ScriptModule, "TorchScript")
 parse_schema = _optional(lambda: torch._C.parse_schema, "TorchScript")
 
-# ---- what backends for torch.compile read
+# ---- what torch.compile's users have set, and what its backends read
+
+
+def compiler_setting(name: str, default: Any) -> Any:
+    """A setting of torch's compiler, where the program has imported it."""
+    return getattr(sys.modules.get("torch._dynamo.config"), name, default)
+
+
+def compiler_stance() -> str:
+    """The stance of `torch.compiler.set_stance`, which imports the module that holds it."""
+    stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    return getattr(stance, "stance", "default")
 
 
 def backend_tools() -> Any:

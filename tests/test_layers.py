@@ -116,6 +116,8 @@ NAMED = {
         "smelt.cli.torch_compile_redirect",
         "torch.compile",
     ): "is what smelt stands in for while it runs a script",
+    ("smelt.torch_private", "torch._dynamo.config"): "a script sets it, and `smelt run` obeys",
+    ("smelt.torch_private", "torch._dynamo.eval_frame"): "holds what torch.compiler.set_stance sets",
     ("smelt.torch_private", "torch._dynamo.source.ConstantSource"): "backends for torch.compile read it",
     (
         "smelt.torch_private",

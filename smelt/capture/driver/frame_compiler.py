@@ -23,7 +23,7 @@ from typing import Any
 from smelt import _native, events, recompile_limits
 from smelt._native import isinstance
 from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, Record, wrap
-from smelt.capture.driver.cache_misses import explain_cache_miss, recompile_limit_reason
+from smelt.capture.driver.cache_misses import explain_cache_miss, recompile_limit_reason, recompile_message
 from smelt.capture.driver.capture_attempts import (
     Attempt,
     FailedAttempt,
@@ -79,7 +79,7 @@ from smelt.reasons import (
 )
 from smelt.runtime.fork_locks import CAPTURE, hold_at_fork
 from smelt.runtime.gc_pause import collections_postponed
-from smelt.torch_private import forward_mode_level
+from smelt.torch_private import compiler_stance, forward_mode_level
 from smelt.tracing.backward.not_differentiable import NotDifferentiable
 from smelt.tracing.record.traced import Traced
 from smelt.user_lines import title_of
@@ -176,6 +176,8 @@ class FrameCompiler:
     def _handle_miss(self, fn: FunctionType, slots: tuple[object, ...]) -> HookResult:
         if self.is_generator_factory or _thread.capturing or _thread.disabled or self._is_traced_elsewhere():
             return False
+        if self._stance_forbids_compiling(fn, slots):
+            return False
         before = self._installed
         with _lock:
             if self._installed != before:  # another thread compiled meanwhile, perhaps for this very call
@@ -197,6 +199,18 @@ class FrameCompiler:
         if self.fullgraph:
             raise Unsupported(Reason(ANOTHER_TRACER, tracer))
         return True
+
+    def _stance_forbids_compiling(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
+        """Whether this call runs eagerly because of `torch.compiler.set_stance`. Raises RuntimeError, as torch does, if the
+        stance is "fail_on_recompile". Native code handles "force_eager", under which no entries are looked up."""
+        stance = compiler_stance()
+        if stance == "fail_on_recompile":
+            raise RuntimeError(recompile_message(self.record, fn.__code__, slots))
+        is_first = not self.record.entries and not self.record.ran_eagerly_first
+        if stance.endswith("eager_then_compile") and is_first:
+            self.record.ran_eagerly_first = True
+            return True
+        return stance == "eager_on_recompile"
 
     def clear(self) -> None:
         """Forgets all entries and reasons."""

@@ -161,7 +161,8 @@ def call_wrapped(op: object, function: Callable[..., object], *args: object, **k
 
 def checkpoint(op: object, module: torch.nn.Module, *args: object, **kwargs: object) -> object:
     """`tag_activation_checkpoint`: a checkpoint in a graph of torch's."""
-    return torch.utils.checkpoint.checkpoint(module, *args, **{**kwargs, "use_reentrant": False})
+    run: Callable[..., object] = torch.utils.checkpoint.checkpoint
+    return run(module, *args, **{**kwargs, "use_reentrant": False})
 
 
 def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size | None:
