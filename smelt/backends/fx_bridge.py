@@ -81,7 +81,7 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
         return lambda tensors: _as_tuple(compiled(*tensors), backend)
 
     compile_with_foreign.__name__ = _name(backend)
-    compile_with_foreign.takes_sizes_if_asked = True  # type: ignore[attr-defined]
+    compile_with_foreign.is_foreign = True  # type: ignore[attr-defined]
     return compile_with_foreign
 
 

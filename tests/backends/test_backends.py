@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.fx
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils.checkpoint import checkpoint
 
 import smelt
 from smelt import config
@@ -107,3 +109,86 @@ def test_eager_backends_take_sizes(backend):
         x = torch.randn(b, s)
         torch.testing.assert_close(compiled(x), f(x))
     assert len(inspect.entries(compiled)) == 2
+
+
+class Scaled(torch.autograd.Function):
+    """Its backward has gradients for inputs that its forward does not read."""
+
+    @staticmethod
+    def forward(ctx, x, y, by, fn):
+        ctx.save_for_backward(x)
+        ctx.by = by
+        return fn(x) * by, x + 1
+
+    @staticmethod
+    def backward(ctx, a, b):
+        (x,) = ctx.saved_tensors
+        return a * ctx.by + b, a * x + 5, None, None
+
+
+def custom_function(x, y):
+    return Scaled.apply(x, y, 2.0, torch.sin)[0].cos()
+
+
+def two_custom_functions(x, y):
+    return sum(Scaled.apply(x * y, y, 3, torch.cos)) + Scaled.apply(y, x, 0.5, torch.exp)[1]
+
+
+def checkpointed(x, y):
+    return checkpoint(lambda a, b: (a * b).sin() * y, x, y, use_reentrant=False)
+
+
+def conditional(x, y):
+    return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,)) * y
+
+
+def hooked(x, y):
+    x = x * 2
+    x.register_hook(lambda g: g * 5)
+    return x.clone().mul_(y)
+
+
+def hooked_twice(x, y):
+    x.register_hook(lambda g: g + 1)
+    z = x * y
+    z.register_hook(lambda g: None if g is None else g * 3)
+    w = z.sin()
+    w.register_hook(lambda g: g * 2)
+    return w * z
+
+
+def differentiated(x, y):
+    return torch.autograd.grad((x * x * y).sum(), x, create_graph=True)[0] + x
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [lambda gm, inputs: smelt.compile(gm.forward), aot_autograd(fw_compiler=lambda gm, inputs: gm.forward)],
+)
+@pytest.mark.parametrize(
+    "program",
+    [custom_function, two_custom_functions, checkpointed, conditional, hooked, hooked_twice, differentiated],
+)
+def test_backends_that_compile_again(program, backend):
+    """smelt, or torch's AOTAutograd, captures the torch-level graph, in which custom functions are single calls."""
+    found = []
+    for f in (program, smelt.compile(program, backend=backend)):
+        x, y = torch.arange(1.0, 4.0).requires_grad_(), torch.full((3,), 0.5, requires_grad=True)
+        result = f(x, y)
+        found.append((result.detach(), torch.autograd.grad(result.sum(), (x, y))))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("backend", ["eager", aot_autograd(fw_compiler=lambda gm, inputs: gm.forward)])
+def test_a_gradient_retained_inside(backend):
+    def f(x, y):
+        z = x * y
+        z.retain_grad()
+        return z.sin(), z
+
+    found = []
+    for run in (f, smelt.compile(f, backend=backend)):
+        result, z = run(torch.ones(3, requires_grad=True), torch.full((3,), 0.5))
+        result.sum().backward()
+        found.append(z.grad)
+    torch.testing.assert_close(*found)

@@ -230,6 +230,7 @@ class FrameCompiler:
             ),
             unbacked_sizes=getattr(self.backend, "takes_data_sizes", False),
             joint_graph=self._functional,
+            hides_intermediates=self._is_foreign,
             assumes=True,
             selects=True,
             may_break=not self.fullgraph,
@@ -239,10 +240,14 @@ class FrameCompiler:
     def _functional(self) -> bool:
         return is_functional(self.backend)
 
+    @property
+    def _is_foreign(self) -> bool:
+        return getattr(self.backend, "is_foreign", False)
+
     def _backend_takes_sizes(self) -> bool:
         """Whether the backend receives symbolic sizes. A backend from elsewhere may compile for its example inputs alone, so
         it receives them only with `dynamic=True`."""
-        requested = self.dynamic is True and getattr(self.backend, "takes_sizes_if_asked", False)
+        requested = self.dynamic is True and self._is_foreign
         return requested or getattr(self.backend, "takes_sizes", False)
 
     def _wrap_resume(self, fn: FunctionType) -> Any:
@@ -326,9 +331,7 @@ class FrameCompiler:
             if unbacked is not None:
                 small = small_unbacked_sizes(trial)
                 captured.traced = replace(captured.traced, unbacked=replace(unbacked, small=small))
-            if not hasattr(
-                self.backend, "takes_sizes_if_asked"
-            ):  # torch's code for symbols assumes 2 or more
+            if not self._is_foreign:  # torch's code for symbols assumes 2 or more
                 accept_size_one(trial)
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
