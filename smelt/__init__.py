@@ -8,6 +8,7 @@ import os
 from smelt import compatibility, config, errors
 from smelt.api import (
     compile,
+    compile_,
     disable,
     dump,
     explain,
@@ -24,6 +25,7 @@ from smelt.size_marks import mark_dynamic, mark_static
 __all__ = [
     "__version__",
     "compile",
+    "compile_",
     "config",
     "disable",
     "dump",

@@ -84,6 +84,17 @@ def compile(
     )
 
 
+def compile_(module: Any, **options: Any) -> None:
+    """Compile the calls of an nn.Module in place, as `Module.compile()` does with torch's compiler: the object, its class
+    and its state_dict keys stay. `options` are those of `compile`. Copies and pickles of the module are not compiled.
+
+    Raises what `compile` raises, and TypeError if `module` is not an nn.Module.
+    """
+    if not hasattr(module, "_call_impl"):
+        raise TypeError(f"smelt.compile_: module must be an nn.Module, got {module!r}")
+    module._compiled_call_impl = compile(module._call_impl, **options)
+
+
 def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callable[..., Any]:
     """Explain the compilation of `fn`: `smelt.explain(fn)(*args, **kwargs)` calls it once, compiled, and returns an
     `Explanation` (`smelt/report/explanation.py`): graphs, breaks, guards, recompiles, kernels, memory, time. Print it.
@@ -115,7 +126,8 @@ def reset() -> None:
 def disable(fn: Any = None, recursive: bool = True) -> Any:
     """Mark a function, callable or module to run eagerly and never be captured. Usable as a decorator.
 
-    A compiled function that calls it breaks the graph there. Nothing is compiled while it runs.
+    A compiled function that calls it breaks the graph there. Nothing is compiled while it runs; with `recursive=False`,
+    compiled functions that it calls are.
     """
     return compatibility.compiler().disable(fn, recursive)
 

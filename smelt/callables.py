@@ -15,7 +15,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -203,6 +203,14 @@ class CompiledModule:
         """The original module (torch.compile's name for it)."""
         return self._smelt.original
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As the original's. Accepts the keys of a module that torch.compile wrapped."""
+        wrapped = f"{prefix}_orig_mod."
+        is_name = isinstance(getattr(self._smelt.original, "_orig_mod", None), nn.Module)
+        for key in [] if is_name else [key for key in state_dict if key.startswith(wrapped)]:
+            state_dict.setdefault(prefix + key.removeprefix(wrapped), state_dict.pop(key))
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
+
     def __reduce__(self) -> Any:
         """Pickle the original in its place: a saved model loads where smelt is not installed."""
         return operator.getitem, ((self._smelt.original,), 0)
@@ -309,8 +317,6 @@ def reset() -> None:
 
 def disable(fn: Any, recursive: bool) -> Any:
     """A function that runs `fn` eagerly; a decorator if `fn` is None."""
-    if not recursive:
-        raise NotImplementedError("smelt.disable(recursive=False) is not built yet")
     if fn is None:
         return functools.partial(disable, recursive=recursive)
     if not callable(fn):
@@ -318,7 +324,7 @@ def disable(fn: Any, recursive: bool) -> Any:
     target = fn._smelt_original if isinstance(fn, _native.Wrapped) else fn
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with set_disabled():
+        with set_disabled() if recursive else nullcontext():
             return target(*args, **kwargs)
 
     functools.update_wrapper(run, target, updated=() if not inspect.isfunction(target) else ("__dict__",))

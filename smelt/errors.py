@@ -11,6 +11,11 @@ from smelt.reasons import INTERNAL, Reason
 class SmeltError(Exception):
     """Base of all errors that smelt raises on purpose."""
 
+    def __init__(self, *args: object) -> None:
+        Exception.__init__(
+            self, *args
+        )  # not `super`: `smelt run` adds bases of torch's, which have other arguments
+
 
 class Unsupported(SmeltError):
     """Something cannot be captured, for `reason`. With `fullgraph=True` the user sees it; otherwise the graph breaks there,

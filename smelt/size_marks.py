@@ -12,16 +12,18 @@ from dataclasses import dataclass
 import torch
 
 _ATTRIBUTE = "_smelt_sizes"
-_TORCHS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_unbacked_indices")
+_TORCHS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Whether a size is to be symbolic, and the least and largest that it will be, where that is known."""
+    """Whether a size is to be symbolic, and the least and largest that it will be, where that is known. `is_hint`: a size
+    that is specialized all the same is not reported."""
 
     dynamic: bool
     min: int | None = None
     max: int | None = None
+    is_hint: bool = False
 
 
 def mark_dynamic(
@@ -68,8 +70,8 @@ def marks_of(tensor: torch.Tensor) -> Mapping[int, Mark]:
     state = object.__getattribute__(tensor, "__dict__")
     if not state:
         return {}
-    dims = {d for name in _TORCHS for d in state.get(name, ())}
-    found = dict.fromkeys(dims, Mark(True))
+    found = dict.fromkeys(state.get("_dynamo_weak_dynamic_indices", ()), Mark(True, is_hint=True))
+    found |= {d: Mark(True) for name in _TORCHS for d in state.get(name, ())}
     for stated in state.get("_dynamo_dynamic_range", ()):
         found[stated.dim] = Mark(True, stated.min, stated.max)
     found |= dict.fromkeys(state.get("_dynamo_static_indices", ()), Mark(False))

@@ -12,8 +12,10 @@ a string holds, to recognise a function or a module by, are harmless where nothi
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -398,3 +400,34 @@ else:
     ScriptMethod = _optional(lambda: torch._C.ScriptMethod, "TorchScript")
     ScriptModule = _optional(lambda: torch._C.ScriptModule, "TorchScript")
 parse_schema = _optional(lambda: torch._C.parse_schema, "TorchScript")
+
+# ---- what torch.compile's users have set, and what its backends read
+
+
+def compiler_setting(name: str, default: Any) -> Any:
+    """A setting of torch's compiler, where the program has imported it."""
+    return getattr(sys.modules.get("torch._dynamo.config"), name, default)
+
+
+def compiler_stance() -> str:
+    """The stance of `torch.compiler.set_stance`, which imports the module that holds it."""
+    stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    return getattr(stance, "stance", "default")
+
+
+def backend_tools() -> Any:
+    """The classes of torch's capture that its backends read. Importing them takes a second and a half, so this happens when
+    the first such backend compiles a graph."""
+    from torch._dynamo.source import ConstantSource  # noqa: PLC0415
+    from torch._guards import TracingContext, tracing  # noqa: PLC0415
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # noqa: PLC0415
+
+    return SimpleNamespace(
+        ConstantSource=ConstantSource,
+        DimDynamic=DimDynamic,
+        FakeTensorMode=FakeTensorMode,
+        ShapeEnv=ShapeEnv,
+        TracingContext=TracingContext,
+        tracing=tracing,
+    )

@@ -8,12 +8,14 @@ import pickle
 import subprocess
 import sys
 import types
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 
 import smelt
+from smelt import events
 from smelt.errors import OptionError, Unsupported
 from smelt.report.inspect import entries, reasons
 from tests.harness.threads import in_threads
@@ -422,3 +424,99 @@ def test_compiled_inside_compiled_is_captured_through():
     x = torch.randn(2, 4)
     torch.testing.assert_close(compiled(x), outer.inner._orig_mod(x) * 2 + 1)
     assert not reasons(compiled)
+
+
+def test_compiled_functions_in_a_disabled_one_compile_if_it_is_not_recursive():
+    for recursive in (True, False):
+        inner = smelt.compile(lambda x: x + (1 if torch.compiler.is_compiling() else 0))
+        outer = smelt.disable(lambda x, inner=inner: inner(x) * 2, recursive=recursive)
+        assert torch.equal(outer(torch.ones(2)), torch.full((2,), 2.0 if recursive else 4.0))
+        compiled = smelt.compile(lambda x, outer=outer: outer(x + 1))
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 4.0 if recursive else 6.0))
+        assert reasons(compiled)[0].kind.id == "disabled-function"
+
+
+class Marked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+
+    def forward(self, x, by=1):
+        return self.inner(x) * by + (1 if torch.compiler.is_compiling() else 0)
+
+
+def test_a_module_is_compiled_in_place():
+    module, x = Marked().eval(), torch.ones(2, 4)
+    expected, keys = module(x) + 1, list(module.state_dict())
+    seen = []
+    module.register_forward_hook(lambda module, args, result: seen.append(type(module)))
+    assert smelt.compile_(module, fullgraph=False) is None
+    assert type(module) is Marked and list(module.state_dict()) == keys
+    torch.testing.assert_close(module(x), expected)
+    torch.testing.assert_close(module(x, by=2), 2 * expected - 1)
+    assert seen == [Marked, Marked]
+    torch.testing.assert_close(copy.deepcopy(module)(x), expected - 1)
+    with torch.enable_grad():
+        module.train()(x).sum().backward()
+    assert module.inner[0].weight.grad is not None
+    outer = smelt.compile(lambda x: module.eval()(x) * 3)
+    torch.testing.assert_close(outer(x), expected * 3)
+    with pytest.raises(OptionError, match="fullgraph"):
+        smelt.compile_(module, fullgraph=1)
+    with pytest.raises(TypeError, match="nn.Module"):
+        smelt.compile_(lambda x: x)
+
+
+class Wrapper(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self._orig_mod = module
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_state_of_modules_that_torch_compile_wrapped_is_loaded(strict):
+    def make():
+        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+    source = make()
+    source(torch.randn(5, 4))
+    saved = Wrapper(source).state_dict()  # what torch.compile's wrapper gives
+    assert list(saved)[0] == "_orig_mod.0.weight"
+    target, holder, before = smelt.compile(make()), nn.Module(), dict(saved)
+    holder.layer = smelt.compile(make())
+    assert not any(target.load_state_dict(saved, strict=strict))
+    assert not any(holder.load_state_dict({f"layer.{k}": v for k, v in saved.items()}, strict=strict))
+    assert saved == before
+    for loaded in (target, holder.layer):
+        for a, b in zip(loaded.state_dict().values(), source.state_dict().values(), strict=True):
+            assert torch.equal(a, b)
+    with pytest.raises(RuntimeError, match="Unexpected key.*_orig_mod.5.weight|Unexpected key.*5.weight"):
+        target.load_state_dict({**saved, "_orig_mod.5.weight": torch.ones(1)})
+    kept = smelt.compile(Wrapper(make()))  # a program's own name
+    kept.load_state_dict(saved, strict=strict)
+    assert torch.equal(kept._orig_mod._orig_mod[0].weight, source[0].weight)
+
+
+def test_a_size_that_may_change_is_no_promise(caplog):
+    def fixed(x):
+        return x * torch.arange(4.0)
+
+    for mark, warns in ((torch._dynamo.maybe_mark_dynamic, False), (torch._dynamo.mark_dynamic, True)):
+        caplog.clear()
+        x = torch.ones(4)
+        mark(x, 0)
+        torch.testing.assert_close(smelt.compile(fixed)(x), fixed(x))
+        assert ("marked to be dynamic" in caplog.text) is warns
+    with counted_entries() as entries:
+        sums, x = smelt.compile(lambda x: x.sum()), torch.ones(4)
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        for tensor in (x, torch.ones(5), torch.ones(9)):
+            sums(tensor)
+    assert len(entries) == 1
+
+
+@contextmanager
+def counted_entries():
+    installed = []
+    with events.subscribed(lambda e: installed.append(e) if e.kind == "entry-installed" else None):
+        yield installed

@@ -116,6 +116,21 @@ NAMED = {
         "smelt.cli.torch_compile_redirect",
         "torch.compile",
     ): "is what smelt stands in for while it runs a script",
+    ("smelt.torch_private", "torch._dynamo.config"): "a script sets it, and `smelt run` obeys",
+    ("smelt.torch_private", "torch._dynamo.eval_frame"): "holds what torch.compiler.set_stance sets",
+    ("smelt.torch_private", "torch._dynamo.source.ConstantSource"): "backends for torch.compile read it",
+    (
+        "smelt.torch_private",
+        "torch._subclasses.fake_tensor.FakeTensorMode",
+    ): "backends for torch.compile read it",
+    (
+        "smelt.torch_private",
+        "torch.fx.experimental.symbolic_shapes.DimDynamic",
+    ): "backends for torch.compile read it",
+    (
+        "smelt.torch_private",
+        "torch.fx.experimental.symbolic_shapes.ShapeEnv",
+    ): "backends for torch.compile read it",
     ("smelt.callables", "torch.jit.ScriptModule"): "is told from other modules, and refused",
     ("smelt.capture.torch_calls.compiler_queries", "torch.jit"): "for those below, not in torch's stubs",
     (

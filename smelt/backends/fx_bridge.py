@@ -8,12 +8,18 @@ from typing import Any
 import torch
 import torch.fx
 
+from smelt.backends.eager import eager
+from smelt.backends.torch_capture_facts import TorchCaptureFacts, compile_reason
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize
 from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_callable import Compiled
-from smelt.graph.ir import Graph, Node, map_nodes
+from smelt.graph.ir import Graph, Node
+from smelt.graph.pytree import map_leaves
 from smelt.tracing.record.traced import Traced
+
+# Classes that torch takes for dtypes.
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 ForeignBackend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
@@ -26,9 +32,12 @@ def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule
         root.register_buffer(name, value)
     out = torch.fx.Graph()
     fx_nodes: dict[Node, torch.fx.Node] = {}
+
+    def argument(value: Node | type) -> Any:
+        return fx_nodes[value] if isinstance(value, Node) else _class_argument(value, root, out)
+
     for node in graph.nodes:
-        args = map_nodes(node.args, fx_nodes.__getitem__)
-        kwargs = map_nodes(node.kwargs, fx_nodes.__getitem__)
+        args, kwargs = map_leaves((node.args, node.kwargs), (Node, type), argument)
         new = fx_nodes[node] = out.create_node(node.op, node.target, args, kwargs, node.name)
         if node.line is not None:
             new.meta["stack_trace"] = (
@@ -38,15 +47,33 @@ def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule
     return torch.fx.GraphModule(root, out, class_name)
 
 
+def _class_argument(value: type, root: torch.nn.Module, graph: torch.fx.Graph) -> Any:
+    """A class as an argument, which torch.fx cannot write as Python: a dtype, a name that torch knows, or an attribute."""
+    if value in _DTYPES:
+        return _DTYPES[value]
+    if isinstance(value, type(torch.FloatTensor)):
+        return f"{value.__module__}.{value.__name__}"
+    setattr(root, value.__name__, value)
+    return graph.create_node("get_attr", value.__name__)
+
+
 def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
-    """Wraps a foreign backend, which receives the torch-level graph. Symbolic sizes, and numbers computed from them, are
-    placeholders after those of tensors: the graph is valid for all sizes."""
+    """Wraps a foreign backend, which receives the torch-level graph if it has calls. Symbolic sizes, and numbers computed
+    from them, are placeholders after those of tensors: the graph is valid for all sizes."""
 
     def compile_with_foreign(traced: Traced, config: Config) -> Compiled:
         symbols = symbols_of_arguments(traced.torch_graph)
         if symbols:  # in arguments of calls, where only smelt's own backends accept them
             raise NeedsFixedSize("a foreign backend is given numbers", symbols)
-        compiled = backend(to_fx(traced.torch_graph), list(traced.example_inputs()))
+        if not any(node.op.startswith("call") for node in traced.torch_graph):
+            return eager(traced, config)
+        facts = TorchCaptureFacts(traced)
+        gm = to_fx(traced.torch_graph)
+        gm.compile_subgraph_reason = compile_reason(traced.graph_break)  # type: ignore[assignment]
+        facts.annotate(gm)
+        with facts.tracing():
+            compiled = backend(gm, facts.example_inputs)
+        facts.check_guards()
         if not callable(compiled):
             raise BackendError(
                 f"the backend {_name(backend)} returned {type(compiled).__name__}, which cannot be called"
@@ -54,7 +81,7 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
         return lambda tensors: _as_tuple(compiled(*tensors), backend)
 
     compile_with_foreign.__name__ = _name(backend)
-    compile_with_foreign.takes_sizes_if_asked = True  # type: ignore[attr-defined]
+    compile_with_foreign.is_foreign = True  # type: ignore[attr-defined]
     return compile_with_foreign
 
 

@@ -1,10 +1,10 @@
 """Backends by name, and the torch.fx bridge."""
 
-import warnings
-
 import pytest
 import torch
 import torch.fx
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils.checkpoint import checkpoint
 
 import smelt
 from smelt import config
@@ -12,7 +12,6 @@ from smelt.backends import backend_registry
 from smelt.errors import OptionError
 from smelt.graph.ir import TensorSpec
 from smelt.report import inspect
-from smelt.torch_backend import compile_fx
 from tests.harness.traced import trace
 
 
@@ -112,25 +111,84 @@ def test_eager_backends_take_sizes(backend):
     assert len(inspect.entries(compiled)) == 2
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_torch_compile_with_symbolic_sizes(dynamic):
-    linear = torch.nn.Linear(8, 4)
-    f = lambda x: linear(x).relu().sum() * x.shape[0] + x.view(-1)[: x.shape[0]].sum()  # noqa: E731
-    compiled = torch.compile(f, backend=compile_fx, dynamic=dynamic)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for b in (4, 5, 9, 2, 1):
-            x = torch.randn(b, 8, requires_grad=True)
-            got, want = compiled(x), f(x)
-            torch.testing.assert_close(got, want)
-            torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x))
+class Scaled(torch.autograd.Function):
+    """Its backward has gradients for inputs that its forward does not read."""
+
+    @staticmethod
+    def forward(ctx, x, y, by, fn):
+        ctx.save_for_backward(x)
+        ctx.by = by
+        return fn(x) * by, x + 1
+
+    @staticmethod
+    def backward(ctx, a, b):
+        (x,) = ctx.saved_tensors
+        return a * ctx.by + b, a * x + 5, None, None
 
 
-def test_torch_compile_with_the_smelt_backend():
-    model, x = Model(), torch.randn(5, 4)
-    gm = torch.fx.symbolic_trace(model)
-    with torch.no_grad():
-        for got, want in zip(compile_fx(gm, [x])(x), model(x)):
-            torch.testing.assert_close(got, want)
-    compile_fx(gm, [x])(x)[0].sum().backward()
-    assert model.linear.weight.grad is not None
+def custom_function(x, y):
+    return Scaled.apply(x, y, 2.0, torch.sin)[0].cos()
+
+
+def two_custom_functions(x, y):
+    return sum(Scaled.apply(x * y, y, 3, torch.cos)) + Scaled.apply(y, x, 0.5, torch.exp)[1]
+
+
+def checkpointed(x, y):
+    return checkpoint(lambda a, b: (a * b).sin() * y, x, y, use_reentrant=False)
+
+
+def conditional(x, y):
+    return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,)) * y
+
+
+def hooked(x, y):
+    x = x * 2
+    x.register_hook(lambda g: g * 5)
+    return x.clone().mul_(y)
+
+
+def hooked_twice(x, y):
+    x.register_hook(lambda g: g + 1)
+    z = x * y
+    z.register_hook(lambda g: None if g is None else g * 3)
+    w = z.sin()
+    w.register_hook(lambda g: g * 2)
+    return w * z
+
+
+def differentiated(x, y):
+    return torch.autograd.grad((x * x * y).sum(), x, create_graph=True)[0] + x
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [lambda gm, inputs: smelt.compile(gm.forward), aot_autograd(fw_compiler=lambda gm, inputs: gm.forward)],
+)
+@pytest.mark.parametrize(
+    "program",
+    [custom_function, two_custom_functions, checkpointed, conditional, hooked, hooked_twice, differentiated],
+)
+def test_backends_that_compile_again(program, backend):
+    """smelt, or torch's AOTAutograd, captures the torch-level graph, in which custom functions are single calls."""
+    found = []
+    for f in (program, smelt.compile(program, backend=backend)):
+        x, y = torch.arange(1.0, 4.0).requires_grad_(), torch.full((3,), 0.5, requires_grad=True)
+        result = f(x, y)
+        found.append((result.detach(), torch.autograd.grad(result.sum(), (x, y))))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("backend", ["eager", aot_autograd(fw_compiler=lambda gm, inputs: gm.forward)])
+def test_a_gradient_retained_inside(backend):
+    def f(x, y):
+        z = x * y
+        z.retain_grad()
+        return z.sin(), z
+
+    found = []
+    for run in (f, smelt.compile(f, backend=backend)):
+        result, z = run(torch.ones(3, requires_grad=True), torch.full((3,), 0.5))
+        result.sum().backward()
+        found.append(z.grad)
+    torch.testing.assert_close(*found)

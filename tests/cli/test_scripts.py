@@ -74,6 +74,56 @@ print(type(f).__module__, [m for m in sys.modules if m.startswith(("torch._dynam
     assert ended("-m", "smelt", "run", "script.py", where=tmp_path) == (0, "smelt._native []\n", "")
 
 
+def test_settings_and_errors_of_torchs_compiler(tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+            import sys, torch
+            from smelt.report.inspect import entries
+            def saves(x): torch.save(x, "/dev/null"); return x
+            def fails(graph, inputs): raise RuntimeError("no device")
+            x = torch.ones(2)
+            try: torch.compile(saves, fullgraph=True)(x)
+            except torch._dynamo.exc.Unsupported as error: print(type(error))  # imports it after the error was raised
+            try: torch.compile(lambda x: x + 1, fullgraph=True, backend=fails)(x)
+            except torch._dynamo.exc.BackendCompilerFailed as error: print(error)
+            try: torch.compile(saves, fullgraph=True)(x)
+            except torch._dynamo.exc.TorchDynamoException as error: print(type(error))
+
+            def longer(x, text): return x + len(text)
+            def count(compiled):
+                for text in "a bb ccc dddd eeeee ffffff ggggggg hhhhhhhh iiiiiiiii jjjjjjjjjj".split():
+                    assert torch.equal(compiled(x, text), longer(x, text))
+                return len(entries(compiled))
+            before = torch.compile(longer)
+            print(count(torch.compile(longer)))
+            torch._dynamo.config.cache_size_limit = 3
+            print(count(before), count(torch.compile(longer, options={"recompile_limit": 5})))
+            torch._dynamo.config.recompile_limit = 64
+            print(count(torch.compile(longer)))
+            grow = torch.compile(lambda x: x * 2)
+            for n in (3, 4, 5): grow(torch.ones(n))
+            torch._dynamo.config.automatic_dynamic_shapes = False
+            static = torch.compile(lambda x: x * 2)
+            for n in (3, 4, 5): static(torch.ones(n))
+            print(len(entries(grow)), len(entries(static)))
+            torch._dynamo.config.disable = True
+            print(torch.compile(longer) is longer)
+        """)
+    )
+    status, out, errors = ended("-m", "smelt", "run", "script.py", where=tmp_path)
+    assert status == 0, errors
+    assert out.splitlines() == [
+        "<class 'smelt.errors.Unsupported'>",
+        "the backend failed on <lambda>: RuntimeError: no device",
+        "<class 'smelt.errors.Unsupported'>",
+        "8",
+        "3 5",
+        "10",
+        "2 3",
+        "True",
+    ]
+
+
 def test_an_interrupt_ends_with_the_status_of_one(tmp_path):
     (tmp_path / "script.py").write_text("raise KeyboardInterrupt\n")
     status, _, told = ended("-m", "smelt", "run", "script.py", where=tmp_path)

@@ -74,6 +74,7 @@ class Record:
     reasons: list[Reason] = field(default_factory=list)  # why calls ran eagerly
     breaks: list[Reason] = field(default_factory=list)  # why the graph breaks
     failures: int = 0  # captures that ended in an exception of the user's code
+    ran_eagerly_first: bool = False  # as the stance "eager_then_compile" requires
     races: int = 0  # captures during which another thread changed guarded state
     # paths of sizes specialized despite their marks
     refused: set[tuple[object, ...]] = field(default_factory=set)

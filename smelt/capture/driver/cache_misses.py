@@ -30,3 +30,14 @@ def recompile_limit_reason(record: Record, latest: Failure | None, code: CodeTyp
     )
     detail = f"{len(record.entries)} times, which is the limit; {changing or 'its guards did not hold'}"
     return Reason(RECOMPILE_LIMIT, detail, Line(code.co_filename, code.co_firstlineno, code.co_qualname))
+
+
+def recompile_message(record: Record, code: CodeType, slots: Sequence[object]) -> str:
+    """The error for a cache miss where `torch.compiler.set_stance` forbids recompiles; its first sentence is torch's."""
+    failures = [explain_cache_miss(entry, slots) for entry in record.entries]
+    lines = [
+        "Detected recompile when torch.compile stance is 'fail_on_recompile'. "
+        f"filename: '{code.co_filename}', function name: '{code.co_name}', line number: {code.co_firstlineno}",
+        *(f"- {failure}" for failure in failures if failure is not None),
+    ]
+    return "\n".join(lines)

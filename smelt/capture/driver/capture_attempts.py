@@ -57,6 +57,7 @@ class Attempt:
     `unbacked_sizes`: unbacked sizes are symbolic, if `assumes`; the graph checks the assumptions about them.
     `unbacked_value`: the value of all unbacked sizes in a trial capture (`zero_one_specialization.py`).
     `joint_graph`: if gradients are needed, the joint graph of forward and backward is recorded.
+    `hides_intermediates`: the backend may make the graph one autograd node.
     `copies`: indexing a tensor returns a copy of the row, where eager returns a view.
     `reports_compiling`: the value of `torch.compiler.is_compiling()` in the program.
     `assumes`: a condition on a tensor is assumed to take the branch that does not raise; the graph checks it.
@@ -74,6 +75,7 @@ class Attempt:
     unbacked_sizes: bool = False
     unbacked_value: int | None = None
     joint_graph: bool = False
+    hides_intermediates: bool = False
     copies: bool = True
     reports_compiling: bool = True
     assumes: bool = False

@@ -141,6 +141,7 @@ def _new_vm(attempt: Attempt) -> VM:
     """A VM with the assumptions of `attempt`."""
     vm = Interpreter()
     vm.trace.autograd.wants_joint = attempt.joint_graph
+    vm.trace.autograd.hides_intermediates = attempt.hides_intermediates
     vm.trace.copies.allowed = attempt.copies
     vm.frames.depth_limit -= _stack_depth()
     vm.stop_point.path = attempt.stop.path if attempt.stop else ()

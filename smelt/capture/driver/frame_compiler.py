@@ -23,7 +23,7 @@ from typing import Any
 from smelt import _native, events, recompile_limits
 from smelt._native import isinstance
 from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, Record, wrap
-from smelt.capture.driver.cache_misses import explain_cache_miss, recompile_limit_reason
+from smelt.capture.driver.cache_misses import explain_cache_miss, recompile_limit_reason, recompile_message
 from smelt.capture.driver.capture_attempts import (
     Attempt,
     FailedAttempt,
@@ -78,7 +78,7 @@ from smelt.reasons import (
 )
 from smelt.runtime.fork_locks import CAPTURE, hold_at_fork
 from smelt.runtime.gc_pause import collections_postponed
-from smelt.torch_private import forward_mode_level
+from smelt.torch_private import compiler_stance, forward_mode_level
 from smelt.tracing.backward.not_differentiable import NotDifferentiable
 from smelt.tracing.record.traced import Traced
 from smelt.user_lines import title_of
@@ -175,6 +175,8 @@ class FrameCompiler:
     def _handle_miss(self, fn: FunctionType, slots: tuple[object, ...]) -> HookResult:
         if self.is_generator_factory or _thread.capturing or _thread.disabled or self._is_traced_elsewhere():
             return False
+        if self._stance_forbids_compiling(fn, slots):
+            return False
         before = self._installed
         with _lock:
             if self._installed != before:  # another thread compiled meanwhile, perhaps for this very call
@@ -197,6 +199,18 @@ class FrameCompiler:
             raise Unsupported(Reason(ANOTHER_TRACER, tracer))
         return True
 
+    def _stance_forbids_compiling(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
+        """Whether this call runs eagerly because of `torch.compiler.set_stance`. Raises RuntimeError, as torch does, if the
+        stance is "fail_on_recompile". Native code handles "force_eager", under which no entries are looked up."""
+        stance = compiler_stance()
+        if stance == "fail_on_recompile":
+            raise RuntimeError(recompile_message(self.record, fn.__code__, slots))
+        is_first = not self.record.entries and not self.record.ran_eagerly_first
+        if stance.endswith("eager_then_compile") and is_first:
+            self.record.ran_eagerly_first = True
+            return True
+        return stance == "eager_on_recompile"
+
     def clear(self) -> None:
         """Forgets all entries and reasons."""
         target = self.target()
@@ -215,6 +229,7 @@ class FrameCompiler:
             ),
             unbacked_sizes=getattr(self.backend, "takes_data_sizes", False),
             joint_graph=self._functional,
+            hides_intermediates=self._is_foreign,
             assumes=True,
             selects=True,
             may_break=not self.fullgraph,
@@ -224,10 +239,14 @@ class FrameCompiler:
     def _functional(self) -> bool:
         return is_functional(self.backend)
 
+    @property
+    def _is_foreign(self) -> bool:
+        return getattr(self.backend, "is_foreign", False)
+
     def _backend_takes_sizes(self) -> bool:
         """Whether the backend receives symbolic sizes. A backend from elsewhere may compile for its example inputs alone, so
         it receives them only with `dynamic=True`."""
-        requested = self.dynamic is True and getattr(self.backend, "takes_sizes_if_asked", False)
+        requested = self.dynamic is True and self._is_foreign
         return requested or getattr(self.backend, "takes_sizes", False)
 
     def _wrap_resume(self, fn: FunctionType) -> Any:
@@ -311,7 +330,8 @@ class FrameCompiler:
             if unbacked is not None:
                 small = small_unbacked_sizes(trial)
                 captured.traced = replace(captured.traced, unbacked=replace(unbacked, small=small))
-            accept_size_one(trial)
+            if not self._is_foreign:  # torch's code for symbols assumes 2 or more
+                accept_size_one(trial)
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
             return FailedAttempt(e, used_symbols=bool(captured.traced.numbers), used_unbacked=used_unbacked)
@@ -340,7 +360,10 @@ class FrameCompiler:
         if assumed and eager_rerun_of(captured.traced, functional) is None:
             raise NotRepeatable
         captured.traced = replace(
-            captured.traced, title=self._title(fn), on_failure=self._failure_callback(fn)
+            captured.traced,
+            title=self._title(fn),
+            graph_break=getattr(captured.frame_exit, "reason", None),
+            on_failure=self._failure_callback(fn),
         )
         if self.config.verify:
             captured.traced = replace(captured.traced, on_mismatch=self._mismatch_callback(fn))

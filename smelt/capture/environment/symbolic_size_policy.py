@@ -215,7 +215,7 @@ class SymbolicSizes:
         low, high = self.range(path, size)
         if has_layout and not self.is_specialized(path) and low < high:
             return "symbolic"
-        return "specialized" if mark is None else "refused"
+        return "specialized" if mark is None or mark.is_hint else "refused"
 
     def includes(self, path: Path, size: int, is_parameter: bool) -> bool:
         """Whether the size at this path, now `size`, is symbolic; `is_parameter`: its tensor is a parameter."""

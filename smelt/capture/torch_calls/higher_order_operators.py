@@ -31,6 +31,8 @@ _BODIES: dict[tuple[str, str], object] = {
     (_OPERATORS + "map", "MapImpl.__call__"): polyfills.map_rows,
     (_OPERATORS + "wrap", "Wrap.__call__"): polyfills.wrap,
     (_OPERATORS + "out_dtype", "OutDtypeOperator.__call__"): polyfills.out_dtype,
+    (_OPERATORS + "invoke_subgraph", "InvokeSubgraphHOP.__call__"): polyfills.call_subgraph,
+    (_OPERATORS + "wrap", "TagActivationCheckpoint.__call__"): polyfills.checkpoint,
     (_OPERATORS + "flex_attention", "FlexAttentionHOP.__call__"): polyfills.flex_attention,
 }
 SUBSTITUTES.update(cast(dict[tuple[str, str], FunctionType], _BODIES))

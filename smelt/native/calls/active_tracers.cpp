@@ -1,4 +1,5 @@
-// torch's tracers show in the dispatch keys of the thread, torch.fx's in a global of its module.
+// torch's tracers show in the dispatch keys of the thread, torch.fx's in a global of its module. The stance of
+// torch.compiler.set_stance is a global of a module that torch imports late, or never.
 #include "calls/active_tracers.h"
 
 #include "cpython.h"
@@ -75,6 +76,46 @@ class FxFlag {
 };
 FxFlag fx_flag;
 
+// Whether torch.compiler.set_stance("force_eager") is in effect, for all threads.
+class Stance {
+  public:
+    bool init() {
+        modules_ = Py_NewRef(PyImport_GetModuleDict());
+        module_name_ = PyUnicode_InternFromString("torch._dynamo.eval_frame");
+        return module_name_ && (name_ = PyUnicode_InternFromString("_stance"));
+    }
+
+    bool forces_eager() {
+        if (!globals_ && !find_module()) return false;
+        if (another_.holds(globals_)) return false;
+        PyObject* stance = PyDict_GetItemWithError(globals_, name_);
+        PyObject* text = stance ? PyObject_GetAttrString(stance, "stance") : nullptr;
+        PyErr_Clear();
+        bool forced = text && PyUnicode_Check(text) && !PyUnicode_CompareWithASCIIString(text, "force_eager");
+        Py_XDECREF(text);
+        if (!forced) another_.set(globals_);
+        return forced;
+    }
+
+  private:
+    bool find_module() {
+        if (absent_.holds(modules_)) return false;
+        PyObject* module = PyDict_GetItemWithError(modules_, module_name_);
+        PyErr_Clear();
+        if (module && PyModule_Check(module))
+            globals_ = Py_NewRef(PyModule_GetDict(module));
+        else
+            absent_.set(modules_);
+        return globals_;
+    }
+
+    PyObject *modules_ = nullptr, *globals_ = nullptr, *module_name_ = nullptr,
+             *name_ = nullptr;  // never freed
+    DictVersion absent_;        // of sys.modules without the module
+    DictVersion another_;       // of the module's globals with another stance
+};
+Stance stance;
+
 PyObject* py_is_traced(PyObject*, PyObject*) {
     return PyBool_FromLong(is_traced());
 }
@@ -82,15 +123,15 @@ PyObject* py_is_traced(PyObject*, PyObject*) {
 PyMethodDef active_tracers_functions[] = {
     {"is_traced", py_is_traced, METH_NOARGS,
      "is_traced(): whether another tracer (torch.jit.trace, torch.fx, make_fx, torch.func, any dispatch "
-     "mode, a node_creation_hook) observes the calls of this thread, so that compiled functions run "
-     "eagerly."},
+     "mode, a node_creation_hook) observes the calls of this thread, or the stance of torch.compiler is "
+     "force_eager, so that compiled functions run eagerly."},
     {}};
 
 }  // namespace
 
 bool is_traced() {
     return c10::impl::tls_local_dispatch_key_set().included_.has_any(kTracers) || fx_flag.is_set() ||
-           hooks_see_nodes();
+           hooks_see_nodes() || stance.forces_eager();
 }
 
 int init_active_tracers(PyObject* module) {
@@ -98,7 +139,7 @@ int init_active_tracers(PyObject* module) {
     if (!fx) return -1;
     bool found = fx_flag.find(fx);
     Py_DECREF(fx);
-    return found ? PyModule_AddFunctions(module, active_tracers_functions) : -1;
+    return found && stance.init() ? PyModule_AddFunctions(module, active_tracers_functions) : -1;
 }
 
 }  // namespace smelt::calls

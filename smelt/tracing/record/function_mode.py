@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.pytree import leaves
-from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, TENSOR_SUBCLASS
+from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, TENSOR_SUBCLASS, UNSUPPORTED_EFFECT
 from smelt.torch_private import (
     DisableFuncTorch,
     DisableTorchDispatch,
@@ -188,6 +188,8 @@ class FunctionMode(TorchFunctionMode):
     def _run_recorded(self, func: Any, args: Args, kwargs: Kwargs, cls: type | None) -> Any:
         """Run and record a call. `cls`: the subclass of the results."""
         call = self._call
+        if func is torch.Tensor.retain_grad and self._autograd.hides_gradient(args[0], self._inputs):
+            raise call.unsupported(UNSUPPORTED_EFFECT, "retain_grad in a graph of another backend")
         try:
             node = self._torch_recorder.node(func, args, kwargs)
         except Unnameable:  # its operators are recorded one by one

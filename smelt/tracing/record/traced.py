@@ -88,6 +88,7 @@ class Traced:
     on_mismatch: Callable[[Reason], None] | None = None
     on_failure: Callable[[Exception], None] | None = None
     title: str = ""  # the traced function, for messages
+    graph_break: Reason | None = None  # the break at which the graph ends
 
     def example_inputs(self) -> tuple[Any, ...]:
         """The traced tensors that still exist, else empty ones like them; then the numbers."""

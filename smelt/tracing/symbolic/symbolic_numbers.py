@@ -221,6 +221,10 @@ class Symbols:
         self._expression_sizes[leaf], self._expression_sizes[quotient] = size, sym
         return wrapped(self._sizes[size]), sym
 
+    def found_at(self, key: Any) -> tuple[Number, Size | None]:
+        """The number at `key` in this call, and the size that stands for it, if one does."""
+        return self._values[key], self._expression_sizes.get(self._table.leaf(key))
+
     def size_of_expression(self, expression: Expression) -> Size | None:
         """The size for a number that is used as one; None if it cannot be a size: it is negative, or not computed by
         sums, products and quotients."""

@@ -206,6 +206,17 @@ def need_gradients(operands: Sequence[object]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in operands)
 
 
+def call_subgraph(op: object, subgraph: Callable[..., Values], identifier: str, *operands: object) -> Values:
+    """`invoke_subgraph`: a region that torch's compiler compiles once."""
+    return subgraph(*operands)
+
+
+def checkpoint(op: object, module: torch.nn.Module, *args: object, **kwargs: object) -> object:
+    """`tag_activation_checkpoint`: a checkpoint in a graph of torch's."""
+    run: Callable[..., object] = torch.utils.checkpoint.checkpoint
+    return run(module, *args, **{**kwargs, "use_reentrant": False})
+
+
 def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size | None:
     """`torch.broadcast_shapes`, which uses torch's own compiler to compare sizes; None for shapes that do not broadcast."""
     arguments = [(s,) if isinstance(s, int) else s for s in shapes]

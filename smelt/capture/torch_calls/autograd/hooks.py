@@ -97,6 +97,10 @@ def _register(name: str) -> Handler:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         if name != "register_hook" and tensor.grad_fn is not None:
             raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+        if vm.trace.autograd.hides_gradient(tensor, vm.trace.inputs):
+            raise unsupported(
+                "a hook on a tensor that a graph of another backend computes", UNSUPPORTED_EFFECT
+            )
         handle = HookHandle()
         registered = Call(_register_for, (handle, method, tensor, hook))
         vm.env.log.defer_call(registered)

@@ -18,6 +18,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs, unsupported
+from smelt.capture.base.native_functions import INTERPRETED
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionType, MethodType, is_identity
 from smelt.capture.environment.side_effects import Advance, Call
 from smelt.capture.semantics import cells
@@ -28,6 +29,9 @@ from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
 from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
+
+# A graph with such a call, which a foreign backend has received, may be compiled like any function.
+INTERPRETED.update(f for f in vars(OpaqueCall).values() if type(f) is FunctionType)
 
 
 @contextmanager
