@@ -280,7 +280,6 @@ def _capture(
         effects = (*env.log.effects(), *settings)
         custom_functions.record_backward(vm, _live_values(frame_exit, effects))
         environment_mutations.guard_distinct(env)
-        environment_mutations.guard_mutated_classes(env)
         _guard_hashed(vm)
         _guard_offsets(vm)
         _guard_write_permissions(vm)
@@ -295,6 +294,7 @@ def _capture(
         trace.copies.check((*fakes, *trace.writes.addressed_from_start))
         _check_needed(env)
         traced = trace.finish(fakes)
+        env.facts.guard_classes()
         _check_needed(env)  # `finish` records backwards, whose C++ code may need specialized sizes as well
     if global_state.snapshot() != snapshot or torch_settings.autocast_depth() != depth:
         raise Unsupported(

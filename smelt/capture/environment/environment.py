@@ -80,7 +80,6 @@ class MutationConstraints:
 
     frozen: set[int] = field(default_factory=set)  # ids of objects that must not change
     owners: dict[int, Any] = field(default_factory=dict)  # id of an instance dictionary -> its instance
-    classes: dict[type, set[str]] = field(default_factory=dict)  # attributes stored before they were read
 
 
 class Environment:
@@ -101,3 +100,8 @@ class Environment:
         self.native_views = NativeViews()
         self.mutation_constraints = MutationConstraints()
         self.consumed: dict[int, int] = {}  # by id of an iterator: how many items the trace consumed
+
+    def class_attribute(self, cls: type, name: str) -> object:
+        """The value that a class itself holds under a name; MISSING if it has none. The trace depends on the name."""
+        self.facts.class_names.add(name)
+        return self.overlay.name(cls, name)

@@ -135,7 +135,7 @@ def _super(vm: VM, args: Args, kwargs: Kwargs) -> object:
 @builtin(callable)
 def _callable(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     if type(args[0]) is not FakeTensor:
-        vm.env.facts.use_class(type(args[0]))
+        vm.env.facts.use_lookups(type(args[0]))
     return callable(args[0])
 
 

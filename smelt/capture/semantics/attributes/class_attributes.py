@@ -46,8 +46,8 @@ _self_class = super.__dict__["__self_class__"].__get__
 
 def load_class_attr(vm: VM, cls: type, name: str) -> object:
     """`cls.name`: the metaclass's `__getattribute__` if it has one in Python, else `type.__getattribute__`."""
-    vm.env.facts.use_class(cls)
-    vm.env.facts.use_class(type(cls))
+    vm.env.facts.use_lookups(cls)
+    vm.env.facts.use_lookups(type(cls))
     meta = vm.type_info(type(cls))
     if meta.getattribute is not None and not runs_natively(meta.getattribute):
         return load_by_getattribute(vm, cls, name, meta, meta.getattribute)
@@ -92,6 +92,7 @@ def _class_dict(vm: VM, cls: type) -> object:
     """`cls.__dict__` in its current state, which the class version guards."""
     if vm.env.sources.is_created_class(cls):
         return cls.__dict__
+    vm.env.facts.use_class(cls)
     source = vm.env.sources.const(cls)
     return types.MappingProxyType(
         {
@@ -139,9 +140,9 @@ def load_super_attr(vm: VM, proxy: super, name: str) -> object:
 def find_super(vm: VM, cls: type, obj: object, obj_cls: type, name: str) -> object:
     """`super(cls, obj).name`; `obj_cls` is the class of `obj`, or `obj` itself in a classmethod."""
     mro = obj_cls.__mro__
-    vm.env.facts.use_class(obj_cls)
+    vm.env.facts.use_lookups(obj_cls)
     for base in mro[mro.index(cls) + 1 :]:
-        found = vm.env.overlay.name(base, name)
+        found = vm.env.class_attribute(base, name)
         if found is not MISSING:
             return _bind_super(vm, found, obj, obj_cls, name, base)
     raise AttributeError(f"'super' object has no attribute {name!r}")

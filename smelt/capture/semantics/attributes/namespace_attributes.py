@@ -30,7 +30,7 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
         _guard_module_class(vm, module)
     info = vm.type_info(type(module))
     if info.getattribute is not None:
-        vm.env.facts.use_class(type(module))
+        vm.env.facts.use_lookups(type(module))
         return load_by_getattribute(vm, module, name, info, info.getattribute)
     return load_from_module(vm, module, name)
 
@@ -75,7 +75,7 @@ def _load_by_module_class(vm: VM, module: types.ModuleType, name: str) -> object
     if is_native_module(cls.__module__):
         return MISSING
     info = vm.type_info(cls)
-    vm.env.facts.use_class(cls)
+    vm.env.facts.use_lookups(cls)
     how, found, owner = info.find(name)
     if how in DATA_LOADERS and how is not NATIVE_DATA:
         return DATA_LOADERS[how](vm, module, name, found)

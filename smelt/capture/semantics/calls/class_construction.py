@@ -54,7 +54,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     refused = setting_refusal(cls)
     if refused is not None and not _is_interpreted(*info.find("__init__")[:2]):
         raise Unsupported(Reason(*refused))
-    vm.env.facts.use_class(cls)
+    vm.env.facts.use_lookups(cls)
     if info.find("__del__")[0] is not ABSENT:
         error = unsupported(f"{cls.__qualname__}, which has a finalizer, is instantiated")
         error.breaks = False  # a resume function would keep it alive
@@ -90,6 +90,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
 
 def _native_constructor(vm: VM, cls: type) -> Callable[..., object]:
     """A native callable that creates an instance of `cls`. The metaclass's `__call__` has already run."""
+    vm.env.facts.use_class(cls)
     if type(cls) is not type and vm.type_info(type(cls)).find("__call__")[0] is FUNCTION:
         return functools.partial(type.__call__, cls)
     return cls

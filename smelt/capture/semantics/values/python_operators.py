@@ -323,7 +323,7 @@ def truth(vm: VM, value: object) -> bool:
         return bool(value.number)
     if kind in (Generator, VMCallable):
         return True
-    vm.env.facts.use_class(kind)
+    vm.env.facts.use_lookups(kind)
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
         if how is FUNCTION:
