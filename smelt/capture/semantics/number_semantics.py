@@ -23,6 +23,7 @@ from smelt._native import isinstance
 from smelt.capture.base.value_kinds import FunctionType
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import OpOverload, OpOverloadPacket, enter_vmap, leave_batch, variable_functions
+from smelt.tracing.composites import symbolic_parameters
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic import number_functions, numpy_ints
@@ -217,7 +218,9 @@ def takes_symbols(fn: object) -> bool:
         return compares or (issubclass(torch.Tensor, cls) and cls is not object)
     if kind in _BOUND:
         return _is_method_of_torch(cast(types.BuiltinFunctionType, fn))
-    return type(fn) is FunctionType and (fn.__module__ == "torch._tensor" or fn in _SYMBOL_AWARE_PYTHON)
+    if type(fn) is not FunctionType:
+        return False
+    return fn.__module__ == "torch._tensor" or fn in _SYMBOL_AWARE_PYTHON or fn in symbolic_parameters.PASSING
 
 
 def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
@@ -232,7 +235,7 @@ def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
 _SYMBOL_AWARE_PYTHON: frozenset[object] = frozenset(
     {
         F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor,
-        F.affine_grid, F.pad, F.interpolate, F.upsample, F.layer_norm, F.rms_norm, F.unfold, F.fold,
+        F.affine_grid, F.interpolate, F.upsample, F.unfold, F.fold,
         F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, torch.split,
     }
 )  # fmt: skip
