@@ -38,6 +38,7 @@ from smelt.guards.tensor_facts import tensor_facts
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.torch_private import is_functorch_wrapped_tensor
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata, is_unfakeable
+from smelt.tracing.symbolic.numpy_numbers import PROXY_OF
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
 T = TypeVar("T")
@@ -311,6 +312,8 @@ def _wrap_object(env: Environment, value: object, source: Source, decided: bool)
     if type(value) in weakref.ProxyTypes:
         raise unsupported("an environment weak proxy", UNSUPPORTED_OBJECT)
     first = env.sources.get(id(value))
+    if first is None and not decided and type(value) in PROXY_OF and has_dynamic_numbers(env, source):
+        return _wrap_numpy_number(env, cast("np.generic", value), source)
     if first is None:
         env.facts.guard("type", source, type(value))
         _guard_value(env, value, source)
@@ -321,6 +324,13 @@ def _wrap_object(env: Environment, value: object, source: Source, decided: bool)
         env.facts.guard("id", source, value)
     env.wrapped.objects[id(value)] = value
     return value
+
+
+def _wrap_numpy_number(env: Environment, value: np.generic, source: Source) -> object:
+    """Wrap a NumPy scalar that changes from call to call: a proxy of its symbolic number."""
+    env.facts.guard("type", source, type(value))
+    number = env.numbers.read(value.item(), source.child("member", "item").child("call", None))
+    return PROXY_OF[type(value)](number) if type(number) in NUMBERS else value
 
 
 def _guard_value(env: Environment, value: object, source: Source) -> None:

@@ -26,9 +26,9 @@ from smelt.torch_private import OpOverload, OpOverloadPacket, enter_vmap, leave_
 from smelt.tracing.composites import symbolic_parameters
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
-from smelt.tracing.symbolic import number_functions, numpy_ints
+from smelt.tracing.symbolic import number_functions, numpy_numbers
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols, specialize_nested
-from smelt.tracing.symbolic.numpy_ints import NumpyInt
+from smelt.tracing.symbolic.numpy_numbers import NUMPY_NUMBERS, NumpyNumber
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, Int, specialize
 from smelt.tracing.symbolic.symbolic_ranges import (
     SEQUENCE_PROXIES,
@@ -56,8 +56,8 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
 def numpy_binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
     """`fn(left, right)` of a symbolic `numpy.int64`: symbolic if possible, else plain. For tensors it is an int."""
     if type(left) is FakeTensor or type(right) is FakeTensor:
-        return vm.binary(fn, numpy_ints.unwrap_numpy_ints(left), numpy_ints.unwrap_numpy_ints(right))
-    found = numpy_ints.operate(fn, left, right)
+        return vm.binary(fn, numpy_numbers.unwrap_numpy_numbers(left), numpy_numbers.unwrap_numpy_numbers(right))
+    found = numpy_numbers.operate(fn, left, right)
     if found is NotImplemented:
         return vm.binary(fn, without_proxies(specialize(left)), without_proxies(specialize(right)))
     return found
@@ -74,9 +74,12 @@ def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object]
         known = has_symbols(factors) and all(map(is_number, factors))
         return functools.reduce(operator.mul, factors) if known else NotImplemented
     if len(args) == 1 and not kwargs and _returns_numpy_int(fn):
-        return numpy_ints.FUNCTIONS[fn](args[0])
-    if fn is int or fn is float or _is_tensor_constructor(fn):
-        args = [numpy_ints.unwrap_numpy_ints(a) for a in args]
+        return numpy_numbers.FUNCTIONS[fn](args[0])
+    if _is_tensor_constructor(fn) and len(args) == 1 and type(args[0]) in NUMPY_NUMBERS:
+        dtype = torch.from_numpy(np.zeros(1, args[0].scalar)).dtype  # type: ignore[attr-defined]
+        return _scalar_tensor(numpy_numbers.unwrap_numpy_numbers(args[0]), {"dtype": dtype, **(kwargs or {})})
+    if fn is int or fn is float:
+        args = [numpy_numbers.unwrap_numpy_numbers(a) for a in args]
     if not any(type(a) in NUMBERS for a in args):
         return NotImplemented
     if _is_tensor_constructor(fn) and len(args) == 1:
@@ -170,9 +173,9 @@ def native_arguments(
     `has_proxies`: lists and ranges of symbolic length may be among the arguments."""
     if _concatenates(fn, args):
         return args, kwargs
-    if has_proxies and takes_symbols(fn):
-        args = [numpy_ints.unwrap_numpy_ints(a) for a in args]
-        kwargs = kwargs and {k: numpy_ints.unwrap_numpy_ints(v) for k, v in kwargs.items()}
+    if has_proxies and takes_symbols(fn) and not _is_tensor_constructor(fn):
+        args = [numpy_numbers.unwrap_numpy_numbers(a) for a in args]
+        kwargs = kwargs and {k: numpy_numbers.unwrap_numpy_numbers(v) for k, v in kwargs.items()}
     if has_proxies and not _stores_argument(fn):
         args = [without_proxies(a) for a in args]
         kwargs = kwargs and {k: without_proxies(v) for k, v in kwargs.items()}
@@ -269,7 +272,7 @@ def _module(owner: object) -> str:
     return str(getattr(owner, "__module__", None) or type(owner).__module__)
 
 
-def load_proxy_attr(vm: VM, obj: SymbolicRange | SymbolicList | NumpyInt, name: str) -> object:
+def load_proxy_attr(vm: VM, obj: SymbolicRange | SymbolicList | NumpyNumber, name: str) -> object:
     """`obj.name` of a symbolic range, list or NumPy int: everything but the class needs the plain value."""
     return vm.class_of(obj) if name == "__class__" else getattr(obj.specialize(), name)
 

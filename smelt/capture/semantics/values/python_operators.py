@@ -38,7 +38,7 @@ from smelt.guards.leaf_equality import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import is_handled
-from smelt.tracing.symbolic.numpy_ints import NumpyInt
+from smelt.tracing.symbolic.numpy_numbers import NUMPY_NUMBERS
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, specialize
 from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, without_proxies
@@ -80,7 +80,7 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         return text_proxy.binary(fn, left, right)
     if a in SEQUENCE_PROXIES or b in SEQUENCE_PROXIES:
         return _row_operator(vm, fn, left, right)
-    if a is NumpyInt or b is NumpyInt:
+    if a in NUMPY_NUMBERS or b in NUMPY_NUMBERS:
         return number_semantics.numpy_binary(vm, fn, left, right)
     if fn in _EQUALITY and a in _TUPLES and b in _TUPLES:
         return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
@@ -144,6 +144,8 @@ def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
         return wrap_values.to_fake(
             vm.env, vm.call_native(fn, (container_contents.native_view(vm.env, value),))
         )
+    if type(value) in NUMPY_NUMBERS and fn is operator.neg:
+        return number_semantics.numpy_binary(vm, operator.mul, value, -1)
     check_decimals(value)
     return call_operator(vm, fn, value)
 
@@ -319,7 +321,7 @@ def truth(vm: VM, value: object) -> bool:
         return bool(value)
     if kind in SEQUENCE_PROXIES:
         return True
-    if type(value) is NumpyInt:
+    if type(value) in NUMPY_NUMBERS:
         return bool(value.number)
     if kind in (Generator, VMCallable):
         return True

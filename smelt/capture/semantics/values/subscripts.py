@@ -35,7 +35,7 @@ from smelt.capture.vm.vm import VM
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.numbers_in_containers import has_only_sizes, specialize_nested
-from smelt.tracing.symbolic.numpy_ints import unwrap_numpy_ints
+from smelt.tracing.symbolic.numpy_numbers import unwrap_numpy_numbers
 from smelt.tracing.symbolic.symbolic_ranges import SymbolicList, SymbolicRange, without_proxies
 
 
@@ -122,7 +122,7 @@ _INDEX_TENSORS: dict[type, Callable[[Any], torch.Tensor]] = {
 def _plain_key(obj: object, key: object) -> object:
     """`key` with symbolic numbers specialized if native code looks it up. Tensors accept symbolic sizes."""
     if type(obj) is FakeTensor:
-        key = unwrap_numpy_ints(key)
+        key = unwrap_numpy_numbers(key)
         return key if has_only_sizes(key) else specialize_nested(key)
     native = not may_define_operators(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
     return specialize_nested(key) if native else key
