@@ -185,6 +185,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         marked=vm.assumptions.marked_depth > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
         formatted_numbers=frozenset(vm.assumptions.formatted_numbers),
+        texts=frozenset(source.path for source in vm.env.wrapped.texts),
         formatted_sizes=vm.env.sizes.paths_of(vm.assumptions.formatted_sizes),
         counts=frozenset(source.path for source in vm.env.numbers.unguarded),
         sizes=needed_sizes(vm.env, error),

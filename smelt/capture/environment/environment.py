@@ -17,7 +17,9 @@ from smelt.capture.environment.mutation_log import MutationLog
 from smelt.capture.environment.overlay import Overlay
 from smelt.capture.environment.source_index import Sources
 from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.graph.ir import Line
+from smelt.guards.source import Source
 from smelt.tracing.record.trace import Trace
 
 
@@ -58,6 +60,7 @@ class WrappedObjects:
 
     arrays: dict[int, ArrayProxy] = field(default_factory=dict)
     tuples: dict[int, Any] = field(default_factory=dict)  # the copy of a tuple with fakes in place of tensors
+    texts: dict[Source, TextProxy] = field(default_factory=dict)  # strings that change from call to call
     # all but constants, tensors, and objects that their type or identity guard tells apart
     objects: dict[int, Any] = field(default_factory=dict)
 

@@ -37,6 +37,7 @@ from smelt.capture.base.value_kinds import (
     is_special_name,
 )
 from smelt.capture.environment.source_index import Sources
+from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.guards.class_facts import ClassFacts, class_facts
@@ -140,6 +141,8 @@ class GuardFacts:
                 self.use_identity(part)
             return
         source = self._sources.get(id(value))
+        if type(value) is TextProxy:
+            raise unreadable("the identity of a string that changes decides")
         if source is None or source.kind == "const" or is_constant(value):
             return
         if is_identity(value) and not self._sources.is_guarded_by_code(value):

@@ -32,7 +32,9 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies import array_proxy
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.reconstruction.constants import is_bound
+from smelt.guards.changed_numbers import is_nested
 from smelt.guards.source import Source, key_name
 from smelt.guards.tensor_facts import tensor_facts
 from smelt.reasons import UNSUPPORTED_OBJECT
@@ -61,6 +63,8 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
             return value
         if env.numbers.dynamic and (kind is int or kind is float):
             return env.numbers.read(value, source)
+        if kind is str and source.path in env.numbers.dynamic:
+            return _wrap_text(env, source)
         if kind is torch.Size and has_dynamic_numbers(env, source):
             return _wrap_tuple(env, value, source, decided)
         env.facts.guard("eq", source, value)
@@ -75,10 +79,10 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
         return _wrap_array(env, value, source)
     if type(value) is types.MethodWrapperType or (type(value) is BuiltinType and _is_bound_on_access(value)):
         return _wrap_bound_builtin(env, value, source)
-    if type(value) is FunctionType and not decided and _is_fresh_closure(value, source):
+    if type(value) is FunctionType and not decided and _is_fresh_closure(env, value, source):
         return _wrap_function(env, value, source)
     if is_identity(value):
-        if type(value) is FunctionType and _is_nested(value):
+        if type(value) is FunctionType and is_nested(value):
             env.wrapped.objects[id(value)] = value  # another function may be guarded by the same code
         if not decided:
             env.facts.guard("id", source, value)
@@ -94,6 +98,16 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
         if id(value) not in env.sources:
             guard_elements(env, source, list(frozenset.__iter__(value)))
     return _wrap_object(env, value, source, decided)
+
+
+def _wrap_text(env: Environment, source: Source) -> TextProxy:
+    """Wrap a string that changes from call to call: it may be formatted, stored and returned, but not read."""
+    text = env.wrapped.texts.get(source)
+    if text is None:
+        env.facts.guard("type", source, str)
+        text = env.wrapped.texts[source] = TextProxy(str)
+        env.sources.register(text, source)
+    return text
 
 
 def guard_native_access(env: Environment, cls: type) -> None:
@@ -113,14 +127,10 @@ def _is_called(value: object) -> bool:
     return callable(value) or hasattr(type(value), "__get__")
 
 
-def _is_fresh_closure(value: FunctionType, source: Source) -> bool:
-    """Whether `value` is a nested function reached from an argument: each call may bring another one."""
-    return source.root.kind == "arg" and _is_nested(value) and not value.__dict__
-
-
-def _is_nested(value: FunctionType) -> bool:
-    """Whether another function creates functions of this code."""
-    return "<locals>" in value.__qualname__
+def _is_fresh_closure(env: Environment, value: FunctionType, source: Source) -> bool:
+    """Whether each call may bring another function than this nested one: it is reached from an argument, or has changed."""
+    changes = source.root.kind == "arg" or source.path in env.numbers.dynamic
+    return changes and is_nested(value) and not value.__dict__
 
 
 def _wrap_function(env: Environment, value: FunctionType, source: Source) -> FunctionType:

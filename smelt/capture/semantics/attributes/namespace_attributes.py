@@ -168,8 +168,16 @@ def partial_parts(
         wrap_values.wrap(vm.env, getattr(partial, name), source.child("member", name))
         for name in ("func", "args", "keywords")
     )
-    keyword_values = container_contents.native_view(vm.env, keywords, deep=False)
-    return function, cast("tuple[object, ...]", args), keyword_values
+    return function, cast("tuple[object, ...]", args), _keyword_values(vm, keywords)
+
+
+def _keyword_values(vm: VM, keywords: dict[str, object]) -> dict[str, object]:
+    """The keyword arguments of an environment partial, each guarded by itself, so that numbers stay symbolic."""
+    source = vm.env.sources.get(id(keywords))
+    if source is None or keywords in vm.env.log:
+        return container_contents.native_view(vm.env, keywords, deep=False)
+    vm.env.facts.guard("keys", source, tuple(keywords))
+    return {name: vm.wrap_item(keywords, name, value) for name, value in keywords.items()}
 
 
 PLACEHOLDER = getattr(functools, "Placeholder", MISSING)  # filled by the call's arguments; from 3.14 on

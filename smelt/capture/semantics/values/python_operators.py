@@ -367,6 +367,9 @@ def same(vm: VM, left: object, right: object) -> bool:
         both = number_semantics.is_number(left) and number_semantics.is_number(right)
         return both and specialize(left) is specialize(right)
     a, b = vm.env.sources.get(id(left)), vm.env.sources.get(id(right))
+    texts = [type(v) for v in (left, right) if type(v) in (str, text_proxy.TextProxy)]
+    if len(texts) == 2 and text_proxy.TextProxy in texts and (a is not None or b is not None):
+        raise text_proxy.unreadable("the identity of a string that changes decides")
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
         known = all(is_identity(v) and not vm.env.sources.is_guarded_by_code(v) for v in (left, right))
         if type(left) is type(right) and not known and not is_constant(left):
