@@ -20,8 +20,8 @@ _HOLD_NUMBERS = (int, float, str, tuple, torch.Size)
 
 
 def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Path]:
-    """Paths of the sources whose int, float or text is guarded to be constant, but has another value of the same type, and of
-    those that have another nested function."""
+    """Paths of the sources whose int, float or text is guarded to be constant, but has another value of the same type, and
+    of those that have another nested function."""
     read = Reader(slots)
     found = set()
     for guard in guards:

@@ -1,8 +1,8 @@
 """What a guard knows of a class: its version, and the attributes to compare once the version differs.
 
-A class's version changes with any attribute of the class or of a base. Most changes decide nothing: a counter of calls or of
-instances, a cache, a registry. So a guard whose version differs compares attributes (`native/guards/checks/classes.cpp`, here
-`ClassFacts.admits`), and is as good as before if they agree.
+A class's version changes with any attribute of the class or of a base. Most changes decide nothing: a counter of calls or
+of instances, a cache, a registry. So a guard whose version differs compares attributes (here `ClassFacts.admits`, in C++
+`native/guards/checks/classes.cpp`), and is as good as before if they agree.
 
 It compares all special methods, all attributes with a `__get__`, and the values of the names that the trace looked up in any
 class. It does not compare names that other guards cover. A class that native code may have read is compared completely, with
@@ -48,8 +48,8 @@ ClassPart = tuple[weakref.ref[type], int, dict[str, Expected], frozenset[str] | 
 
 @dataclass(frozen=True, eq=False)
 class ClassFacts:
-    """A class at `version`. `names`: those looked up in any class; `parts`: the classes along the method resolution order, or
-    none if only the version is known."""
+    """A class at `version`. `names`: those looked up in any class; `parts`: the classes along the method resolution order,
+    or none if only the version is known."""
 
     version: int
     names: frozenset[str] = frozenset()
@@ -99,8 +99,10 @@ class ClassFacts:
 
 def _implies(narrow: ClassPart, wide: ClassPart) -> bool:
     covered = narrow[3] is None or (wide[3] is not None and narrow[3] <= wide[3])
-    return covered and narrow[0] is wide[0] and all(
-        name in narrow[2] and _same(narrow[2][name], value) for name, value in wide[2].items()
+    return (
+        covered
+        and narrow[0] is wide[0]
+        and all(name in narrow[2] and _same(narrow[2][name], value) for name, value in wide[2].items())
     )
 
 

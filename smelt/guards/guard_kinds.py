@@ -279,7 +279,11 @@ class _TypeVersion(_ObjectKind, name="type_version", text="unchanged_class({x})"
 
     def difference(self, x: Any, value: ClassFacts) -> Failure:
         name = value.changed(x)
-        return (f".{name}" if name else ""), f"class {x.__name__} as it was", "that one of its attributes changed"
+        return (
+            (f".{name}" if name else ""),
+            f"class {x.__name__} as it was",
+            "that one of its attributes changed",
+        )
 
     def native_value(self, source: Source | None, value: ClassFacts, nodes: _Nodes) -> object:
         return value.native

@@ -269,7 +269,8 @@ def _results_with_symbols_for(
             return tree
         moved = _Tensor(
             make_spec(
-                *(spec.shape, spec.stride, spec.dtype, spec.device, symbol_of[spec.offset]), spec.requires_grad
+                *(spec.shape, spec.stride, spec.dtype, spec.device, symbol_of[spec.offset]),
+                spec.requires_grad,
             )
         )
         originals[id(moved)] = moved, tree

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from smelt._native import type_version
-from smelt.guards.global_state import snapshot
 from smelt.guards.class_facts import ClassFacts
+from smelt.guards.global_state import snapshot
 from smelt.guards.guard import Guard
 from smelt.guards.source import Source
 from smelt.guards.tensor_facts import tensor_facts

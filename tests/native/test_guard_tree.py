@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from smelt import _native as native
-from smelt.guards.class_facts import ClassFacts
 from smelt.guards import tree_layout
+from smelt.guards.class_facts import ClassFacts
 from smelt.guards.guard import Guard, first_failing
 from smelt.guards.object_lifetimes import lifetimes_of
 from smelt.guards.source import Source
@@ -681,7 +681,10 @@ def test_type_version():
     first = guard()
     assert native.type_version(C) != 0 and first(C) and first(C) and not first(Base)
     Base.y = 2
-    assert native.GuardTree((((-1, "arg", 0, ((0, "type_version", (0, frozenset(), ())),), -1),), 0)).check(C) is None
+    assert (
+        native.GuardTree((((-1, "arg", 0, ((0, "type_version", (0, frozenset(), ())),), -1),), 0)).check(C)
+        is None
+    )
     assert not first(C)
     second = guard()
     assert second(C)

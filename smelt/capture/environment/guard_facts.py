@@ -121,7 +121,11 @@ class GuardFacts:
     def cover(self, owner: type, name: str) -> bool:
         """Exempt an attribute from the guard of its class: another guard covers it. False where only that guard can, as for
         special names, and classes of the library."""
-        if is_special_name(name) or owner.__flags__ & IMMUTABLE_TYPE_FLAG or is_native_module(owner.__module__):
+        if (
+            is_special_name(name)
+            or owner.__flags__ & IMMUTABLE_TYPE_FLAG
+            or is_native_module(owner.__module__)
+        ):
             return False
         self._covered.add((owner, name))
         return True

@@ -63,7 +63,7 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
             return value
         if env.numbers.dynamic and (kind is int or kind is float):
             return env.numbers.read(value, source)
-        if kind is str and source.path in env.numbers.dynamic:
+        if kind is str and source.path in env.numbers.dynamic and _is_read_by_program(source):
             return _wrap_text(env, source)
         if kind is torch.Size and has_dynamic_numbers(env, source):
             return _wrap_tuple(env, value, source, decided)
@@ -98,6 +98,11 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
         if id(value) not in env.sources:
             guard_elements(env, source, list(frozenset.__iter__(value)))
     return _wrap_object(env, value, source, decided)
+
+
+def _is_read_by_program(source: Source) -> bool:
+    """Whether the value at `source` was read for the program, not by native code, as names of functions and modules are."""
+    return source.kind in ("arg", "attr", "item", "cell") and not is_special_name(str(source.key))
 
 
 def _wrap_text(env: Environment, source: Source) -> TextProxy:

@@ -56,7 +56,9 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
 def numpy_binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
     """`fn(left, right)` of a symbolic `numpy.int64`: symbolic if possible, else plain. For tensors it is an int."""
     if type(left) is FakeTensor or type(right) is FakeTensor:
-        return vm.binary(fn, numpy_numbers.unwrap_numpy_numbers(left), numpy_numbers.unwrap_numpy_numbers(right))
+        return vm.binary(
+            fn, numpy_numbers.unwrap_numpy_numbers(left), numpy_numbers.unwrap_numpy_numbers(right)
+        )
     found = numpy_numbers.operate(fn, left, right)
     if found is NotImplemented:
         return vm.binary(fn, without_proxies(specialize(left)), without_proxies(specialize(right)))

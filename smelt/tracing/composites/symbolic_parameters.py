@@ -229,10 +229,18 @@ def _is_trailing(x: Any, shape: Any, *parameters: Any) -> bool:
 
 
 def _layer_norm(
-    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
+    recorder: AtenCallRecorder,
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: Any = 1e-5,
 ) -> Any:
     if not _is_trailing(input, normalized_shape, weight, bias):
         return NotImplemented
+    if not torch.is_grad_enabled():  # else autograd's C++ code would see the number
+        arguments = (input, list(normalized_shape), weight, bias, eps)
+        return _run(recorder, aten.native_layer_norm.default, *arguments)[0]
     dims = range(-len(normalized_shape), 0)
     return _scaled(_standardized(_wide(input), tuple(dims), eps), weight, bias).to(input.dtype)
 
@@ -329,11 +337,15 @@ def _cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: Any = 1e-8) -> Any:
 # ----------------------------------------------------------------------------------------- random numbers
 
 
+def _run(recorder: AtenCallRecorder, operator: Any, *args: Any) -> Any:
+    """Record an operator itself, beneath autograd."""
+    with DisableTorchDispatch():
+        return recorder.run(operator, args, {})
+
+
 def _bernoulli(recorder: AtenCallRecorder, like: Any, p: Any) -> Any:
     """Ones with probability `p`, in the layout of `like`: the numbers that `bernoulli_(p)` draws."""
-    untracked = like.detach()
-    with DisableTorchDispatch():
-        return recorder.run(aten.bernoulli.p, (untracked, p), {})
+    return _run(recorder, aten.bernoulli.p, like.detach(), p)
 
 
 def _drops(x: Any, p: Any, training: Any) -> bool:
@@ -399,7 +411,12 @@ def _exponential_(self: Any, lambd: Any = 1) -> Any:
 
 def _normal(mean: Any, std: Any, size: Any, *, dtype: Any = None, device: Any = None) -> Any:
     dtype = dtype or torch.get_default_dtype()
-    if isinstance(mean, torch.Tensor) or isinstance(std, torch.Tensor) or dtype not in _FLOATS or not std >= 0:
+    if (
+        isinstance(mean, torch.Tensor)
+        or isinstance(std, torch.Tensor)
+        or dtype not in _FLOATS
+        or not std >= 0
+    ):
         return NotImplemented
     return torch.empty(size, dtype=dtype, device=device).normal_() * std + mean
 
@@ -475,7 +492,8 @@ def _pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any
     return torch.constant_pad_nd(input, list(pad), value) if mode == "constant" else NotImplemented
 
 
-_DRAWING: dict[Any, Callable[..., Any]] = {  # the composite's first argument is the recorder
+_RECORDING: dict[Any, Callable[..., Any]] = {  # the composite's first argument is the recorder
+    F.layer_norm: _layer_norm,
     F.dropout: _dropout,
     F.dropout1d: _feature_dropout(3),
     F.dropout2d: _feature_dropout(4),
@@ -493,7 +511,6 @@ _COMPOSITES: dict[Any, Callable[..., Any]] = {
     F.triplet_margin_loss: _triplet,
     F.poisson_nll_loss: _poisson_nll,
     F.cross_entropy: _cross_entropy,
-    F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
     F.group_norm: _group_norm,
     F.instance_norm: _instance_norm,
@@ -512,7 +529,7 @@ _COMPOSITES: dict[Any, Callable[..., Any]] = {
 }
 # Functions in Python that pass such a parameter only to functions which keep it symbolic.
 PASSING: frozenset[Any] = frozenset(
-    {F.normalize, F.gumbel_softmax, F.local_response_norm, F.multi_margin_loss, *_COMPOSITES, *_DRAWING}
+    {F.normalize, F.gumbel_softmax, F.local_response_norm, F.multi_margin_loss, *_COMPOSITES, *_RECORDING}
 )
 
 
@@ -520,11 +537,11 @@ def composite(recorder: AtenCallRecorder, func: Any, args: Args, kwargs: Kwargs)
     """The result of `func` with symbolic floats among its arguments; NotImplemented where torch computes it."""
     if not any(type(value) is Float for value in (*args, *kwargs.values())):
         return NotImplemented
-    drawing = _DRAWING.get(func)
-    function = _COMPOSITES.get(func) if drawing is None else drawing
+    recording = _RECORDING.get(func)
+    function = _COMPOSITES.get(func) if recording is None else recording
     if function is None:
         return NotImplemented
     try:
-        return function(*args, **kwargs) if drawing is None else function(recorder, *args, **kwargs)
+        return function(*args, **kwargs) if recording is None else function(recorder, *args, **kwargs)
     except TypeError:  # torch raises its own error for arguments that do not fit
         return NotImplemented

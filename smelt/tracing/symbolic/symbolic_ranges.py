@@ -11,7 +11,6 @@ import collections.abc
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from smelt.errors import NeedsFixedSize

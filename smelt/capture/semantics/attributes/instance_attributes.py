@@ -309,7 +309,9 @@ def load_value(vm: VM, obj: object, name: str, found: object, owner: type) -> ob
     if vm.env.sources.is_created_class(owner) or vm.env.log.has_written_name(owner, name):
         return found
     covered = vm.env.facts.cover(owner, name)
-    return wrap_values.wrap(vm.env, found, vm.env.sources.const(owner).child("attr", name), decided=not covered)
+    return wrap_values.wrap(
+        vm.env, found, vm.env.sources.const(owner).child("attr", name), decided=not covered
+    )
 
 
 def load_non_data(vm: VM, obj: object, name: str, found: Descriptor, owner: type) -> object:

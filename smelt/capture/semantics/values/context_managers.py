@@ -50,12 +50,19 @@ _REPLAYED = re.compile(
 )
 
 
+def _require_plain(value: object) -> None:
+    """Make the trace depend on an attribute that native code reads. Raises Unreadable for a string that changes."""
+    if type(value) is TextProxy:
+        raise unreadable("native code enters or leaves a context manager")
+    specialize(value)
+
+
 def use_manager_state(vm: VM, manager: object) -> None:
     """Guard the attributes of an environment manager that native code is about to enter or leave."""
     if id(manager) not in vm.env.sources:
         return
     for name in list(instance_dict(manager) or ()):
-        attributes.load_generic(vm, manager, name)
+        _require_plain(attributes.load_generic(vm, manager, name))
     vm.env.log.touch_native(manager)
     vm.env.memo.reads.pop(id(manager), None)
 
@@ -152,7 +159,7 @@ def _guarded_attributes(vm: VM, manager: object) -> dict[str, object]:
     source = vm.env.sources.find(manager)
     for name, value in vars(manager).items():
         if source is not None and type(value) in LEAF_TYPES:
-            wrap_values.wrap(vm.env, value, source.child("attr", name))
+            _require_plain(wrap_values.wrap(vm.env, value, source.child("attr", name)))
     return dict(vars(manager))
 
 
