@@ -23,6 +23,7 @@ from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType, instance_dict
 from smelt.capture.environment import wrap_values
 from smelt.capture.environment.side_effects import Call, Effect, Enter, Exit
+from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
 from smelt.capture.vm.vm_state import EnteredManager, ExitedManager, Manager
@@ -32,6 +33,7 @@ from smelt.guards import global_state
 from smelt.guards.global_state import Snapshot
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.torch_private import current_dispatch_modes, current_function_modes, is_profiler_enabled
+from smelt.tracing.symbolic.sym_numbers import specialize
 
 T = TypeVar("T")
 _record_function = torch.autograd.profiler.record_function
