@@ -488,6 +488,13 @@ def _isclose(input: Any, other: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_n
     return close | (input.isnan() & other.isnan()) if equal_nan else close
 
 
+def _lerp(input: Any, end: Any, weight: Any) -> Any:
+    """With the weight in a tensor: the backward of the other overload takes it as a double."""
+    if not _are_float(input, end) or input.dtype != end.dtype:
+        return NotImplemented
+    return torch.lerp(input, end, torch.scalar_tensor(weight, dtype=input.dtype, device=input.device))
+
+
 def _pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
     return torch.constant_pad_nd(input, list(pad), value) if mode == "constant" else NotImplemented
 
@@ -525,6 +532,7 @@ _COMPOSITES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.nan_to_num, torch.Tensor.nan_to_num), _nan_to_num),
     **dict.fromkeys((torch.logit, torch.Tensor.logit), _logit),
     **dict.fromkeys((torch.isclose, torch.Tensor.isclose), _isclose),
+    **dict.fromkeys((torch.lerp, torch.Tensor.lerp), _lerp),
     F.pad: _pad,
 }
 # Functions in Python that pass such a parameter only to functions which keep it symbolic.
