@@ -8,7 +8,7 @@ is a guard. Other calls are left to torch, and so are calls that raise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -211,7 +211,7 @@ def _scaled(x: Any, weight: Any, bias: Any) -> Any:
     return x if bias is None else x + _wide(bias)
 
 
-def _standardized(x: Any, dims: Sequence[int], eps: Any) -> Any:
+def _standardized(x: Any, dims: tuple[int, ...], eps: Any) -> Any:
     variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
     return (x - mean) * (variance + eps).rsqrt()
 
@@ -219,12 +219,12 @@ def _standardized(x: Any, dims: Sequence[int], eps: Any) -> Any:
 def _is_trailing(x: Any, shape: Any, *parameters: Any) -> bool:
     """Whether `shape` is that of the last dimensions of `x`, and of the parameters that are no None."""
     shape = tuple(shape) if isinstance(shape, (list, tuple, torch.Size)) else ()
-    given = [p for p in parameters if p is not None]
+    present = [p for p in parameters if p is not None]
     return (
-        _are_float(x, *given)
+        _are_float(x, *present)
         and 0 < len(shape) <= x.dim()
         and tuple(x.shape[-len(shape) :]) == shape
-        and all(tuple(p.shape) == shape for p in given)
+        and all(tuple(p.shape) == shape for p in present)
     )
 
 
@@ -253,8 +253,8 @@ def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = 
 
 
 def _is_by_channel(x: Any, *parameters: Any) -> bool:
-    given = [p for p in parameters if p is not None]
-    return _are_float(x, *given) and x.dim() > 1 and all(p.shape == (x.shape[1],) for p in given)
+    present = [p for p in parameters if p is not None]
+    return _are_float(x, *present) and x.dim() > 1 and all(p.shape == (x.shape[1],) for p in present)
 
 
 def _by_channel(x: Any, parameter: Any) -> Any:

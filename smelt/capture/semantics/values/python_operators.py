@@ -38,7 +38,7 @@ from smelt.guards.leaf_equality import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import is_handled
-from smelt.tracing.symbolic.numpy_numbers import NUMPY_NUMBERS
+from smelt.tracing.symbolic.numpy_numbers import NUMPY_NUMBERS, NumpyNumber
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, specialize
 from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, without_proxies
@@ -321,7 +321,7 @@ def truth(vm: VM, value: object) -> bool:
         return bool(value)
     if kind in SEQUENCE_PROXIES:
         return True
-    if type(value) in NUMPY_NUMBERS:
+    if isinstance(value, NumpyNumber):
         return bool(value.number)
     if kind in (Generator, VMCallable):
         return True

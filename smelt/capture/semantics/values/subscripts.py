@@ -218,9 +218,9 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
         if isinstance(key, slice):
             container_contents.open_for_native(vm.env, obj) if id(obj) in vm.env.sources else None
             value = elements(vm, value)
-        is_entry = type(obj) is list and type(key) is int
-        if is_entry:
-            count = container_len(vm, obj)
+        is_entry = False
+        if type(obj) is list and type(key) is int:
+            is_entry, count = True, container_len(vm, obj)
             key = key + count if -count <= key < 0 else key
         elif id(obj) in vm.env.sources and not isinstance(obj, dict):
             container_contents.open_for_native(vm.env, obj)  # replayed as one assignment
