@@ -395,7 +395,8 @@ def test_functions_and_modules_that_were_compiled_die():
         by = torch.ones(3)
         return lambda x: x * by
 
-    for made, also in ((make(), make()), (SharedByTests(), SharedByTests())):
+    for factory in (make, SharedByTests):
+        made, also = factory(), factory()
         compiled, again = smelt.compile(made), smelt.compile(made)
         assert torch.equal(compiled(torch.ones(3)), again(torch.ones(3)))
         assert len(entries(again)) == 1 and not entries(smelt.compile(also))
