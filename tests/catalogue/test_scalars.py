@@ -176,7 +176,7 @@ def items_of_a_dictionary():
     return fn, [(tensor(3),)] * 6, group
 
 
-@program(graphs=1, later=6)
+@program(graphs=1, later=2)
 def items_of_a_list():
     history = [1, 1]
 
@@ -897,7 +897,7 @@ def a_gradient_through_a_rate():
     return fn, [(tensor(3, 4), tensor(4, 2, requires_grad=True), lr) for lr in (0.1, 0.2, 0.3, 0.4)]
 
 
-@program(graphs=1, later=3)
+@program(graphs=1, later=2)
 def a_gradient_through_alpha():
     def fn(x, w, v):
         return torch.add(w, x, alpha=v).mul(v).lerp(w, v).sub(w * v, alpha=v)

@@ -90,7 +90,8 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
 
 def _native_constructor(vm: VM, cls: type) -> Callable[..., object]:
     """A native callable that creates an instance of `cls`. The metaclass's `__call__` has already run."""
-    vm.env.facts.use_class(cls)
+    if cls.__new__ is not object.__new__ or cls.__init__ is not object.__init__:  # those read no attributes
+        vm.env.facts.use_class(cls)
     if type(cls) is not type and vm.type_info(type(cls)).find("__call__")[0] is FUNCTION:
         return functools.partial(type.__call__, cls)
     return cls
