@@ -541,13 +541,21 @@ PASSING: frozenset[Any] = frozenset(
 )
 
 
+def _fit(args: Args, kwargs: Kwargs) -> bool:
+    """Whether the symbolic floats fit the dtypes of the tensors: some operators raise for others."""
+    values = (*args, *kwargs.values())
+    dtypes = [v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype in (*_HALVES, *_FLOATS)]
+    most = min((torch.finfo(dtype).max for dtype in dtypes), default=torch.finfo(torch.float32).max)
+    return all(-most <= v <= most for v in values if type(v) is Float)
+
+
 def composite(recorder: AtenCallRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The result of `func` with symbolic floats among its arguments; NotImplemented where torch computes it."""
     if not any(type(value) is Float for value in (*args, *kwargs.values())):
         return NotImplemented
     recording = _RECORDING.get(func)
     function = _COMPOSITES.get(func) if recording is None else recording
-    if function is None:
+    if function is None or not _fit(args, kwargs):
         return NotImplemented
     try:
         return function(*args, **kwargs) if recording is None else function(recorder, *args, **kwargs)
