@@ -42,8 +42,7 @@ bool is_expected(PyObject* x, PyObject* expected) {
         case kAddress:
             return type() == part(expected, 1) && x == PyLong_AsVoidPtr(part(expected, 2));
         default:
-            return type() == part(expected, 1) &&
-                   has_expected_parts(x, part(expected, 2), part(expected, 3));
+            return type() == part(expected, 1) && has_expected_parts(x, part(expected, 2), part(expected, 3));
     }
 }
 
@@ -51,7 +50,8 @@ bool is_special(PyObject* name) {
     Py_ssize_t length;
     const char* text = PyUnicode_AsUTF8AndSize(name, &length);
     if (!text) return PyErr_Clear(), true;
-    return length > 4 && text[0] == '_' && text[1] == '_' && text[length - 1] == '_' && text[length - 2] == '_';
+    return length > 4 && text[0] == '_' && text[1] == '_' && text[length - 1] == '_' &&
+           text[length - 2] == '_';
 }
 
 struct ClassIs : Check {
@@ -118,8 +118,8 @@ struct ClassIs : Check {
     static CheckPtr make(PyObject* value, Building& b) {
         unsigned int version;
         PyObject *names, *classes;
-        if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "IO!O!", &version, &PyFrozenSet_Type, &names,
-                                                       &PyTuple_Type, &classes))
+        if (!PyTuple_Check(value) ||
+            !PyArg_ParseTuple(value, "IO!O!", &version, &PyFrozenSet_Type, &names, &PyTuple_Type, &classes))
             return PyErr_Clear(), wrong_value(b, "(version, names, classes)", value);
         return std::make_unique<ClassIs>(version, hold(b.held, names), hold(b.held, classes));
     }
