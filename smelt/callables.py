@@ -14,7 +14,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from smelt import _native, config
+from smelt import _native, config, shared_compilations
 from smelt.backends import backend_registry
 from smelt.capture.base.bytecode import SUSPENDABLE
 from smelt.capture.driver import cache_entries
+from smelt.capture.driver.cache_entries import Backend
 from smelt.capture.driver.frame_compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
 from smelt.report.dump import Dump, dumping, from_environment
@@ -53,13 +54,22 @@ class Settings:
 
     def frame_compiler(self) -> FrameCompiler:
         """A new frame compiler without entries. Raises what `registry.lookup` and `Config.with_options` raise."""
+        backend, chosen = self._resolved
+        return FrameCompiler(backend=backend, config=chosen, fullgraph=self.fullgraph, dynamic=self.dynamic)
+
+    @property
+    def _resolved(self) -> tuple[Backend, config.Config]:
         options = dict(self.options) | _OF_MODE.get(self.mode, {})
-        return FrameCompiler(
-            backend=backend_registry.lookup(self.backend),
-            config=config.DEFAULT.with_options(options),
-            fullgraph=self.fullgraph,
-            dynamic=self.dynamic,
-        )
+        return backend_registry.lookup(self.backend), config.DEFAULT.with_options(options)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for settings that compile alike."""
+        backend: Any
+        backend, chosen = self._resolved
+        if not isinstance(self.backend, str):  # `lookup` adapts it anew
+            backend = self.backend
+        return id(backend), chosen, self.fullgraph, self.dynamic
 
 
 def compile(
@@ -92,7 +102,8 @@ def _compile(model: Any, settings: Settings, disable: bool) -> Any:
     if isinstance(model, _native.Wrapped):
         model = model._smelt_original
     if isinstance(model, types.FunctionType):
-        return _compiled_function(model, settings)
+        make = functools.partial(_compiled_function, model, settings)
+        return shared_compilations.of_function(model, settings.key, make)
     return _compiled_function(_trampoline(model), settings, original=model)
 
 
@@ -267,20 +278,28 @@ def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:
         raise TypeError("smelt.compile: model is a ScriptModule; compile a function that calls it")
     compiled = object.__new__(_compiled_class(type(module)))
     object.__setattr__(compiled, "__dict__", module.__dict__)
-    call = _compiled_function(_module_trampoline(type(module)), settings, traced=_as_module(compiled))
+
+    def make() -> _native.Wrapped:
+        as_module = _AsModule()
+        made = _compiled_function(_module_trampoline(type(module)), settings, traced=as_module)
+        made._smelt_as_module = as_module
+        return made  # type: ignore[no-any-return]
+
+    key = type(module), settings.key
+    call: Any = shared_compilations.of_module(module, key, make)
+    call._smelt_as_module.compiled = weakref.ref(compiled)
     object.__setattr__(compiled, "_smelt", _ModuleState(module, settings, call))
     return compiled
 
 
-def _as_module(compiled: nn.Module) -> Callable[..., Any]:
-    """Call a compiled module under another tracer, which may identify modules by their path in the traced model, where
-    the original does not occur."""
-    of = weakref.ref(compiled)
+class _AsModule:
+    """Calls a compiled module, the latest one, under another tracer, which may identify modules by their path in the traced
+    model, where the original does not occur."""
 
-    def call(original: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return super(CompiledModule, of()).__call__(*args, **kwargs)  # type: ignore[arg-type, misc]
+    compiled: weakref.ref[nn.Module]
 
-    return call
+    def __call__(self, original: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return super(CompiledModule, self.compiled()).__call__(*args, **kwargs)  # type: ignore[arg-type, misc]
 
 
 def _module_trampoline(cls: type) -> Any:
@@ -304,12 +323,16 @@ def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> 
     from smelt.report.explanation import explained  # noqa: PLC0415 (its import takes time, and compilation needs none of it)
 
     is_compiled = isinstance(getattr(fn, "__func__", fn), (_native.Wrapped, CompiledModule))
-    return explained(fn if is_compiled and not differently else anew(), times)
+    if is_compiled and not differently:
+        return explained(fn, times)
+    with shared_compilations.disabled():
+        return explained(anew(), times)
 
 
 def reset() -> None:
     """Drop compiled code and free the memory of plans."""
     cache_entries.reset()
+    shared_compilations.forget()
     release_all()
     gc.collect()
     _native.release_cached_blocks()
@@ -341,14 +364,16 @@ def trace(
 
     def traced(*args: Any, **kwargs: Any) -> Trace:
         chosen = config.DEFAULT.with_options(options)
-        return trace_call(_compile(fn, settings, disable=False), args, kwargs, chosen)
+        with shared_compilations.disabled():
+            compiled = _compile(fn, settings, disable=False)
+        return trace_call(compiled, args, kwargs, chosen)
 
     return traced
 
 
 def dump(directory: str | os.PathLike[str], override: bool) -> AbstractContextManager[Dump]:
     """A context in which compilations write artifacts and read edited ones."""
-    return dumping(directory, override)
+    return shared_compilations.disabled(dumping(directory, override))
 
 
 def list_backends() -> list[str]:

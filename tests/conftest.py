@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -86,6 +87,8 @@ def _seed() -> Iterator[None]:
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     yield
     assert close_autocasts() == 0
+    if "smelt.shared_compilations" in sys.modules:  # tests of one function count their own compilations
+        sys.modules["smelt.shared_compilations"].forget()
 
 
 @pytest.fixture

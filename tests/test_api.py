@@ -2,12 +2,14 @@
 
 import copy
 import functools
+import gc
 import importlib.metadata
 import inspect
 import pickle
 import subprocess
 import sys
 import types
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -520,3 +522,68 @@ def counted_entries():
     installed = []
     with events.subscribed(lambda e: installed.append(e) if e.kind == "entry-installed" else None):
         yield installed
+
+
+def shared_by_tests(x):
+    return x.sin() + 1
+
+
+class SharedByTests(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+    def step(self, x):
+        return x * 3
+
+
+def test_equal_compilations_share_entries():
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    module, x = SharedByTests(), torch.ones(3)
+    for _ in range(4):
+        assert torch.equal(smelt.compile(shared_by_tests, backend=backend)(x), x.sin() + 1)
+        assert torch.equal(smelt.compile(module, backend=backend)(x), x * 2)
+        assert torch.equal(smelt.compile(module.step, backend=backend)(x), x * 3)
+    assert len(graphs) == 3
+    smelt.reset()
+    smelt.compile(shared_by_tests, backend=backend)(x)
+    assert len(graphs) == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dynamic": True}, {"fullgraph": True}, {"options": {"fuse": False}}, {"backend": "eager"}],
+)
+def test_compilations_with_other_options_share_nothing(options):
+    module = SharedByTests()
+    first, other = smelt.compile(shared_by_tests), smelt.compile(shared_by_tests, **options)
+    models = smelt.compile(module), smelt.compile(module, **options)
+    assert first is smelt.compile(shared_by_tests) and first is not other
+    for compiled in (first, *models[:1]):
+        compiled(torch.ones(3))
+    assert [len(entries(c)) for c in (first, other, *models)] == [1, 0, 1, 0]
+
+
+def test_functions_and_modules_that_were_compiled_die():
+    def make():
+        by = torch.ones(3)
+        return lambda x: x * by
+
+    for factory in (make, SharedByTests):
+        made, also = factory(), factory()
+        compiled, again = smelt.compile(made), smelt.compile(made)
+        assert torch.equal(compiled(torch.ones(3)), again(torch.ones(3)))
+        assert len(entries(again)) == 1 and not entries(smelt.compile(also))
+        gone = weakref.ref(made)
+        del made, compiled, again
+        gc.collect()
+        assert gone() is None
+
+
+def test_explain_compiles_anew():
+    smelt.compile(shared_by_tests)(torch.ones(3))
+    assert "1 graph" in str(smelt.explain(shared_by_tests)(torch.ones(3)))

@@ -21,6 +21,7 @@ ORDER = Layers(
             "api",
             "compatibility",
             "callables",
+            "shared_compilations",
             "eager_only",
             "report",
             "backends",

@@ -39,7 +39,7 @@ from smelt.shapes.expr import Expr, Size, Sym, evaluate, free_syms, likely, subs
 COUNT = 3
 HUGE, LARGE = COUNT, COUNT + 1
 ITSELF = LARGE + 1
-_MOST = 24  # symbols
+MOST = 24  # symbols
 _MORE = 8  # assignments
 Values = tuple[int, ...]  # one for each assignment
 
@@ -62,14 +62,14 @@ def _apart(least: int, middle: int, most: int, huge: int) -> Values:
 def _numbers(
     small: Iterator[int], middle: int, large: Iterator[int], huge_ones: Iterator[int]
 ) -> Iterator[Values]:
-    for least, most, huge in itertools.islice(zip(small, large, huge_ones), _MOST):
+    for least, most, huge in itertools.islice(zip(small, large, huge_ones), MOST):
         yield _apart(least, middle, most, huge)
         middle = _apart(least, middle, most, huge)[1] - 1
 
 
 def _wide(first: int) -> Iterator[Values]:
     """Samples that are no arithmetic progression from symbol to symbol: else a sum of two would look like twice a third."""
-    for k in range(_MOST):
+    for k in range(MOST):
         spread = 7 * k * k % 89  # another for each k < 24
         least, most = first + 97 * k, 2130 + first + 97 * k + spread
         yield _apart(least, 2029 - 48 * k - spread, most, 100_003 + 1009 * k + first)
@@ -130,7 +130,7 @@ def _of_symbol(sym: Sym) -> Values:
 def _plain(sym: Sym) -> Values:
     """The samples of a symbol without an upper bound."""
     found = re.fullmatch(r"([suwvr])(\d+)", sym.name)
-    if not found or int(found[2]) >= _MOST:
+    if not found or int(found[2]) >= MOST:
         raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
     return tuple(n + max(sym.lo - 2, 0) for n in _NUMBERS[found[1]][int(found[2])])
 

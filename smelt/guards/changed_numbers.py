@@ -1,9 +1,10 @@
-"""The numbers and sizes that changed between two calls: the next capture makes them symbolic."""
+"""The numbers, texts, functions and sizes that changed between two calls: the next capture makes them symbolic, or guards
+functions by their code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -15,21 +16,32 @@ from smelt.guards.source import Source
 from smelt.guards.tensor_facts import TensorFacts, tensor_facts
 
 Path = tuple[object, ...]  # `Source.path`
-_HOLD_NUMBERS = (int, float, tuple, torch.Size)
+_HOLD_NUMBERS = (int, float, str, tuple, torch.Size)
 
 
 def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Path]:
-    """Paths of the sources whose int or float is guarded to be constant, but has another value of the same type."""
+    """Paths of the sources whose int, float or text is guarded to be constant, but has another value of the same type, and
+    of those that have another nested function."""
     read = Reader(slots)
     found = set()
     for guard in guards:
-        if guard.kind.is_constant and type(guard.value) in _HOLD_NUMBERS and guard.source is not None:
-            try:
-                now = read(guard.source)
-            except Missing:
-                continue
+        is_constant = guard.kind.is_constant and type(guard.value) in _HOLD_NUMBERS
+        if guard.source is None or not (is_constant or guard.kind.is_identity):
+            continue
+        try:
+            now = read(guard.source)
+        except Missing:
+            continue
+        if is_constant:
             found |= _changed(guard.source, guard.value, now)
+        elif type(now) is FunctionType and now is not guard.value and is_nested(now):
+            found.add(guard.source.path)
     return found
+
+
+def is_nested(function: FunctionType) -> bool:
+    """Whether another function creates functions of this code."""
+    return "<locals>" in function.__qualname__
 
 
 def _changed(source: Source, then: Any, now: Any) -> set[Path]:
@@ -37,7 +49,7 @@ def _changed(source: Source, then: Any, now: Any) -> set[Path]:
         return set()
     if type(then) in (tuple, torch.Size) and len(then) == len(now):
         return {p for i, (a, b) in enumerate(zip(then, now)) for p in _changed(source.child("item", i), a, b)}
-    return {source.path} if type(then) in (int, float) and not same_leaf(then, now) else set()
+    return {source.path} if type(then) in (int, float, str) and not same_leaf(then, now) else set()
 
 
 def changed_sizes(

@@ -18,6 +18,7 @@ import torch
 from smelt import _native
 from smelt._native import isinstance
 from smelt.guards import global_state
+from smelt.guards.class_facts import ClassFacts
 from smelt.guards.leaf_equality import same_leaf
 from smelt.guards.object_text import class_text, identity_difference, identity_text, part_text, short_text
 from smelt.guards.read_source import FAILURES, HOOKS, MODULE_DICTS, Missing, instance_dict
@@ -51,7 +52,6 @@ class GuardKind:
     implies: ClassVar[tuple[str, ...]] = ()  # kinds that are redundant at the same source
     is_identity: ClassVar[bool] = False  # `value` is an object, of which the guard has a weak reference
     is_constant: ClassVar[bool] = False  # the object equals the leaf constant `value`
-    is_class_version: ClassVar[bool] = False  # no attribute of the class at `source` changed
     is_relation: ClassVar[bool] = False  # about several objects: checked at the last of their nodes
     reads_numbers: ClassVar[bool] = False  # the objects are numbers; checks of tensors read sizes
 
@@ -271,15 +271,24 @@ class _Function(_ObjectKind, name="function", text="unchanged_function({x})"):
 
 
 class _TypeVersion(_ObjectKind, name="type_version", text="unchanged_class({x})"):
-    """The version of the class x is `value`: no attribute of the class changed."""
+    """The `ClassFacts` in `value` admit the class x: no attribute that the trace depends on changed."""
 
-    is_class_version = True
+    def accepts(self, x: Any, value: ClassFacts) -> bool:
+        return value.admits(x)
 
-    def accepts(self, x: Any, value: int) -> bool:
-        return _native.type_version(x) == value
+    def follows(self, source: Source | None, value: ClassFacts, known: Known) -> bool:
+        return any(facts.implies(value) for facts in known.get((self.name, self.subject(source, value)), ()))
 
-    def difference(self, x: Any, value: int) -> Failure:
-        return "", f"class {x.__name__} as it was", "that one of its attributes changed"
+    def difference(self, x: Any, value: ClassFacts) -> Failure:
+        name = value.changed(x)
+        return (
+            (f".{name}" if name else ""),
+            f"class {x.__name__} as it was",
+            "that one of its attributes changed",
+        )
+
+    def native_value(self, source: Source | None, value: ClassFacts, nodes: _Nodes) -> object:
+        return value.native
 
 
 class _NoHooks(_ObjectKind, name="no_hooks", text="no_hooks({x})"):

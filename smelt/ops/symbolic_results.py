@@ -23,6 +23,7 @@ from smelt.graph.sample_sizes import (
     HUGE,
     ITSELF,
     LARGE,
+    MOST,
     Candidates,
     at,
     candidates_of,
@@ -41,6 +42,7 @@ from smelt.ops.layouts.observed_layouts import Seen
 from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import row
 from smelt.ops.result_shapes import Shape, is_windowed, least_sizes, quotients
+from smelt.ops.symbolic_rules import SELECT, SINGLE_INDEX
 from smelt.shapes.divisibility import is_remainder
 from smelt.shapes.expr import (
     INFINITE,
@@ -207,6 +209,11 @@ def results(
 
     Raises NeedsFixedSize, or NotImplementedError if it has no shape function.
     """
+    if func in SINGLE_INDEX and func is not SELECT:  # the index is in range, and does not affect the layout
+        args = [0 if a.name == "index" else v for v, a in zip(args, func._schema.arguments)]
+    offsets = _offsets_below_zero((args, kwargs), spec_of)
+    if offsets:
+        return _results_with_symbols_for(offsets, func, args, kwargs, device, spec_of)
     safe, symbols = _is_safe(func, args), symbols_in((args, kwargs), spec_of)
     if not safe or not is_windowed(_name(func)):
         try:
@@ -226,6 +233,56 @@ def results(
     except NeedsFixedSize as error:
         raise NeedsFixedSize(error.reason.detail, frozenset(syms)) from None
     return substitute(found, narrow)
+
+
+def _offsets_below_zero(args: Any, spec_of: Callable[[Any], TensorSpec | None]) -> list[Expr]:
+    """Offsets of tensors that are negative under an assignment, which says nothing of an index and the size that it counts
+    back from."""
+    specs = (spec for leaf in _leaves(args) if (spec := spec_of(leaf)) is not None)
+    offsets = dict.fromkeys(spec.offset for spec in specs if isinstance(spec.offset, Expr))
+    return [offset for offset in offsets if min(at(offset, k) for k in range(ITSELF + 1)) < 0]
+
+
+def _results_with_symbols_for(
+    offsets: Sequence[Expr],
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    spec_of: Callable[[Any], TensorSpec | None],
+) -> Any:
+    """The results of tensors at these offsets, found with a symbol in place of each."""
+    taken = {sym.name for sym in symbols_in((args, kwargs), spec_of)}
+    free = (Sym(name, 2) for name in map("s{}".format, range(MOST - 1, -1, -1)) if name not in taken)
+    symbol_of = dict(zip(offsets, free))
+    if len(symbol_of) < len(offsets):
+        raise NeedsFixedSize(f"{func} of tensors at many offsets", symbols_in((args, kwargs), spec_of))
+    originals: dict[int, tuple[_Tensor, Any]] = {}
+
+    def replaced(tree: Any) -> Any:
+        if isinstance(tree, (list, tuple)):
+            return [replaced(item) for item in tree]
+        if isinstance(tree, dict):
+            return {name: replaced(item) for name, item in tree.items()}
+        spec = spec_of(tree)
+        if spec is None or spec.offset not in symbol_of:
+            return tree
+        moved = _Tensor(
+            make_spec(
+                *(spec.shape, spec.stride, spec.dtype, spec.device, symbol_of[spec.offset]),
+                spec.requires_grad,
+            )
+        )
+        originals[id(moved)] = moved, tree
+        return moved
+
+    def returned(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(returned, value))
+        return originals[id(value)][1] if id(value) in originals else value
+
+    found = results(func, replaced(args), replaced(kwargs), device, lambda x: _spec_of(x) or spec_of(x))
+    return substitute(returned(found), {sym: offset for offset, sym in symbol_of.items()})
 
 
 def _are_small(args: Any, spec_of: Callable[[Any], TensorSpec | None], least: int = 2) -> bool:

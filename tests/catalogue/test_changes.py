@@ -193,7 +193,7 @@ def namedtuple_in_dict():
     yield
 
 
-@steps(graphs=1, later=3)
+@steps(graphs=1, later=2)
 def getattr_on_class_instance_default():
     class C:
         pass
@@ -390,7 +390,7 @@ def singledispatch_new():
     yield
 
 
-@steps(graphs=1, later=4)
+@steps(graphs=1, later=3)
 def cached_property_state():
     class C:
         k = 2

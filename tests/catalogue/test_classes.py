@@ -211,7 +211,7 @@ def inherited_outside_object():
     return fn, [(tensor(3),), (tensor(3),), (tensor(3),)]
 
 
-@program(graphs=1, later=2)
+@program(graphs=1, later=1)
 def class_attribute_changes_between_calls():
     class Local(Base):
         pass
@@ -2352,7 +2352,7 @@ def structure():
     return Structure
 
 
-@program(graphs=2, later=4, breaks=["unsupported-effect"])
+@program(graphs=2, later=2, breaks=["unsupported-effect"])
 def attribute_of_a_class_whose_metaclass_of_c_stores_it():
     made = structure()
 
@@ -2364,7 +2364,7 @@ def attribute_of_a_class_whose_metaclass_of_c_stores_it():
     return fn, [(tensor(3),)] * 3, lambda: made.extra
 
 
-@program(graphs=2, later=2, breaks=["unsupported-effect"])
+@program(graphs=2, breaks=["unsupported-effect"])
 def attribute_of_a_class_whose_metaclass_of_c_deletes_it():
     made = structure()
 

@@ -139,7 +139,7 @@ def class_attribute_set():
     return fn, [(tensor(3),)] * 3, lambda: (K.last, K.items)
 
 
-@program(graphs=1, later=3)
+@program(graphs=1, later=1)
 def class_attribute_counts():
     class K:
         count = 0

@@ -905,7 +905,7 @@ def unpacking_and_star_arguments_share():
     return fn, [(tensor(3),)] * 3, (held, options)
 
 
-@program(graphs=1, later=3)
+@program(graphs=1, later=1)
 def class_counter_of_instances():
     class Thing:
         made = 0

@@ -318,7 +318,7 @@ def a_class_with_a_call_impl_of_its_own():
     return nn.Sequential(CallsOtherwise()), calls()
 
 
-@program(graphs=1, later=2)
+@program(graphs=1, later=1)
 def the_call_impl_of_all_modules_is_replaced():
     original = nn.Module._call_impl
 

@@ -176,7 +176,7 @@ def items_of_a_dictionary():
     return fn, [(tensor(3),)] * 6, group
 
 
-@program(graphs=1, later=6)
+@program(graphs=1, later=2)
 def items_of_a_list():
     history = [1, 1]
 
@@ -805,7 +805,7 @@ def lists_of_tensors():
     return fn, calls(0.5, 0.7, 0.9)
 
 
-@program(graphs=1, later=2)
+@program(graphs=1, later=1)
 def dropout_and_eps():
     def fn(x, v):
         y = nn.functional.dropout(x, v, training=True)
@@ -897,7 +897,7 @@ def a_gradient_through_a_rate():
     return fn, [(tensor(3, 4), tensor(4, 2, requires_grad=True), lr) for lr in (0.1, 0.2, 0.3, 0.4)]
 
 
-@program(graphs=1, later=3)
+@program(graphs=1, later=2)
 def a_gradient_through_alpha():
     def fn(x, w, v):
         return torch.add(w, x, alpha=v).mul(v).lerp(w, v).sub(w * v, alpha=v)
@@ -1033,7 +1033,7 @@ def a_custom_module_with_a_temperature():
     return Attention(), [(tensor(3, 4),) for _ in range(5)]
 
 
-@program(graphs=1, later=2)
+@program(graphs=1, later=1)
 def attention_with_a_scale():
     def fn(q, v):
         return nn.functional.scaled_dot_product_attention(q, q, q, scale=v)
@@ -1053,7 +1053,7 @@ def settings_and_numbers():
     return fn, [(tensor(3, 4), tensor(4, 4, requires_grad=True), v) for v in (0.5, 0.25, 2.0)]
 
 
-@program(graphs=1, later=2)
+@program(graphs=1, later=1)
 def random_numbers_and_a_rate():
     def fn(x, v):
         return x + torch.randn_like(x) * v + torch.rand(4).mul_(v), torch.normal(0.0, v, (3,))
@@ -1073,7 +1073,7 @@ def scatters_and_fills():
     return fn, calls(1.0, 2.0, 3.0)
 
 
-@program(graphs=1, later=2)
+@program(graphs=1, later=1)
 def losses():
     F = nn.functional
 

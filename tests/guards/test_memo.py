@@ -20,6 +20,7 @@ from torch import nn
 import smelt
 from smelt import _native
 from smelt._native import type_version
+from smelt.guards.class_facts import ClassFacts
 from smelt.guards.global_state import snapshot
 from smelt.guards.guard import Guard, first_failing
 from smelt.guards.source import Source
@@ -94,7 +95,9 @@ class World:
             made += facts(GLOBALS[name], namespace.child("item", name))
         made.append(Guard("contains", namespace, ("max", False)))
         for cls in (Layer, Config, nn.Linear):
-            made.append(Guard("type_version", Source("const", cls.__name__, value=cls), type_version(cls)))
+            made.append(
+                Guard("type_version", Source("const", cls.__name__, value=cls), ClassFacts(type_version(cls)))
+            )
         net = Source("arg", "net", index=1)
         first, second = net.child("param", "0"), net.child("param", "1")
         made.append(Guard("distinct", first, (first, second)))

@@ -166,7 +166,7 @@ def test_which_numbers_have_changed() -> None:
     assert changed_numbers(guards, (4, 3.5)) == {A.path, B.path}
     assert changed_numbers(guards, (True, 3)) == set()  # of another type
     assert changed_numbers([Guard("eq", A, 0.0)], (-0.0, 0)) == {A.path}
-    assert changed_numbers([Guard("eq", A, True), Guard("eq", B, "x")], (False, "y")) == set()
+    assert changed_numbers([Guard("eq", A, True), Guard("eq", B, "x")], (False, "y")) == {B.path}
 
 
 def test_a_program_that_is_none_is_refused() -> None:

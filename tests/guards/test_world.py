@@ -452,7 +452,7 @@ def method_over_a_method():
     return (lambda x: x * box.scale()), (X,), putting(box, "scale", lambda: 7.0)
 
 
-@row("class Box as it was")
+@row("Box.kind: expected 2.0, found 9.0")
 def class_attribute():
     box = Box()
     return (lambda x: x * box.kind), (X,), putting(Box, "kind", 9.0)
@@ -1258,7 +1258,7 @@ def context_manager_replaced():
     return fn, (X,), putting(Manager, "__enter__", lambda self: 9.0)
 
 
-@row("class Box as it was")
+@row("Box.gone")
 def attribute_deleted_from_a_class():
     Box.gone = 4.0  # type: ignore[attr-defined]
     box = Box()

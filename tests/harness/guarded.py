@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from smelt._native import type_version
+from smelt.guards.class_facts import ClassFacts
 from smelt.guards.global_state import snapshot
 from smelt.guards.guard import Guard
 from smelt.guards.source import Source
@@ -97,7 +98,7 @@ class World:
             Guard("keys", table, ("x", "y")),
             Guard("eq", table.child("item", "y"), (2, 3)),
             Guard("contains", table, ("z", False)),
-            Guard("type_version", cls, type_version(Config)),
+            Guard("type_version", cls, ClassFacts(type_version(Config))),
             Guard("id", config.child("type", None), Config),
             Guard("eq", a["slotted"].child("member", "value"), 7),
             Guard("type", items, list),

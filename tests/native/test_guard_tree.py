@@ -21,6 +21,7 @@ from torch import nn
 
 from smelt import _native as native
 from smelt.guards import tree_layout
+from smelt.guards.class_facts import ClassFacts
 from smelt.guards.guard import Guard, first_failing
 from smelt.guards.object_lifetimes import lifetimes_of
 from smelt.guards.source import Source
@@ -675,12 +676,15 @@ def test_type_version():
         x = 1
 
     def guard():
-        return one("type_version", native.type_version(C))
+        return one("type_version", ClassFacts(native.type_version(C)))
 
     first = guard()
     assert native.type_version(C) != 0 and first(C) and first(C) and not first(Base)
     Base.y = 2
-    assert native.GuardTree((((-1, "arg", 0, ((0, "type_version", 0),), -1),), 0)).check(C) is None
+    assert (
+        native.GuardTree((((-1, "arg", 0, ((0, "type_version", (0, frozenset(), ())),), -1),), 0)).check(C)
+        is None
+    )
     assert not first(C)
     second = guard()
     assert second(C)

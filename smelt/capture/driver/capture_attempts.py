@@ -115,6 +115,7 @@ class FailedAttempt:
     """Why an attempt created no entry, and facts about its symbolic numbers.
 
     `used_symbols`: there were symbolic numbers, which may be the cause.
+    `texts`: the paths of strings that change from call to call.
     `formatted_numbers`, `formatted_sizes`: the paths of symbolic numbers and sizes that the program formatted into text.
     `counts`: the paths of the step counts that were read.
     `selecting`: both branches of a condition were running.
@@ -138,6 +139,7 @@ class FailedAttempt:
     derived: frozenset[tuple[Path, Size]] = frozenset()
     used_unbacked: bool = False
     formatted_sizes: frozenset[frozenset[Path]] = frozenset()
+    texts: frozenset[Path] = frozenset()
 
 
 # ---------------------------------------------------------------------------------------------------- retry rules
@@ -174,6 +176,14 @@ def _rule(
         return next_attempt
 
     return add
+
+
+@_rule(Exception)
+def _guard_texts(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The program may have read a string that changes from call to call, so its characters are guarded. Does not persist:
+    the next capture may not read it."""
+    retry = replace(attempt, symbolic=attempt.symbolic - failed.texts)
+    return retry if retry != attempt else None
 
 
 @_rule(NeedsFixedSize, persists=True)

@@ -189,6 +189,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         marked=vm.assumptions.marked_depth > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
         formatted_numbers=frozenset(vm.assumptions.formatted_numbers),
+        texts=frozenset(source.path for source in vm.env.wrapped.texts),
         formatted_sizes=vm.env.sizes.paths_of(vm.assumptions.formatted_sizes),
         counts=frozenset(source.path for source in vm.env.numbers.unguarded),
         sizes=needed_sizes(vm.env, error),
@@ -284,7 +285,6 @@ def _capture(
         effects = (*env.log.effects(), *settings)
         custom_functions.record_backward(vm, _live_values(frame_exit, effects))
         environment_mutations.guard_distinct(env)
-        environment_mutations.guard_mutated_classes(env)
         _guard_hashed(vm)
         _guard_offsets(vm)
         _guard_write_permissions(vm)
@@ -299,6 +299,7 @@ def _capture(
         trace.copies.check((*fakes, *trace.writes.addressed_from_start))
         _check_needed(env)
         traced = trace.finish(fakes)
+        env.facts.guard_classes()
         _check_needed(env)  # `finish` records backwards, whose C++ code may need specialized sizes as well
     if global_state.snapshot() != snapshot or torch_settings.autocast_depth() != depth:
         raise Unsupported(

@@ -12,8 +12,9 @@ from smelt.guards.source import Source
 
 
 def int_arguments(code: CodeType, slots: Sequence[object]) -> set[Path]:
-    """The paths of int arguments, also in `*args` and `**kwargs`. 0 and 1 are specialized, as for sizes."""
-    return {source.path for source, value in _arguments(code, slots) if type(value) is int and value > 1}
+    """The paths of int arguments, also in `*args` and `**kwargs`. -1, 0 and 1 are specialized, as 0
+    and 1 are for sizes."""
+    return {source.path for source, value in _arguments(code, slots) if type(value) is int and abs(value) > 1}
 
 
 def _arguments(code: CodeType, slots: Sequence[object]) -> Iterator[tuple[Source, object]]:

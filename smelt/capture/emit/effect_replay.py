@@ -62,7 +62,7 @@ def _base(target: object) -> str:
 
 
 def _set_item(e: fx.SetItem) -> Iterable[Store]:
-    if type(e.target) is dict:
+    if type(e.target) in (dict, list):
         yield Store("{}[{}] = {}", (e.target, e.key, e.value))
     else:
         yield Store(f"{_base(e.target)}.__setitem__({{}}, {{}}, {{}})", (e.target, e.key, e.value))

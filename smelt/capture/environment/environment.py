@@ -17,7 +17,9 @@ from smelt.capture.environment.mutation_log import MutationLog
 from smelt.capture.environment.overlay import Overlay
 from smelt.capture.environment.source_index import Sources
 from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.graph.ir import Line
+from smelt.guards.source import Source
 from smelt.tracing.record.trace import Trace
 
 
@@ -58,6 +60,7 @@ class WrappedObjects:
 
     arrays: dict[int, ArrayProxy] = field(default_factory=dict)
     tuples: dict[int, Any] = field(default_factory=dict)  # the copy of a tuple with fakes in place of tensors
+    texts: dict[Source, TextProxy] = field(default_factory=dict)  # strings that change from call to call
     # all but constants, tensors, and objects that their type or identity guard tells apart
     objects: dict[int, Any] = field(default_factory=dict)
 
@@ -80,7 +83,6 @@ class MutationConstraints:
 
     frozen: set[int] = field(default_factory=set)  # ids of objects that must not change
     owners: dict[int, Any] = field(default_factory=dict)  # id of an instance dictionary -> its instance
-    classes: dict[type, set[str]] = field(default_factory=dict)  # attributes stored before they were read
 
 
 class Environment:
@@ -101,3 +103,8 @@ class Environment:
         self.native_views = NativeViews()
         self.mutation_constraints = MutationConstraints()
         self.consumed: dict[int, int] = {}  # by id of an iterator: how many items the trace consumed
+
+    def class_attribute(self, cls: type, name: str) -> object:
+        """The value that a class itself holds under a name; MISSING if it has none. The trace depends on the name."""
+        self.facts.class_names.add(name)
+        return self.overlay.name(cls, name)

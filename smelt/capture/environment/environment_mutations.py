@@ -1,11 +1,12 @@
-"""Changes of environment objects: they are logged, written to the overlay, and guards that they invalidate are replaced.
+"""Changes of environment objects: they are logged and written to the overlay.
 
-A store gives a class a new version, so a class whose attributes the trace stored is guarded by its other attributes.
+A store gives a class a new version. The guard on the class then compares the attributes that the trace read
+(`guards/class_facts.py`), without those that it stored before it read them.
 """
 
 from __future__ import annotations
 
-from smelt.capture.base.value_kinds import MISSING, CellType, instance_dict, is_identity, is_lookup_key
+from smelt.capture.base.value_kinds import CellType, instance_dict, is_identity, is_lookup_key
 from smelt.capture.environment.environment import Environment
 from smelt.errors import Unsupported
 from smelt.guards.source import SourceKind
@@ -54,58 +55,11 @@ def _snapshot(env: Environment, obj: object) -> None:
             _snapshot(env, attributes)
 
 
-class ClassState:
-    """A predicate: whether a class still has its attributes, except for some names."""
-
-    def __init__(self, cls: type, attributes: dict[str, object], excluded: frozenset[str]) -> None:
-        self.cls = cls
-        self.mro = cls.__mro__
-        self.attributes = attributes
-        self.excluded = excluded
-
-    def __call__(self) -> bool:
-        now = {k: v for k, v in vars(self.cls).items() if k not in self.excluded}
-        before = self.attributes
-        return (
-            self.cls.__mro__ is self.mro
-            and len(now) == len(before)
-            and all(before.get(k, MISSING) is v for k, v in now.items())
-        )
-
-
 def record_class_mutation(env: Environment, cls: type, name: str, *, was_read: bool) -> None:
     """Record that an attribute of a class of the environment is about to change."""
-    env.facts.use_class(cls)
-    names = env.mutation_constraints.classes.setdefault(cls, set())
+    env.facts.use_lookups(cls)
     if not was_read and not env.log.has_written_name(cls, name):
-        names.add(name)
-
-
-def guard_mutated_classes(env: Environment) -> None:
-    """Replace the version guards of classes with stored attributes by guards on their other attributes."""
-    changed = env.mutation_constraints.classes
-    for key, guard in list(env.facts.by_key.items()) if changed else ():
-        if not guard.kind.is_class_version or guard.source is None:
-            continue
-        if not changed.keys().isdisjoint(guard.source.known.__mro__):
-            del env.facts.by_key[key]
-            for base in guard.source.known.__mro__:
-                if changed.keys().isdisjoint(base.__mro__):
-                    env.facts.use_class(base)
-                else:
-                    _guard_class_attributes(env, base, changed.get(base, set()))
-
-
-def _guard_class_attributes(env: Environment, cls: type, excluded: set[str]) -> None:
-    before = {k: v for k, v in vars(cls).items() if k not in excluded}
-    for name, old in env.log.names_before(cls):
-        if name not in excluded:
-            before.pop(name, None)
-            before |= {} if old is MISSING else {name: old}
-    unchanged = ClassState(cls, before, frozenset(excluded))
-    env.facts.guard(
-        "id", env.sources.const(unchanged, f"attributes of {cls.__qualname__}").child("call", "get"), True
-    )
+        env.facts.cover(cls, name)
 
 
 def guard_distinct(env: Environment) -> None:

@@ -23,6 +23,7 @@ import torch
 from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.class_caches import cached_by_class
+from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_lookup import type_find
 from smelt.capture.base.value_kinds import (
     IMMUTABLE_TYPE_FLAG,
@@ -33,10 +34,13 @@ from smelt.capture.base.value_kinds import (
     is_identity,
     is_interned,
     is_nan,
+    is_special_name,
 )
 from smelt.capture.environment.source_index import Sources
+from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
+from smelt.guards.class_facts import ClassFacts, class_facts
 from smelt.guards.guard import Guard
 from smelt.guards.source import Source
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
@@ -80,6 +84,9 @@ class GuardFacts:
         self.by_key: dict[tuple[object, ...], Guard] = {}
         self._functions: set[int] = set()  # guarded already, or created by the trace
         self._classes: set[type] = set()
+        self._complete: set[type] = set()  # of these, those that native code may read
+        self._covered: set[tuple[type, str]] = set()  # attributes of classes that have guards of their own
+        self.class_names: set[str] = set()  # looked up in any class
         self.compared: set[type] = set()  # classes of objects whose identity the program compares
 
     @property
@@ -94,7 +101,12 @@ class GuardFacts:
             self.by_key[k] = Guard(kind, source, value, self.current_line())
 
     def use_class(self, cls: type) -> None:
-        """Guard the current attributes of a class."""
+        """Guard all attributes of a class and its bases, which native code may read."""
+        self._complete.add(cls)
+        self.use_lookups(cls)
+
+    def use_lookups(self, cls: type) -> None:
+        """Guard what lookups in a class find: special methods, descriptors, and the names in `class_names`."""
         if cls in self._classes:
             return
         self._classes.add(cls)
@@ -104,7 +116,27 @@ class GuardFacts:
             and cls is not FakeTensor
         ):
             _cache_slot_names(cls)
-            self.guard("type_version", self._sources.const(cls), _native.type_version(cls))
+            self.guard("type_version", self._sources.const(cls), ClassFacts(_native.type_version(cls)))
+
+    def cover(self, owner: type, name: str) -> bool:
+        """Exempt an attribute from the guard of its class: another guard covers it. False where only that guard can, as for
+        special names, and classes of the library."""
+        if (
+            is_special_name(name)
+            or owner.__flags__ & IMMUTABLE_TYPE_FLAG
+            or is_native_module(owner.__module__)
+        ):
+            return False
+        self._covered.add((owner, name))
+        return True
+
+    def guard_classes(self) -> None:
+        """Add to the guards of classes what they compare once the version of a class differs."""
+        for key, guard in self.by_key.items():
+            if type(guard.value) is ClassFacts and guard.source is not None:
+                cls, version = guard.source.known, guard.value.version
+                facts = class_facts(cls, version, self.class_names, self._covered, self._complete)
+                self.by_key[key] = Guard("type_version", guard.source, facts, guard.line)
 
     def use_identity(self, value: object) -> None:
         """Guard the identity of `value`: the trace depends on its hash or address."""
@@ -113,6 +145,8 @@ class GuardFacts:
                 self.use_identity(part)
             return
         source = self._sources.get(id(value))
+        if type(value) is TextProxy:
+            raise unreadable("the identity of a string that changes decides")
         if source is None or source.kind == "const" or is_constant(value):
             return
         if is_identity(value) and not self._sources.is_guarded_by_code(value):

@@ -413,6 +413,10 @@ def _content_differences(
     if isinstance(obj, dict):
         if stored or not _same_pairs(before, now):
             yield from _entry_differences(obj, before, now, stored)
+    elif isinstance(obj, list) and len(now) == len(before):
+        for index, (old, new) in enumerate(zip(before, now)):
+            if new is not old or index in stored:
+                yield SetItem(obj, index, new)
     elif isinstance(obj, list) and _same(before, now[: len(before)]):
         if len(now) > len(before):
             yield Extend(obj, tuple(now[len(before) :]))

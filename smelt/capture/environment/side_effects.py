@@ -30,7 +30,7 @@ class DelAttr(Effect):
 
 @dataclass(frozen=True, eq=False)
 class SetItem(Effect):
-    """`dict.__setitem__(target, key, value)`: a new or changed entry of a dictionary or of a module's globals."""
+    """`target[key] = value`: a new or changed entry of a dictionary or of a module's globals, or a changed one of a list."""
 
     key: Any
     value: Any

@@ -32,13 +32,16 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies import array_proxy
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.reconstruction.constants import is_bound
+from smelt.guards.changed_numbers import is_nested
 from smelt.guards.source import Source, key_name
 from smelt.guards.tensor_facts import tensor_facts
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.torch_private import is_functorch_wrapped_tensor
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata, is_unfakeable
 from smelt.tracing.record.wrapper_subclasses import has_own_metadata, is_wrapper_class
+from smelt.tracing.symbolic.numpy_numbers import PROXY_OF
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
 T = TypeVar("T")
@@ -61,6 +64,8 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
             return value
         if env.numbers.dynamic and (kind is int or kind is float):
             return env.numbers.read(value, source)
+        if kind is str and source.path in env.numbers.dynamic and _is_read_by_program(source):
+            return _wrap_text(env, source)
         if kind is torch.Size and has_dynamic_numbers(env, source):
             return _wrap_tuple(env, value, source, decided)
         env.facts.guard("eq", source, value)
@@ -75,10 +80,10 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
         return _wrap_array(env, value, source)
     if type(value) is types.MethodWrapperType or (type(value) is BuiltinType and _is_bound_on_access(value)):
         return _wrap_bound_builtin(env, value, source)
-    if type(value) is FunctionType and not decided and _is_fresh_closure(value, source):
+    if type(value) is FunctionType and not decided and _is_fresh_closure(env, value, source):
         return _wrap_function(env, value, source)
     if is_identity(value):
-        if type(value) is FunctionType and _is_nested(value):
+        if type(value) is FunctionType and is_nested(value):
             env.wrapped.objects[id(value)] = value  # another function may be guarded by the same code
         if not decided:
             env.facts.guard("id", source, value)
@@ -94,6 +99,21 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
         if id(value) not in env.sources:
             guard_elements(env, source, list(frozenset.__iter__(value)))
     return _wrap_object(env, value, source, decided)
+
+
+def _is_read_by_program(source: Source) -> bool:
+    """Whether the value at `source` was read for the program, not by native code, as names of functions and modules are."""
+    return source.kind in ("arg", "attr", "item", "cell") and not is_special_name(str(source.key))
+
+
+def _wrap_text(env: Environment, source: Source) -> TextProxy:
+    """Wrap a string that changes from call to call: it may be formatted, stored and returned, but not read."""
+    text = env.wrapped.texts.get(source)
+    if text is None:
+        env.facts.guard("type", source, str)
+        text = env.wrapped.texts[source] = TextProxy(str)
+        env.sources.register(text, source)
+    return text
 
 
 def guard_native_access(env: Environment, cls: type) -> None:
@@ -113,14 +133,10 @@ def _is_called(value: object) -> bool:
     return callable(value) or hasattr(type(value), "__get__")
 
 
-def _is_fresh_closure(value: FunctionType, source: Source) -> bool:
-    """Whether `value` is a nested function reached from an argument: each call may bring another one."""
-    return source.root.kind == "arg" and _is_nested(value) and not value.__dict__
-
-
-def _is_nested(value: FunctionType) -> bool:
-    """Whether another function creates functions of this code."""
-    return "<locals>" in value.__qualname__
+def _is_fresh_closure(env: Environment, value: FunctionType, source: Source) -> bool:
+    """Whether each call may bring another function than this nested one: it is reached from an argument, or has changed."""
+    changes = source.root.kind == "arg" or source.path in env.numbers.dynamic
+    return changes and is_nested(value) and not value.__dict__
 
 
 def _wrap_function(env: Environment, value: FunctionType, source: Source) -> FunctionType:
@@ -317,6 +333,8 @@ def _wrap_object(env: Environment, value: object, source: Source, decided: bool)
     if type(value) in weakref.ProxyTypes:
         raise unsupported("an environment weak proxy", UNSUPPORTED_OBJECT)
     first = env.sources.get(id(value))
+    if first is None and not decided and type(value) in PROXY_OF and has_dynamic_numbers(env, source):
+        return _wrap_numpy_number(env, cast("np.generic", value), source)
     if first is None:
         env.facts.guard("type", source, type(value))
         _guard_value(env, value, source)
@@ -327,6 +345,13 @@ def _wrap_object(env: Environment, value: object, source: Source, decided: bool)
         env.facts.guard("id", source, value)
     env.wrapped.objects[id(value)] = value
     return value
+
+
+def _wrap_numpy_number(env: Environment, value: np.generic, source: Source) -> object:
+    """Wrap a NumPy scalar that changes from call to call: a proxy of its symbolic number."""
+    env.facts.guard("type", source, type(value))
+    number = env.numbers.read(value.item(), source.child("member", "item").child("call", None))
+    return PROXY_OF[type(value)](number) if type(number) in NUMBERS else value
 
 
 def _guard_value(env: Environment, value: object, source: Source) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import ArrayProxy, BoundMethod
 from smelt.capture.proxies.text_proxy import DisplayedTensor, FormattedTensor, TextProxy, Verbatim
 from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
 from smelt.shapes.expr import Expression, leaves
-from smelt.tracing.symbolic.numpy_ints import NumpyInt
+from smelt.tracing.symbolic.numpy_numbers import NUMPY_NUMBERS
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_ranges import SymbolicList, SymbolicRange
@@ -50,8 +48,12 @@ PROXIES: dict[type, ReconstructionKind] = {
     UnbackedComparison: ReconstructionKind(
         lambda x: _carriers(x.expression), lambda x, text: text.expression(x.expression)
     ),
-    NumpyInt: ReconstructionKind(
-        lambda x: (x.number,), lambda x, text: f"{text.constant(np.int64, 'int64')}({text(x.number)})"
+    **dict.fromkeys(
+        NUMPY_NUMBERS,
+        ReconstructionKind(
+            lambda x: (x.number,),
+            lambda x, text: f"{text.constant(x.scalar, x.scalar.__name__)}({text(x.number)})",
+        ),
     ),
     SymbolicRange: ReconstructionKind(
         lambda x: x.bounds, lambda x, text: f"range({', '.join(map(text, x.bounds))})"

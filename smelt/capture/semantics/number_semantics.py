@@ -23,11 +23,12 @@ from smelt._native import isinstance
 from smelt.capture.base.value_kinds import FunctionType
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import OpOverload, OpOverloadPacket, enter_vmap, leave_batch, variable_functions
+from smelt.tracing.composites import symbolic_parameters
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
-from smelt.tracing.symbolic import number_functions, numpy_ints
+from smelt.tracing.symbolic import number_functions, numpy_numbers
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols, specialize_nested
-from smelt.tracing.symbolic.numpy_ints import NumpyInt
+from smelt.tracing.symbolic.numpy_numbers import NUMPY_NUMBERS, NumpyNumber
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, Int, specialize
 from smelt.tracing.symbolic.symbolic_ranges import (
     SEQUENCE_PROXIES,
@@ -55,8 +56,10 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
 def numpy_binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
     """`fn(left, right)` of a symbolic `numpy.int64`: symbolic if possible, else plain. For tensors it is an int."""
     if type(left) is FakeTensor or type(right) is FakeTensor:
-        return vm.binary(fn, numpy_ints.unwrap_numpy_ints(left), numpy_ints.unwrap_numpy_ints(right))
-    found = numpy_ints.operate(fn, left, right)
+        return vm.binary(
+            fn, numpy_numbers.unwrap_numpy_numbers(left), numpy_numbers.unwrap_numpy_numbers(right)
+        )
+    found = numpy_numbers.operate(fn, left, right)
     if found is NotImplemented:
         return vm.binary(fn, without_proxies(specialize(left)), without_proxies(specialize(right)))
     return found
@@ -73,9 +76,12 @@ def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object]
         known = has_symbols(factors) and all(map(is_number, factors))
         return functools.reduce(operator.mul, factors) if known else NotImplemented
     if len(args) == 1 and not kwargs and _returns_numpy_int(fn):
-        return numpy_ints.FUNCTIONS[fn](args[0])
-    if fn is int or fn is float or _is_tensor_constructor(fn):
-        args = [numpy_ints.unwrap_numpy_ints(a) for a in args]
+        return numpy_numbers.FUNCTIONS[fn](args[0])
+    if _is_tensor_constructor(fn) and len(args) == 1 and type(args[0]) in NUMPY_NUMBERS:
+        dtype = torch.from_numpy(np.zeros(1, args[0].scalar)).dtype  # type: ignore[attr-defined]
+        return _scalar_tensor(numpy_numbers.unwrap_numpy_numbers(args[0]), {"dtype": dtype, **(kwargs or {})})
+    if fn is int or fn is float:
+        args = [numpy_numbers.unwrap_numpy_numbers(a) for a in args]
     if not any(type(a) in NUMBERS for a in args):
         return NotImplemented
     if _is_tensor_constructor(fn) and len(args) == 1:
@@ -169,9 +175,9 @@ def native_arguments(
     `has_proxies`: lists and ranges of symbolic length may be among the arguments."""
     if _concatenates(fn, args):
         return args, kwargs
-    if has_proxies and takes_symbols(fn):
-        args = [numpy_ints.unwrap_numpy_ints(a) for a in args]
-        kwargs = kwargs and {k: numpy_ints.unwrap_numpy_ints(v) for k, v in kwargs.items()}
+    if has_proxies and takes_symbols(fn) and not _is_tensor_constructor(fn):
+        args = [numpy_numbers.unwrap_numpy_numbers(a) for a in args]
+        kwargs = kwargs and {k: numpy_numbers.unwrap_numpy_numbers(v) for k, v in kwargs.items()}
     if has_proxies and not _stores_argument(fn):
         args = [without_proxies(a) for a in args]
         kwargs = kwargs and {k: without_proxies(v) for k, v in kwargs.items()}
@@ -217,7 +223,9 @@ def takes_symbols(fn: object) -> bool:
         return compares or (issubclass(torch.Tensor, cls) and cls is not object)
     if kind in _BOUND:
         return _is_method_of_torch(cast(types.BuiltinFunctionType, fn))
-    return type(fn) is FunctionType and (fn.__module__ == "torch._tensor" or fn in _SYMBOL_AWARE_PYTHON)
+    if type(fn) is not FunctionType:
+        return False
+    return fn.__module__ == "torch._tensor" or fn in _SYMBOL_AWARE_PYTHON or fn in symbolic_parameters.PASSING
 
 
 def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
@@ -232,7 +240,7 @@ def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
 _SYMBOL_AWARE_PYTHON: frozenset[object] = frozenset(
     {
         F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor,
-        F.affine_grid, F.pad, F.interpolate, F.upsample, F.layer_norm, F.rms_norm, F.unfold, F.fold,
+        F.affine_grid, F.interpolate, F.upsample, F.unfold, F.fold,
         F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, torch.split,
     }
 )  # fmt: skip
@@ -266,7 +274,7 @@ def _module(owner: object) -> str:
     return str(getattr(owner, "__module__", None) or type(owner).__module__)
 
 
-def load_proxy_attr(vm: VM, obj: SymbolicRange | SymbolicList | NumpyInt, name: str) -> object:
+def load_proxy_attr(vm: VM, obj: SymbolicRange | SymbolicList | NumpyNumber, name: str) -> object:
     """`obj.name` of a symbolic range, list or NumPy int: everything but the class needs the plain value."""
     return vm.class_of(obj) if name == "__class__" else getattr(obj.specialize(), name)
 

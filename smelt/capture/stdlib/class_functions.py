@@ -167,7 +167,7 @@ def _class_and_first_argument(vm: VM, frame: Frame) -> tuple[object, object]:
 @builtin(callable)
 def _callable(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     if type(args[0]) is not FakeTensor:
-        vm.env.facts.use_class(type(args[0]))
+        vm.env.facts.use_lookups(type(args[0]))
     return callable(args[0])
 
 

@@ -71,7 +71,7 @@ class VM(ABC):
         self.cells = Cells()
         self.contexts = contexts
         self.classes = Classes(
-            partial(wrap_values.guard_native_access, env), env.overlay.name, self.work.count_items
+            partial(wrap_values.guard_native_access, env), env.class_attribute, self.work.count_items
         )
         self.assumptions = Assumptions()
         self.held = HeldByGraph()

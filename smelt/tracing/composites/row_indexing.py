@@ -26,7 +26,7 @@ _INTEGERS = (torch.int64, torch.int32)
 def _item(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     table, index = args
     if type(table) is FakeTensor and has_symbols(index):
-        table, index = _selected(table, index)
+        table, index = selected(table, index)
         if index is None:
             return table
     if not (recorder.copies.allowed and type(index) is FakeTensor and _selects_row(table, index)):
@@ -38,7 +38,7 @@ def _item(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     return copy
 
 
-def _selected(table: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
+def selected(table: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
     """The table with symbolic indices applied by `select`, and the remaining index, None if nothing remains. Both
     unchanged where the index has tensors or masks: those are combined with the numbers."""
     parts = list(index) if isinstance(index, tuple) else [index]

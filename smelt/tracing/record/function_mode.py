@@ -27,6 +27,7 @@ from smelt.tracing.composites import (
     strided_windows,
     symbolic_counts,
     symbolic_matmul,
+    symbolic_parameters,
     symbolic_pooling,
     symbolic_resize,
     symbolic_sdpa,
@@ -247,9 +248,14 @@ class FunctionMode(TorchFunctionMode):
         return self._run_sized(func, args, kwargs) if out is NotImplemented else out
 
     def _run_sized(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Run the call with its symbolic sizes kept symbolic."""
+        """Run the call with its symbolic sizes and parameters kept symbolic."""
+        if self._numbers.symbols is None:
+            return func(*args, **kwargs)
+        out = symbolic_parameters.composite(self._aten_recorder, func, args, kwargs)
+        if out is not NotImplemented:
+            return out
         composite = _SIZE_COMPOSITES.get(func)
-        if composite is None or self._numbers.symbols is None:
+        if composite is None:
             return func(*args, **kwargs)
         out = composite(args, kwargs)
         return func(*args, **kwargs) if out is NotImplemented else out

@@ -8,6 +8,6 @@ of symbols `s0`, `s1`, ... and quotients.
 
 Unbacked sizes `u0`, `u1`, ... are known only when the graph runs (`unbacked_numbers.py`, `unbacked_operators.py`).
 `symbolic_fake_results.py` has the results of operators on fakes with symbolic sizes, `symbolic_layouts.py` the layouts
-of inputs, `symbolic_ranges.py` and `numpy_ints.py` proxies for ranges, lists and NumPy ints that contain symbolic
+of inputs, `symbolic_ranges.py` and `numpy_numbers.py` proxies for ranges, lists and NumPy ints that contain symbolic
 numbers.
 """

@@ -249,8 +249,10 @@ class Symbols:
         (key,) = expression.args
         value = self._values[key]
         sym = Sym(self._next_name(), 2)
-        if type(value) is not int or value < 2 or key in self._specialized:
+        if type(value) is not int or abs(value) < 2 or key in self._specialized:
             return None
+        if value < 0:
+            return self._size_below_zero(key, value, sym)
         size = self._symbolize(key, value, sym)
         if size is not sym:
             return size
@@ -259,6 +261,19 @@ class Symbols:
         self._require(self._table.call("ge", expression, self._table.const(2)), True)
         self.numbers[sym] = self._sizes[sym] = Symbol(self, expression, value, sym)
         return sym
+
+    def _size_below_zero(self, key: Any, value: int, sym: Sym) -> Size | None:
+        """The size for a number of at most -2: an index from the end."""
+        if self._symbolize(key, -value, sym) is not sym:
+            return None
+        self.check()
+        leaf = self._table.leaf(key)
+        negated = self._table.call("neg", leaf)
+        self._require(self._table.call("le", leaf, self._table.const(-2)), True)
+        self.hints[sym] = -value
+        self.numbers[sym] = self._sizes[sym] = Symbol(self, negated, -value, sym)
+        self._expression_sizes[negated] = sym
+        return -1 * sym
 
     def _rounded_size(self, expression: Expression, up: bool) -> Size | None:
         """The size of `int(n / 2)` or `int(n * 0.75)`, whose operand is a float; or of a rounded size."""

@@ -11,13 +11,12 @@ import collections.abc
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from smelt.errors import NeedsFixedSize
 from smelt.shapes.constant_ranges import constant_range
 from smelt.shapes.expr import free_syms
-from smelt.tracing.symbolic.numpy_ints import NumpyInt
+from smelt.tracing.symbolic.numpy_numbers import PROXY_OF
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, is_size, specialize
 
 
@@ -124,7 +123,9 @@ for _proxy in (SymbolicRange, SymbolicList):
 
 SEQUENCE_PROXIES: frozenset[type] = frozenset({SymbolicRange, SymbolicList})
 # Proxy class -> an example of the class that it stands for.
-PROXY_EXAMPLES: dict[type, Any] = {SymbolicRange: range(0), SymbolicList: [], NumpyInt: np.int64()}
+PROXY_EXAMPLES: dict[type, Any] = {
+    SymbolicRange: range(0), SymbolicList: [], **{proxy: scalar() for scalar, proxy in PROXY_OF.items()}
+}  # fmt: skip
 PROXIED_TYPES: dict[type, type] = {kind: type(example) for kind, example in PROXY_EXAMPLES.items()}
 
 

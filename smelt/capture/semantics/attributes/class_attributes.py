@@ -46,8 +46,8 @@ _self_class = super.__dict__["__self_class__"].__get__
 
 def load_class_attr(vm: VM, cls: type, name: str) -> object:
     """`cls.name`: the metaclass's `__getattribute__` if it has one in Python, else `type.__getattribute__`."""
-    vm.env.facts.use_class(cls)
-    vm.env.facts.use_class(type(cls))
+    vm.env.facts.use_lookups(cls)
+    vm.env.facts.use_lookups(type(cls))
     meta = vm.type_info(type(cls))
     if meta.getattribute is not None and not runs_natively(meta.getattribute):
         return load_by_getattribute(vm, cls, name, meta, meta.getattribute)
@@ -94,6 +94,7 @@ def _class_dict(vm: VM, cls: type) -> object:
     """`cls.__dict__` in its current state, which the class version guards."""
     if vm.env.sources.is_created_class(cls):
         return cls.__dict__
+    vm.env.facts.use_class(cls)
     source = vm.env.sources.const(cls)
     return types.MappingProxyType(
         {
@@ -145,10 +146,10 @@ def load_super_attr(vm: VM, proxy: super, name: str) -> object:
 
 def _find_super(vm: VM, cls: type, obj_cls: type, name: str) -> tuple[object, type | None]:
     """What the first class after `cls` in the resolution order of `obj_cls` holds under `name`, and that class."""
-    vm.env.facts.use_class(obj_cls)
+    vm.env.facts.use_lookups(obj_cls)
     mro = obj_cls.__mro__
     for base in mro[next(i for i, x in enumerate(mro) if x is cls) + 1 :]:
-        found = vm.env.overlay.name(base, name)
+        found = vm.env.class_attribute(base, name)
         if found is not MISSING:
             return found, base
     return MISSING, None

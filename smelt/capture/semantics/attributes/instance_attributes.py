@@ -76,7 +76,7 @@ def object_getattribute(vm: VM, obj: object, name: str, use_getattr: bool = Fals
             return value
     cls = type(obj)
     info = vm.type_info(cls)
-    vm.env.facts.use_class(cls)
+    vm.env.facts.use_lookups(cls)
     how, found, owner = info.find(name)
     if how in _USER_CODE_KINDS and use_getattr:
         _set_getattr_fallback(vm, obj, name, info)
@@ -113,7 +113,7 @@ def load_by_getattribute(
     vm: VM, obj: object, name: str, info: TypeInfo, getattribute: FunctionType
 ) -> object:
     """Load through a `__getattribute__` written in Python, then the class's `__getattr__`."""
-    vm.env.facts.use_class(info.cls)
+    vm.env.facts.use_lookups(info.cls)
     call_site = vm.frames.call_site
     if type(info.getattr) is FunctionType:
         _set_getattr_fallback(vm, obj, name, info)
@@ -308,7 +308,10 @@ def load_value(vm: VM, obj: object, name: str, found: object, owner: type) -> ob
     """A plain value `found` under `name` of the class `owner`."""
     if vm.env.sources.is_created_class(owner) or vm.env.log.has_written_name(owner, name):
         return found
-    return wrap_values.wrap(vm.env, found, vm.env.sources.const(owner).child("attr", name), decided=True)
+    covered = vm.env.facts.cover(owner, name)
+    return wrap_values.wrap(
+        vm.env, found, vm.env.sources.const(owner).child("attr", name), decided=not covered
+    )
 
 
 def load_non_data(vm: VM, obj: object, name: str, found: Descriptor, owner: type) -> object:

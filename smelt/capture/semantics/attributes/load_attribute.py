@@ -90,7 +90,7 @@ def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
 def is_in_instance(vm: VM, obj: object, name: str) -> bool:
     """Whether `name` is in the instance dictionary, guarded."""
     env, cls = vm.env, type(obj)
-    env.facts.use_class(cls)
+    env.facts.use_lookups(cls)
     own = env.overlay.instance_dict(obj)
     if own is None:
         return False
@@ -106,7 +106,7 @@ def load_special(vm: VM, obj: object, name: str) -> object:
     cls = type(obj)
     if isinstance(obj, torch.Tensor) or cls in LOADERS:
         return load_default(vm, obj, name, MISSING) if hasattr(cls, name) else MISSING
-    vm.env.facts.use_class(cls)
+    vm.env.facts.use_lookups(cls)
     how, found, owner = vm.type_info(cls).find(name)
     if how is ABSENT:
         return MISSING

@@ -31,7 +31,7 @@ def python_method(vm: VM, obj: object, name: str) -> FunctionType | None:
     cls = type(obj)
     if cls in LEAF_TYPES or cls in _VM_TYPES or cls in CONTAINER_TYPES:
         return None
-    vm.env.facts.use_class(cls)
+    vm.env.facts.use_lookups(cls)
     how, found, _ = vm.type_info(cls).find(name)
     return found if how is FUNCTION else None
 
@@ -46,5 +46,5 @@ def plain_index(vm: VM, value: T) -> T | int:
 
 def descriptor_method(vm: VM, descriptor: object, name: str) -> object:
     """Method `name` (`__get__`, `__set__`) of a descriptor's class, guarded; MISSING if there is none."""
-    vm.env.facts.use_class(type(descriptor))
+    vm.env.facts.use_lookups(type(descriptor))
     return type_find(type(descriptor), name)

@@ -30,7 +30,7 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
         _guard_module_class(vm, module)
     info = vm.type_info(type(module))
     if info.getattribute is not None:
-        vm.env.facts.use_class(type(module))
+        vm.env.facts.use_lookups(type(module))
         return load_by_getattribute(vm, module, name, info, info.getattribute)
     return load_from_module(vm, module, name)
 
@@ -75,7 +75,7 @@ def _load_by_module_class(vm: VM, module: types.ModuleType, name: str) -> object
     if is_native_module(cls.__module__):
         return MISSING
     info = vm.type_info(cls)
-    vm.env.facts.use_class(cls)
+    vm.env.facts.use_lookups(cls)
     how, found, owner = info.find(name)
     if how in DATA_LOADERS and how is not NATIVE_DATA:
         return DATA_LOADERS[how](vm, module, name, found)
@@ -168,8 +168,16 @@ def partial_parts(
         wrap_values.wrap(vm.env, getattr(partial, name), source.child("member", name))
         for name in ("func", "args", "keywords")
     )
-    keyword_values = container_contents.native_view(vm.env, keywords, deep=False)
-    return function, cast("tuple[object, ...]", args), keyword_values
+    return function, cast("tuple[object, ...]", args), _keyword_values(vm, keywords)
+
+
+def _keyword_values(vm: VM, keywords: dict[str, object]) -> dict[str, object]:
+    """The keyword arguments of an environment partial, each guarded by itself, so that numbers stay symbolic."""
+    source = vm.env.sources.get(id(keywords))
+    if source is None or keywords in vm.env.log:
+        return container_contents.native_view(vm.env, keywords, deep=False)
+    vm.env.facts.guard("keys", source, tuple(keywords))
+    return {name: vm.wrap_item(keywords, name, value) for name, value in keywords.items()}
 
 
 PLACEHOLDER = getattr(functools, "Placeholder", MISSING)  # filled by the call's arguments; from 3.14 on

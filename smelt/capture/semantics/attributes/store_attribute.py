@@ -52,7 +52,7 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
     if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
         return _store_named(vm, obj, name, value)
     info = vm.type_info(cls)
-    vm.env.facts.use_class(cls)
+    vm.env.facts.use_lookups(cls)
     if info.has_native_setattr:
         vm.frames.call_site = None
         store_custom_attr(vm, obj, name, value)

@@ -113,7 +113,7 @@ def call_alias(vm: VM, fn: types.GenericAlias, args: Args, kwargs: Kwargs) -> ob
 def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     """Call of an instance through the `__call__` of its class. Raises TypeError if there is none."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
-    vm.env.facts.use_class(type(obj))
+    vm.env.facts.use_lookups(type(obj))
     if isinstance(obj, torch.jit.ScriptModule):
         return call_script_module(vm, obj, args, kwargs)
     if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.callables"):

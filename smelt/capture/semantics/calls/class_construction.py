@@ -13,7 +13,7 @@ from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import BUILTINS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import refusal, runs_natively, setting_refusal
-from smelt.capture.base.type_lookup import ABSENT, FUNCTION
+from smelt.capture.base.type_lookup import ABSENT, FUNCTION, type_find
 from smelt.capture.base.value_kinds import CONTAINER_BASES, FunctionType, MethodType
 from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.semantics import result_polyfills
@@ -55,7 +55,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     refused = setting_refusal(cls)
     if refused is not None and not _is_interpreted(*info.find("__init__")[:2]):
         raise Unsupported(Reason(*refused))
-    vm.env.facts.use_class(cls)
+    vm.env.facts.use_lookups(cls)
     if info.find("__del__")[0] is not ABSENT:
         error = unsupported(f"{cls.__qualname__}, which has a finalizer, is instantiated")
         error.breaks = False  # a resume function would keep it alive
@@ -91,6 +91,9 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
 
 def _native_constructor(vm: VM, cls: type) -> Callable[..., object]:
     """A native callable that creates an instance of `cls`. The metaclass's `__call__` has already run."""
+    constructors = (type_find(cls, name) is type_find(object, name) for name in ("__new__", "__init__"))
+    if not all(constructors):  # those of object read no attributes
+        vm.env.facts.use_class(cls)
     if type(cls) is not type and vm.type_info(type(cls)).find("__call__")[0] is FUNCTION:
         return functools.partial(type.__call__, cls)
     return cls

@@ -77,7 +77,7 @@ def _guard_no_hooks(vm: VM, module: nn.Module, source: Source) -> None:
 
 def _overrides_call_impl(vm: VM, module: nn.Module) -> bool:
     """Whether the class, a base or the instance overrides `nn.Module._call_impl`."""
-    vm.env.facts.use_class(type(module))
+    vm.env.facts.use_lookups(type(module))
     found = vm.type_info(type(module)).find("_call_impl")[1]
     return attributes.is_in_instance(vm, module, "_call_impl") or found is not CALL_IMPL
 

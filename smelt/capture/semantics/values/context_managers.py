@@ -23,6 +23,7 @@ from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType, instance_dict
 from smelt.capture.environment import wrap_values
 from smelt.capture.environment.side_effects import Call, Effect, Enter, Exit
+from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
 from smelt.capture.vm.vm_state import EnteredManager, ExitedManager, Manager
@@ -32,6 +33,7 @@ from smelt.guards import global_state
 from smelt.guards.global_state import Snapshot
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.torch_private import current_dispatch_modes, current_function_modes, is_profiler_enabled
+from smelt.tracing.symbolic.sym_numbers import specialize
 
 T = TypeVar("T")
 _record_function = torch.autograd.profiler.record_function
@@ -50,12 +52,19 @@ _REPLAYED = re.compile(
 )
 
 
+def _require_plain(value: object) -> None:
+    """Make the trace depend on an attribute that native code reads. Raises Unreadable for a string that changes."""
+    if type(value) is TextProxy:
+        raise unreadable("native code enters or leaves a context manager")
+    specialize(value)
+
+
 def use_manager_state(vm: VM, manager: object) -> None:
     """Guard the attributes of an environment manager that native code is about to enter or leave."""
     if id(manager) not in vm.env.sources:
         return
     for name in list(instance_dict(manager) or ()):
-        attributes.load_generic(vm, manager, name)
+        _require_plain(attributes.load_generic(vm, manager, name))
     vm.env.log.touch_native(manager)
     vm.env.memo.reads.pop(id(manager), None)
 
@@ -154,7 +163,7 @@ def _guarded_attributes(vm: VM, manager: object) -> dict[str, object]:
     source = vm.env.sources.find(manager)
     for name, value in vars(manager).items():
         if source is not None and type(value) in LEAF_TYPES:
-            wrap_values.wrap(vm.env, value, source.child("attr", name))
+            _require_plain(wrap_values.wrap(vm.env, value, source.child("attr", name)))
     return dict(vars(manager))
 
 

@@ -41,7 +41,7 @@ from smelt.guards.leaf_equality import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import is_handled
-from smelt.tracing.symbolic.numpy_ints import NumpyInt
+from smelt.tracing.symbolic.numpy_numbers import NUMPY_NUMBERS, NumpyNumber
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, specialize
 from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, without_proxies
@@ -85,7 +85,7 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         return text_proxy.binary(fn, left, right)
     if a in SEQUENCE_PROXIES or b in SEQUENCE_PROXIES:
         return _row_operator(vm, fn, left, right)
-    if a is NumpyInt or b is NumpyInt:
+    if a in NUMPY_NUMBERS or b in NUMPY_NUMBERS:
         return number_semantics.numpy_binary(vm, fn, left, right)
     if (a is FakeTensor and b in _ARRAYS) or (b is FakeTensor and a in _ARRAYS):
         found = _tensor_with_array(vm, fn, left, right)
@@ -208,6 +208,8 @@ def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
         return wrap_values.to_fake(
             vm.env, vm.call_native(fn, (container_contents.native_view(vm.env, value),))
         )
+    if type(value) in NUMPY_NUMBERS and fn is operator.neg:
+        return number_semantics.numpy_binary(vm, operator.mul, value, -1)
     check_decimals(value)
     return call_operator(vm, fn, value)
 
@@ -383,11 +385,11 @@ def truth(vm: VM, value: object) -> bool:
         return bool(value)
     if kind in SEQUENCE_PROXIES:
         return True
-    if type(value) is NumpyInt:
+    if isinstance(value, NumpyNumber):
         return bool(value.number)
     if kind in (Generator, VMCallable):
         return True
-    vm.env.facts.use_class(kind)
+    vm.env.facts.use_lookups(kind)
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
         if how is FUNCTION:
@@ -429,6 +431,9 @@ def same(vm: VM, left: object, right: object) -> bool:
         both = number_semantics.is_number(left) and number_semantics.is_number(right)
         return both and specialize(left) is specialize(right)
     a, b = vm.env.sources.get(id(left)), vm.env.sources.get(id(right))
+    texts = [type(v) for v in (left, right) if type(v) in (str, text_proxy.TextProxy)]
+    if len(texts) == 2 and text_proxy.TextProxy in texts and (a is not None or b is not None):
+        raise text_proxy.unreadable("the identity of a string that changes decides")
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
         known = all(is_identity(v) and not vm.env.sources.is_guarded_by_code(v) for v in (left, right))
         if type(left) is type(right) and not known and not is_constant(left):

@@ -39,7 +39,7 @@ from smelt.capture.vm.vm import VM
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.numbers_in_containers import has_only_sizes, specialize_nested
-from smelt.tracing.symbolic.numpy_ints import unwrap_numpy_ints
+from smelt.tracing.symbolic.numpy_numbers import unwrap_numpy_numbers
 from smelt.tracing.symbolic.symbolic_ranges import SymbolicList, SymbolicRange, without_proxies
 
 
@@ -127,7 +127,7 @@ _INDEX_TENSORS: dict[type, Callable[[Any], torch.Tensor]] = {
 def _plain_key(obj: object, key: object) -> object:
     """`key` with symbolic numbers specialized if native code looks it up. Tensors accept symbolic sizes."""
     if type(obj) is FakeTensor:
-        key = unwrap_numpy_ints(key)
+        key = unwrap_numpy_numbers(key)
         return key if has_only_sizes(key) else specialize_nested(key)
     native = not may_define_operators(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
     return specialize_nested(key) if native else key
@@ -229,9 +229,15 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
         if isinstance(key, slice):
             container_contents.open_for_native(vm.env, obj) if id(obj) in vm.env.sources else None
             value = elements(vm, value)
-        if id(obj) in vm.env.sources and not isinstance(obj, dict):
+        is_entry = False
+        if type(obj) is list and type(key) is int:
+            is_entry, count = True, container_len(vm, obj)
+            key = key + count if -count <= key < 0 else key
+        elif id(obj) in vm.env.sources and not isinstance(obj, dict):
             container_contents.open_for_native(vm.env, obj)  # replayed as one assignment
         environment_mutations.record_mutation(vm.env, obj)
+        if is_entry:
+            environment_mutations.record_store(vm.env, obj, "item", key, value)
         if isinstance(obj, dict):
             _guard_order(vm, obj, key)
             environment_mutations.record_store(vm.env, obj, "item", key, value)

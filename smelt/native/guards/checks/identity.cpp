@@ -1,4 +1,4 @@
-// Checks on identity: an object, its class, aliases between nodes; unchanged functions and classes.
+// Checks on identity: an object, its class, aliases between nodes; unchanged functions.
 #include "guards/guard_checks.h"
 #include "guards/name_lookup.h"
 
@@ -82,27 +82,6 @@ struct AllDistinct : Check {
     }
 };
 const CheckKind distinct_kind("distinct", make_about_nodes<AllDistinct>);
-
-struct TypeVersionIs : Check {
-    unsigned int value;
-    explicit TypeVersionIs(unsigned int value) : value(value) {}
-    bool holds(PyObject* x, Pass&) override {
-        return PyType_Check(x) && has_class_version(reinterpret_cast<PyTypeObject*>(x), value);
-    }
-    bool stamp(PyObject* x, Stamps& stamps, bool same) override {
-        auto* type = reinterpret_cast<PyTypeObject*>(x);
-        if (value & kOwnVersion) return false;
-        return same && stamps.take(&type->tp_flags) &&
-               stamps.take(&type->tp_version_tag);  // half of the second word is padding
-    }
-
-    static CheckPtr make(PyObject* value, Building& b) {
-        unsigned long version = PyLong_AsUnsignedLong(value);
-        if (PyErr_Occurred()) return wrong_value(b, "a number", value);
-        return std::make_unique<TypeVersionIs>(static_cast<unsigned int>(version));
-    }
-};
-const CheckKind type_version_kind("type_version", TypeVersionIs::make);
 
 struct FunctionIs : Check {
     PyObject *code, *defaults, *keyword_defaults;
