@@ -125,12 +125,12 @@ def install(folder: Path) -> None:
     sys.meta_path.insert(0, _Finder(folder))
     _redirect_errors()
     from torch import _dynamo
-    from torch._dynamo import eval_frame, testing
+    from torch._dynamo import testing
     from torch._dynamo.backends import registry
     from torch._inductor import compile_fx
 
     torch.compile = _compile
-    for module in (_dynamo, eval_frame, testing):
+    for module in (_dynamo, testing):  # not in `eval_frame`: torch._dynamo.export calls those of its own
         module.optimize, module.optimize_assert = _optimize, _optimize_assert
     compile_fx.compile_fx = _compile_fx
     found = registry.lookup_backend
