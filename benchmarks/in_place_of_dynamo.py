@@ -25,6 +25,7 @@ import unittest
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -52,6 +53,8 @@ _COMPILERS = (
     "smelt",
 )
 _DIFFERS = "__differs_from_dynamo__"
+
+_compile_of_torch = torch.compile
 
 notes: list[str] = []  # of the test that runs: the statements about the compiler that did not hold
 uses = 0  # calls of an entry point of the compiler
@@ -153,9 +156,21 @@ def _redirect_errors() -> None:
         failed.__init__ = smelt.errors.SmeltError.__init__  # type: ignore[method-assign]
 
 
+# The modules of torch whose calls of torch.compile are the test's.
+_FOR_TESTS = ("torch._dynamo.testing", "torch.nn.modules.module", "torch.testing.")
+
+
 def _compile(model: Any = None, **arguments: Any) -> Any:
-    """`torch.compile` by smelt, under Dynamo's settings of this moment."""
+    """`torch.compile` by smelt, under Dynamo's settings of this moment; torch's own where torch calls it itself, as
+    operators with functions as arguments do in eager code."""
     global uses
+    caller = sys._getframe(1)
+    while caller.f_back is not None and caller.f_globals is globals():
+        caller = caller.f_back
+    name = str(caller.f_globals.get("__name__"))
+    if name.startswith("torch.") and not name.startswith(_FOR_TESTS):
+        with mock.patch.object(torch._dynamo, "optimize", torch._dynamo.eval_frame.optimize):
+            return _compile_of_torch(model, **arguments)
     uses += 1
     config = torch._dynamo.config
     if arguments.get("dynamic") is None:
