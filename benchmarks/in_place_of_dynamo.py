@@ -37,7 +37,7 @@ _INTERNAL = re.compile(
     r"\.frame_count|\.op_count|\bop_count\b|\bframe_count\b|\bcounters\b|\bgraphs?\b|\bgms?\b|graph_module|GraphModule"
     r"|_graphs\b|graph_break|guard|\brecords?\b|\blogs?\b|log_stream|\bnum_\w*(compile|graph|break)|compile_count|metrics"
     r"|\.code\b|normalize_gm|recompil|cache_entr|_debug_get|torch\._dynamo\.(utils|exc|convert_frame|variables)|trace_rules"
-    r"|compile_times|\bbreak_reasons\b|\bnodes?\b|\bhas_op\b|_called\b|eval_frame|source_fn|_and_get_\w*code"
+    r"|compile_times|\bbreak_reasons\b|nodes?\b|\bhas_op\b|_called\b|eval_frame|source_fn|_and_get_\w*code"
     r"|\bseen_frames\b|call_count|len\((c\d|entries)\)"
 )
 _VALUES = re.compile(
