@@ -16,35 +16,31 @@ from __future__ import annotations
 
 import argparse
 import collections
-import datetime
 import functools
 import importlib.util
 import json
-import logging
-import os
-import platform
-import signal
-import subprocess
 import sys
-import sysconfig
-import tempfile
-import time
 import types
 import unittest
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypedDict
-
-import torch
+from typing import TextIO, TypedDict
 
 import smelt
-from benchmarks.measure import machine
+from benchmarks.unittest_runs import (
+    PASSED,
+    Limits,
+    Outcomes,
+    Recorder,
+    cases,
+    commit,
+    here,
+    relative_names,
+    run_tests,
+)
 
 RESULTS = Path(__file__).parent / "results"
 ACCEPTED = Path(__file__).parent.parent / "docs" / "cpython.md"
 LIMIT = 120.0
-PASSED = "pass"
 _NAMES = """
     abc abstract_numbers array ast asyncgen augassign base64 baseexception binascii binop bisect bool builtin bytes
     calendar call class cmath codecs collections colorsys compare compile complex configparser contains context contextlib
@@ -66,60 +62,6 @@ MODULES = tuple("test_" + name for name in _NAMES.split())
 # ------------------------------------------------------------------------------------- in the process of a module
 
 
-class Recorder(unittest.TestResult):
-    """Writes a line as each test begins, and one as it ends: what it gave, and in a few words why."""
-
-    def __init__(self, out: TextIO) -> None:
-        super().__init__()
-        self.out = out
-        self.found = PASSED
-        self.why = ""
-
-    def _write(self, **line: str) -> None:
-        self.out.write(json.dumps(line) + "\n")
-        self.out.flush()
-
-    def _note(self, found: str, why: str = "") -> None:
-        if self.found == PASSED:
-            self.found, self.why = found, why
-
-    def startTest(self, test: unittest.TestCase) -> None:
-        self.found, self.why = PASSED, ""
-        self._write(began=test.id())
-        super().startTest(test)
-
-    def stopTest(self, test: unittest.TestCase) -> None:
-        super().stopTest(test)
-        self._write(ended=test.id(), found=self.found, why=self.why)
-
-    def addError(self, test: unittest.TestCase, err: Any) -> None:
-        self._note("error", self._exc_info_to_string(err, test))  # type: ignore[attr-defined]
-
-    addFailure = addError
-
-    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
-        if err is not None:
-            self.addError(subtest, err)
-
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
-        self._note("skip", reason)
-
-    def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
-        self._note("expected failure")
-
-    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
-        self._note("unexpected success")
-
-
-def cases(suite: unittest.TestSuite) -> Iterator[tuple[unittest.TestSuite, int]]:
-    """Where each test of `suite` stands: the suite that holds it, and its index there."""
-    for at, test in enumerate(suite._tests):
-        if isinstance(test, unittest.TestSuite):
-            yield from cases(test)
-        else:
-            yield suite, at
-
-
 def compile_method(test: unittest.TestCase) -> None:
     """The test's method, compiled, in place of the method. Attributes of the method (`expectedFailure`) are kept."""
     method = getattr(test, test._testMethodName)
@@ -128,7 +70,7 @@ def compile_method(test: unittest.TestCase) -> None:
         setattr(test, test._testMethodName, types.MethodType(compiled, test))
 
 
-def run_module(name: str, only: set[str] | None, compiled: bool, out: TextIO) -> None:
+def run_module(name: str, compiled: bool, only: set[str] | None, out: TextIO) -> None:
     """Runs the tests of `test.<name>` whose id is in `only` (None: all that are methods)."""
     from test import support
 
@@ -142,95 +84,6 @@ def run_module(name: str, only: set[str] | None, compiled: bool, out: TextIO) ->
         elif compiled:
             compile_method(test)  # type: ignore[arg-type]
     suite.run(Recorder(out))
-
-
-# ------------------------------------------------------------------------------------------------ the processes
-
-
-@dataclass
-class Outcomes:
-    """What the tests of a module gave, by id, in the order in which they ran."""
-
-    found: dict[str, str] = field(default_factory=dict)
-    why: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def passed(self) -> list[str]:
-        return [test for test, found in self.found.items() if found == PASSED]
-
-
-def run_tests(name: str, only: list[str] | None, compiled: bool, limit: float) -> Outcomes:
-    """The tests of one module, each process taking over behind the test at which the last one hung or died."""
-    outcomes, left = Outcomes(), only
-    start = time.perf_counter()
-    while left is None or left:
-        how = _process(name, left, compiled, limit, outcomes)
-        if not how:
-            break
-        running = next((test for test, found in outcomes.found.items() if not found), None)
-        if running is None or left is None:  # outside of all tests, or as it is
-            break
-        outcomes.found[running] = how
-        left = [test for test in left if test not in outcomes.found]
-    for test in left or ():
-        outcomes.found.setdefault(test, "did not run")
-    outcomes.seconds = time.perf_counter() - start
-    return outcomes
-
-
-def _process(name: str, only: list[str] | None, compiled: bool, limit: float, outcomes: Outcomes) -> str:
-    """Runs one process, adds what it wrote, and returns how it ended, where it did not end well."""
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "out.jsonl"
-        process = os.fork()  # torch is imported once; no thread runs yet
-        if process == 0:
-            _child(name, only, compiled, out)
-        how = _end(process, limit)
-        done = _read(out, outcomes)
-    return "" if done else how or "ended the process"
-
-
-def _child(name: str, only: list[str] | None, compiled: bool, out: Path) -> NoReturn:
-    """The whole of a module's process, a group of its own."""
-    try:
-        os.setsid()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(nowhere, stream)
-        os.environ["TMPDIR"] = str(out.parent)
-        tempfile.tempdir = None
-        logging.getLogger("smelt").setLevel(logging.CRITICAL)
-        torch.set_num_threads(1)
-        with out.open("a", encoding="utf-8") as lines:
-            run_module(name, set(only) if only is not None else None, compiled, lines)
-            lines.write(json.dumps({"done": name}) + "\n")
-    finally:
-        os._exit(0)
-
-
-def _end(process: int, limit: float) -> str:
-    over = time.monotonic() + limit
-    while time.monotonic() < over:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            return "" if code >= 0 else f"killed by signal {-code}"
-        time.sleep(0.05)
-    os.killpg(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return f"ran when {limit:.0f} s were over"
-
-
-def _read(path: Path, outcomes: Outcomes) -> bool:
-    done = False
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        line = json.loads(text)
-        done |= "done" in line
-        if "began" in line:
-            outcomes.found[line["began"]] = ""
-        if "ended" in line:
-            outcomes.found[line["ended"]], outcomes.why[line["ended"]] = line["found"], line["why"]
-    return done
 
 
 # ------------------------------------------------------------------------------------------------- the table
@@ -252,25 +105,8 @@ def row(plain: Outcomes, compiled: Outcomes, limit: float) -> Row:
     passed = plain.passed()
     differ = {test: _short(compiled, test) for test in passed if compiled.found.get(test) != PASSED}
     seconds = (round(plain.seconds, 1), round(compiled.seconds, 1))
-    return Row(commit=_commit(), on=_here(), limit=limit, tests=len(plain.found), passed=len(passed),
+    return Row(commit=commit(), on=here(), limit=limit, tests=len(plain.found), passed=len(passed),
                differ=differ, seconds=seconds)  # fmt: skip
-
-
-@functools.cache
-def _commit() -> str:
-    """The commit that is checked out, and whether the code differs from it."""
-    git = ("git", "-C", str(Path(__file__).parent))
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../smelt"]).returncode
-    return commit.stdout.strip() + (" with changes" if changed else "")
-
-
-def _here() -> str:
-    known = machine()
-    return (
-        f"{datetime.date.today()}, smelt {smelt.__version__}, torch {torch.__version__}, CPython "
-        f"{platform.python_version()}, {known['cpu']}"
-    )
 
 
 def accepted() -> dict[str, str]:
@@ -327,11 +163,6 @@ def _short(outcomes: Outcomes, test: str) -> str:
     return relative_names(text)[:150].replace("|", "\\|")
 
 
-def relative_names(text: str) -> str:
-    """`text` with the names of the standard library's files relative to its folder: results show no machine's paths."""
-    return text.replace(sysconfig.get_path("stdlib") + "/", "")
-
-
 def chosen(names: list[str], part: str) -> list[str]:
     """The modules that are there, of the part `K/N` of them."""
     index, count = (int(n) for n in part.split("/"))
@@ -343,8 +174,8 @@ def sweep(names: list[str], limit: float, folder: Path, details: Path | None) ->
     """Runs the modules, and returns the tests that differ."""
     differ: set[str] = set()
     for name in names:
-        plain = run_tests(name, None, False, limit)
-        compiled = run_tests(name, plain.passed(), True, limit)
+        plain = run_tests(functools.partial(run_module, name, False), None, Limits(limit))
+        compiled = run_tests(functools.partial(run_module, name, True), plain.passed(), Limits(limit))
         new = row(plain, compiled, limit)
         print(f"{name}: {new['passed']} pass, {len(new['differ'])} differ", flush=True)
         merge(folder, {name: new})

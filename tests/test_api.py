@@ -277,6 +277,15 @@ def test_is_compiling_is_true_while_captured():
     assert f(torch.zeros(())).item() == 0
 
 
+def test_the_query_of_dynamo_asks_for_its_caller():
+    dynamo = {"__name__": "torch._dynamo.external_utils", "torch": torch}
+    exec("def is_compiling():\n    return torch.compiler.is_compiling()", dynamo)
+    query = dynamo["is_compiling"]
+    f = lambda x: x + (1 if query() else 0)  # noqa: E731
+    assert smelt.compile(f, fullgraph=True)(torch.zeros(())).item() == 1
+    assert f(torch.zeros(())).item() == 0
+
+
 def test_disabled_functions_run_eagerly_and_say_so():
     calls = []
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from smelt.autograd.compile_joint import compile_joint
-from smelt.backends.size_dispatch import dispatch_by_sizes
+from smelt.backends.size_dispatch import dispatch_by_sizes, eager_fallback
+from smelt.backends.unbacked_subgraphs import run_in_parts
 from smelt.config import Config
+from smelt.errors import NeedsFixedSize
 from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.input_writes import input_writes
@@ -19,7 +21,7 @@ from smelt.shapes.substitute import substitute
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.trace_at_sizes import traced_at
-from smelt.tracing.record.traced import Traced
+from smelt.tracing.record.traced import SizeInput, Traced
 
 
 def eager(traced: Traced, config: Config) -> Compiled:
@@ -29,6 +31,8 @@ def eager(traced: Traced, config: Config) -> Compiled:
         function = GraphFunction(graph)
         return lambda tensors: function(*tensors)
 
+    if traced.unbacked is not None:
+        return _with_unbacked_sizes(traced)
     if symbols_of_arguments(traced.torch_graph):
         return dispatch_by_sizes(
             traced.sizes, lambda values: (callable_of(substitute(traced.torch_graph, values)), [])
@@ -39,6 +43,8 @@ def eager(traced: Traced, config: Config) -> Compiled:
 def aot_eager(traced: Traced, config: Config) -> Compiled:
     """Runs the functional aten graph, operator by operator. Where gradients are needed, runs the forward and backward of the
     joint graph, or the torch-level graph where there is no joint graph."""
+    if traced.unbacked is not None:
+        return _with_unbacked_sizes(traced)
     if traced.sizes:
         return dispatch_by_sizes(
             traced.sizes, lambda values: (aot_eager(traced_at(traced, values), config), [])
@@ -50,10 +56,26 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
     return _without_gradients(traced.aten_graph)
 
 
-eager.takes_sizes = True  # type: ignore[attr-defined]
+eager.takes_sizes = eager.takes_data_sizes = True  # type: ignore[attr-defined]
 eager.runs_calls = True  # type: ignore[attr-defined]
-aot_eager.takes_sizes = True  # type: ignore[attr-defined]
+aot_eager.takes_sizes = aot_eager.takes_data_sizes = True  # type: ignore[attr-defined]
 aot_eager.differentiates = True  # type: ignore[attr-defined]
+
+
+def _with_unbacked_sizes(traced: Traced) -> Compiled:
+    """Runs the aten graph in parts, between which sizes become known. Raises NeedsFixedSize for graphs that need gradients:
+    autograd follows a graph call by call, which checks no sizes."""
+    if traced.needs_grad:
+        raise NeedsFixedSize("autograd follows a graph call by call, which checks no sizes", frozenset())
+
+    def part(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
+        if not sizes:
+            return eager_fallback(graph)
+        return dispatch_by_sizes(
+            sizes, lambda values: (eager_fallback(substitute(graph, values)), []), prepare=False
+        )
+
+    return run_in_parts(traced, part)
 
 
 def _without_gradients(graph: Graph) -> Compiled:

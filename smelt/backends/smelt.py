@@ -27,21 +27,19 @@ from smelt.autograd.partition import Partition, level_of, partition
 from smelt.autograd.save_costs import Hints
 from smelt.backends.eager import eager, eager_beneath_node, eager_joint
 from smelt.backends.size_dispatch import LOCK, Instance, WithEagerFallback, dispatch_by_sizes, eager_fallback
-from smelt.backends.unbacked_subgraphs import Run, SplitGraph
+from smelt.backends.unbacked_subgraphs import Run, SplitGraph, check_divisible, devices_of, run_in_parts
 from smelt.config import Config
 from smelt.errors import ArtifactError, BackendError, NeedsFixedSize, Unsupported
 from smelt.graph.graph_callable import Compiled
-from smelt.graph.ir import Graph, TensorSpec
+from smelt.graph.ir import Graph
 from smelt.graph.subgraphs import depends_inside
 from smelt.graph.unbacked_sizes import is_unbacked
-from smelt.plan.steps import CPU
 from smelt.recompile_limits import LocalSpecializations
 from smelt.schedule.schedule import Schedule
 from smelt.shapes.expr import Sym, Values
 from smelt.shapes.substitute import substitute
 from smelt.targets.target import Target
 from smelt.tracing.backward.joint import Joint
-from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.trace_at_sizes import traced_at, within_bounds
 from smelt.tracing.record.traced import SizeInput, Traced
 from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
@@ -94,13 +92,7 @@ class TraceCompiler:
     @cached_property
     def devices(self) -> frozenset[torch.device]:
         """The devices of the graph's tensors."""
-        specs = (node.spec for node in self.traced.aten_graph)
-        return frozenset(
-            s.device
-            for spec in specs
-            for s in (spec if isinstance(spec, tuple) else (spec,))
-            if isinstance(s, TensorSpec)
-        )
+        return devices_of(self.traced.aten_graph)
 
     @cached_property
     def hints(self) -> Hints:
@@ -234,17 +226,10 @@ def _run_eagerly(graph: Graph, donated: frozenset[int]) -> Compiled:
 def _with_unbacked_sizes(compiler: TraceCompiler) -> Compiled:
     """Raises NeedsFixedSize for graphs that cannot be split at their unbacked sizes."""
     traced = compiler.traced
-    if compiler.devices != {CPU} or depends_inside(traced.aten_graph):
-        raise NeedsFixedSize("graphs inside of a graph, or on a GPU", frozenset())
-    if traced.joint is not None:
-        return _joint_with_unbacked_sizes(compiler, traced.joint)
-    split = SplitGraph(traced, traced.aten_graph, partial(_compile_subgraph, compiler))
-
-    def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
-        results = split.finish(split.start(tensors))
-        return allow_inplace_writes(results, tensors) if torch.is_grad_enabled() else results
-
-    return call
+    if traced.joint is None:
+        return run_in_parts(traced, partial(_compile_subgraph, compiler))
+    check_divisible(traced)
+    return _joint_with_unbacked_sizes(compiler, traced.joint)
 
 
 def _compile_subgraph(compiler: TraceCompiler, graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:

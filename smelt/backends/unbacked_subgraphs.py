@@ -24,11 +24,13 @@ from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_passes import extract
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
+from smelt.graph.subgraphs import depends_inside
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.graph.unbacked_sizes import unbacked_sizes_of
 from smelt.shapes.expr import Expression, Sym, Values, contiguous_stride, evaluate, leaves
 from smelt.shapes.substitute import substitute
 from smelt.torch_private import OpOverload
+from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.traced import SizeInput, Traced
 from smelt.tracing.symbolic.symbolic_layouts import SizeSource
 from smelt.tracing.symbolic.unbacked_numbers import Condition, NumberCondition
@@ -37,6 +39,7 @@ AnyCondition = Condition | NumberCondition
 # Makes a subgraph callable; the mapping says which input has the size of each of its symbols.
 CompileSubgraph = Callable[[Graph, Mapping[Sym, SizeInput]], Compiled]
 
+_CPU = torch.device("cpu")
 _MAX_FAILURES = 8  # calls in succession whose sizes the graph does not accept
 _RETRY_INTERVAL = 16  # calls
 
@@ -140,6 +143,35 @@ def _laid_out(tensor: torch.Tensor, spec: TensorSpec, values: Values) -> torch.T
     if tensor.stride() == wanted.stride or not tensor.numel():
         return tensor
     return empty_like_spec(wanted, tensor.device).copy_(tensor)
+
+
+def run_in_parts(traced: Traced, compile_subgraph: CompileSubgraph) -> Compiled:
+    """Runs the aten graph of `traced`, which needs no gradients, split. Raises NeedsFixedSize where it cannot be."""
+    check_divisible(traced)
+    split = SplitGraph(traced, traced.aten_graph, compile_subgraph)
+
+    def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
+        results = split.finish(split.start(tensors))
+        return allow_inplace_writes(results, tensors) if torch.is_grad_enabled() else results
+
+    return call
+
+
+def devices_of(graph: Graph) -> frozenset[torch.device]:
+    """The devices of the graph's tensors."""
+    specs = (node.spec for node in graph)
+    return frozenset(
+        s.device
+        for spec in specs
+        for s in (spec if isinstance(spec, tuple) else (spec,))
+        if isinstance(s, TensorSpec)
+    )
+
+
+def check_divisible(traced: Traced) -> None:
+    """Raise NeedsFixedSize for graphs that are not split at unbacked sizes."""
+    if devices_of(traced.aten_graph) != {_CPU} or depends_inside(traced.aten_graph):
+        raise NeedsFixedSize("graphs inside of a graph, or on a GPU", frozenset())
 
 
 class SplitGraph:

@@ -534,11 +534,24 @@ class _Asked:
             with not_tried(why if seen is None else self._why):
                 out = on_metas(self.func, positional, named, device, self._accepted)
             out = out if seen is None else seen.of(out)
+            self._check_not_resized(out, number_of)
         except NotImplementedError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise NeedsFixedSize(f"{self.func} raises for some sizes: {error}", self.syms) from error
         return out, back
+
+    def _check_not_resized(self, out: Any, number_of: Callable[[Size], int]) -> None:
+        """Raise NeedsFixedSize if the call resizes an argument: `out=` of another size."""
+        declared = effects(self.func).results
+        if not any(result.kind == "same" for result in declared):
+            return
+        for result, item in zip(declared, out if isinstance(out, tuple) else (out,)):
+            if result.kind != "same" or not isinstance(item, torch.Tensor):
+                continue
+            spec = self.spec_of(effects(self.func).argument(result.arg, tuple(self.args), self.kwargs))
+            if spec is not None and item.shape != with_sizes(spec, number_of).shape:
+                raise NeedsFixedSize(f"{self.func} resizes what it writes for some sizes", self.syms)
 
     def _arguments(
         self, number_of: Callable[[Size], int]

@@ -71,6 +71,29 @@ def test_ignored_warnings_defer_no_call() -> None:
     assert len(shown(compiled, "always", (ones(),))) == 3  # the filters are guarded
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_filters_of_cpython_have_texts_in_place_of_patterns(own: bool) -> None:
+    """As the filter that shows deprecations in `__main__`, which only C code creates."""
+    module = __name__ if own else __name__[:-1]  # a pattern would match the beginning
+    filters: list[Any] = [
+        ("ignore", "first", UserWarning, None, 0),
+        ("ignore", "an", DeprecationWarning, None, 0),
+        ("default", None, DeprecationWarning, module, 0),
+        ("ignore", None, DeprecationWarning, None, 0),
+    ]
+    compiled = smelt.compile(warns)
+    seen = []
+    for fn in (warns, compiled):
+        globals().get("__warningregistry__", {}).clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filters[:] = filters
+            for _ in range(2):
+                fn(ones())
+        seen.append([str(w.message) for w in caught])
+    assert seen[0] == seen[1] and ("an object" in seen[0]) == own and "first" not in seen[0]
+    assert not reasons(compiled)
+
+
 def test_warning_as_error_is_raised_at_its_line() -> None:
     def fn(x: torch.Tensor) -> Any:
         try:

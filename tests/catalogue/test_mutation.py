@@ -951,3 +951,47 @@ def a_write_to_what_a_later_call_also_passes_as_another_argument():
         return {"apart": (out, a, b), "first": (a, a, b), "second": (b, a, b), "all": (out, a, a)}[kind]
 
     return fn, [views(kind) for kind in ("apart", "apart", "second", "all", "first", "apart")]
+
+
+@program(graphs=2, later=2, breaks=["unsupported-effect"])
+def out_made_inside_is_resized():
+    def fn(x):
+        out = torch.empty(0)
+        torch.add(x, 1, out=out)
+        return out * 2, out.shape
+
+    return fn, [(tensor(3, 4),), (tensor(3, 4),), (tensor(5),)]
+
+
+@program(graphs=2, later=2, breaks=["unsupported-effect"])
+def out_of_several_results_in_cells_is_resized():
+    def fn(x):
+        values, places = torch.empty(0), torch.empty(0, dtype=torch.long)
+
+        def run():
+            torch.sort(x, out=(values, places))
+            return values.size(), places.size()
+
+        return run(), values + 1
+
+    return fn, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)]
+
+
+@program(graphs=1, later=3, breaks=["unsupported-effect"])
+def out_is_resized_where_the_result_would_broadcast():
+    def fn(x, out):
+        torch.neg(x, out=out)
+        return out + 1
+
+    sizes = [((1,), (3,)), ((1,), (3,)), ((4,), (2, 4)), ((3,), (3,)), ((1, 3), (2, 3)), ((5,), (0,))]
+    return fn, [(tensor(*x), tensor(*out)) for x, out in sizes]
+
+
+@program(graphs=2, breaks=["unsupported-effect"])
+def out_in_a_slice_is_resized():
+    def fn(x, rows):
+        part = rows[:0]
+        torch.mul(x, 2, out=part)
+        return part + 1, part
+
+    return fn, [(tensor(2, 4), tensor(8, 4)) for _ in range(3)]

@@ -94,3 +94,11 @@ def test_diagonals_have_no_memory_while_they_are_traced() -> None:
         numbers = {B: 7}
         assert tuple(evaluate(n, numbers) for n in found.shape) == made.shape
         assert tuple(evaluate(n, numbers) for n in found.stride) == made.stride()
+
+
+def test_out_of_another_size_is_resized_so_sizes_are_fixed() -> None:
+    one = make_spec((1,), (1,), torch.float32, CPU)
+    several = make_spec((B,), (1,), torch.float32, CPU)
+    assert results(aten.neg.out, (several,), {"out": several}, CPU, spec_of) is several
+    with pytest.raises(NeedsFixedSize, match="resizes"):
+        results(aten.neg.out, (one,), {"out": several}, CPU, spec_of)

@@ -137,8 +137,8 @@ def sum_of_rows(x, m):
     return x[m].sum(0)
 
 
-def test_other_backends_break_the_graph() -> None:
-    compiled = smelt.compile(sum_of_rows, backend="aot_eager")
+def test_backends_from_elsewhere_break_the_graph() -> None:
+    compiled = smelt.compile(sum_of_rows, backend=lambda gm, inputs: gm.forward)
     x = torch.randn(6, 4)
     torch.testing.assert_close(compiled(x, torch.arange(6) < 2), x[:2].sum(0))
     assert "data-dependent-shape" in str(reasons(compiled)[0])

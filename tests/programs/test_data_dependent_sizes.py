@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import smelt
+from smelt.report.inspect import reasons
+from tests.harness.agreement import same
 from tests.harness.data_sizes import Make, Ran, run
 
 Mask = Callable[[int], torch.Tensor]
@@ -456,3 +459,47 @@ def test_other_options(options: dict[str, Any]) -> None:
         p = PROGRAMS[name]
         for gradients in (False, True):
             assert run(p.function, p.make, gradients=gradients, module=p.module, **options).is_one_graph, name
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_backends_that_run_operator_by_operator(backend: str) -> None:
+    for name in ("mean_and_spread", "scattered_back", "each_once", "two_experts", "packed", "prefix"):
+        p = PROGRAMS[name]
+        assert run(p.function, p.make, gradients=False, module=p.module, backend=backend).is_one_graph, name
+        run(p.function, p.make, gradients=True, module=p.module, backend=backend)
+    p = PROGRAMS["written_in_place"]
+    ran = run(p.function, p.make, gradients=False, backend=backend)
+    assert ran.is_one_graph == (backend == "aot_eager")  # "eager" writes inputs before all sizes are known
+
+
+def summed(values: Any) -> Any:
+    return sum(map(summed, values)) if isinstance(values, list) else values
+
+
+def nested_list(x: torch.Tensor) -> Any:
+    (first, _), *_ = rows = x.tolist()
+    return x * 2, torch.ones(first + 1).sum(), rows
+
+
+def sum_of_nested_list(x: torch.Tensor) -> Any:
+    return x + summed(x.tolist()), len(x.tolist())
+
+
+@pytest.mark.parametrize("function", [nested_list, sum_of_nested_list])
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"backend": "eager"}], ids=str)
+def test_lists_of_integers(function: Callable[..., Any], options: dict[str, Any]) -> None:
+    compiled = smelt.compile(function, fullgraph=True, **options)
+    for shape in ((2, 2), (3, 2), (2, 2, 2), (1, 2, 3), (3, 2)):
+        x = torch.randint(2, 9, shape)
+        if function is nested_list and len(shape) > 2:
+            continue
+        got, want = compiled(x), function(x)
+        same(got, want)
+
+
+def test_a_long_list_breaks_the_graph() -> None:
+    compiled = smelt.compile(sum_of_nested_list)
+    for length in (40, 41):
+        x = torch.arange(length)
+        same(compiled(x), sum_of_nested_list(x))
+    assert [reason.kind.id for reason in reasons(compiled)] == ["data-dependent-value"]

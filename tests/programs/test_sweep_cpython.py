@@ -7,7 +7,8 @@ import json
 import unittest
 from pathlib import Path
 
-from benchmarks.sweep_cpython import Recorder, accepted, cases, chosen, compile_method, relative_names
+from benchmarks.sweep_cpython import accepted, chosen, compile_method
+from benchmarks.unittest_runs import Recorder, cases, relative_names
 from smelt.report import inspect
 
 

@@ -8,7 +8,16 @@ from typing import Any, cast
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import BUILTINS, FUNCTIONS, Args, Handler, Kwargs, builtin, function
+from smelt.capture.base.call_handlers import (
+    BUILTINS,
+    FUNCTIONS,
+    LAZY_FUNCTIONS,
+    Args,
+    Handler,
+    Kwargs,
+    builtin,
+    function,
+)
 from smelt.capture.semantics.values import context_managers
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import (
@@ -39,6 +48,9 @@ def _is_compiling(vm: VM, args: Args, kwargs: Kwargs) -> bool:
         return name in _REPORTED_TRUE
     return vm.is_compiling()
 
+
+# `torch._dynamo.is_compiling` is torch's own code as well, but asks for its caller.
+LAZY_FUNCTIONS["torch._dynamo.external_utils", "is_compiling"] = _is_compiling
 
 _jit: Any = torch.jit
 for _found in (torch.compiler.is_exporting, _jit.is_scripting, _jit.is_tracing):

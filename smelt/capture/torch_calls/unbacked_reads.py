@@ -21,7 +21,9 @@ from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.stdlib import special_methods
 from smelt.capture.vm.vm import VM
-from smelt.graph.unbacked_sizes import AS_SIZES
+from smelt.errors import NeedsFixedSize
+from smelt.graph.unbacked_sizes import AS_SIZES, is_unbacked
+from smelt.shapes.expr import Sym, free_syms
 from smelt.torch_private import ASSERTIONS, CHECK_IS_SIZE
 from smelt.tracing.fake.fake_tensor import FakeTensor, fake_shape
 from smelt.tracing.record.torch_function_handlers import is_handled
@@ -35,7 +37,8 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def numbers(vm: VM, tensor: object) -> list[object] | None:
-    """The elements of a small integer tensor as numbers; None where they cannot be unbacked or are constant."""
+    """The elements of a small integer tensor, in order, as numbers; None where they cannot be unbacked or are constant.
+    Raises NeedsFixedSize for a symbolic number of elements."""
     if (
         type(tensor) is not FakeTensor
         or vm.trace.numbers.symbols_for_unbacked is None
@@ -43,10 +46,15 @@ def numbers(vm: VM, tensor: object) -> list[object] | None:
     ):
         return None
     shape = tensor.spec.shape
-    if len(shape) > 1 or any(type(n) is not int or n > _MAX_ELEMENTS for n in shape):
+    free = frozenset[Sym]().union(*map(free_syms, shape))
+    if any(map(is_unbacked, free)) or tensor.elem.numel() > _MAX_ELEMENTS:
         return None
     if is_handled(vm.trace.call, (tensor,)) or vm.trace.constants.value(tensor) is not None:
         return None
+    if free:
+        raise NeedsFixedSize("elements of a tensor are read", free)
+    if len(shape) > 1:
+        tensor = cast(FakeTensor, vm.call_native(torch.Tensor.reshape, (tensor, (-1,))))  # type: ignore[call-overload]
     known = [vm.trace.constants.integer(tensor, vm.trace.numbers, i) for i in range(int(tensor.numel()))]
     if None not in known:
         return known
@@ -71,6 +79,8 @@ def _tolist(vm: VM, tensor: FakeTensor) -> object:
     found = numbers(vm, tensor)
     if found is None:
         return run_native(vm, torch.Tensor.tolist, (tensor,), {})
+    for size in reversed(tensor.shape[1:]):
+        found = [found[i : i + size] for i in range(0, len(found), size)]
     return found if tensor.dim() else found[0]
 
 

@@ -141,7 +141,7 @@ class _FirstCall:
     def infer(self) -> tuple[Any, RecordedResult | None]:
         """(result of the call, its recorded form; None if it cannot be cached)."""
         if self.info.changes_metadata:
-            raise self._unsupported(UNSUPPORTED_EFFECT, f"{self.func} changes a tensor's shape in place")
+            raise self._resizes()
         symbols = symbols_in((self.args, self.kwargs), spec_of_fake)
         if symbols:
             call = SymbolicCall(
@@ -159,6 +159,9 @@ class _FirstCall:
         if meta_kwargs.get("layout") not in (None, torch.strided):
             raise self._unsupported(UNSUPPORTED_OBJECT, f"a {meta_kwargs['layout']} tensor")
         return self._wrap_results(self._run(metas, meta_kwargs))
+
+    def _resizes(self) -> Unsupported:
+        return self._unsupported(UNSUPPORTED_EFFECT, f"{self.func} changes a tensor's shape in place")
 
     def _unsupported(self, kind: ReasonKind, detail: str) -> Unsupported:
         return self.inputs.call.unsupported(kind, detail)
@@ -253,7 +256,7 @@ class _FirstCall:
         if not isinstance(item, torch.Tensor):
             return item, None
         if result.kind == "same":
-            return self._returned_argument(result, index)
+            return self._returned_argument(result, item, index)
         if item.device.type != "meta" and not leaves((*self.args, *self.kwargs.values()), torch.Tensor):
             item = item.to(_META)  # computed from plain numbers: torch.div(5, 2)
         if item.device.type != "meta":  # a shape function that returns real tensors
@@ -266,11 +269,15 @@ class _FirstCall:
         spec = spec_of(item, self.device)
         return wrap(item, self.device, spec), ResultLeaf("fresh", spec)
 
-    def _returned_argument(self, result: DeclaredResult, index: int) -> tuple[FakeTensor, ResultLeaf]:
+    def _returned_argument(
+        self, result: DeclaredResult, item: torch.Tensor, index: int
+    ) -> tuple[FakeTensor, ResultLeaf]:
         source = self.info.argument(result.arg, self.args, self.kwargs)
         position = -1
         if isinstance(source, (list, tuple)):
             source, position = source[index], index
+        if item.shape != source.spec.shape:  # `out=` of another size
+            raise self._resizes()
         return source, ResultLeaf("same", source.spec, result.arg, position)
 
     def _view(self, result: DeclaredResult, item: torch.Tensor) -> tuple[FakeTensor, ResultLeaf | None]:

