@@ -127,7 +127,7 @@ def test_the_report_counts_reasons_without_what_differs_from_program_to_program(
     assert kind("Unsupported: 'f' cannot be captured at line 3") == kind(
         "Unsupported: 'g' cannot be captured at line 4"
     )
-    row = Row(commit="c", on="here", tests=4, compile=3, valid=3, passed=1, texts={"t.a": "counts"},
+    row = Row(commit="c", on="here", tests=4, compile=3, valid=3, passed=1, unchecked=0, texts={"t.a": "counts"},
               differ={"t.b": "Unsupported: 'f'"}, seconds=1.0)  # fmt: skip
     text = report({"dynamo/test_a": row})
     assert "| dynamo/test_a | 4 | 3 | 3 | 1 | 1 | 1 | 1 |" in text
