@@ -327,8 +327,8 @@ def _row(kind: str, name: str, train: bool, options: Any, pipe: Any) -> None:
 def measured(
     kind: str, chosen: list[tuple[str, str]], options: Any
 ) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
-    """The rows of the models and modes `chosen`, as they are done, `options.jobs` at a time. This process has no threads
-    when it forks."""
+    """Yield the rows of the models and modes `chosen` as they finish, `options.jobs` at a time. This process forks while it
+    has one thread."""
     context = get_context("fork")
     running: dict[Any, tuple[tuple[str, str], Any]] = {}
     todo = chosen[::-1]

@@ -126,8 +126,8 @@ def reset() -> None:
 def disable(fn: Any = None, recursive: bool = True) -> Any:
     """Mark a function, callable or module to run eagerly and never be captured. Usable as a decorator.
 
-    A compiled function that calls it breaks the graph there. Nothing is compiled while it runs; with `recursive=False`,
-    compiled functions that it calls are.
+    A compiled function that calls it breaks the graph there. Nothing compiles while it runs,
+    except, with `recursive=False`, compiled functions that it calls.
     """
     return compatibility.compiler().disable(fn, recursive)
 

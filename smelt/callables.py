@@ -67,7 +67,7 @@ class Settings:
         """Equal for settings that compile alike."""
         backend: Any
         backend, chosen = self._resolved
-        if not isinstance(self.backend, str):  # `lookup` adapts it anew
+        if not isinstance(self.backend, str):  # `lookup` returns another adapter each time
             backend = self.backend
         return id(backend), chosen, self.fullgraph, self.dynamic
 
@@ -262,7 +262,7 @@ def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _call_like(cls: type[nn.Module]) -> Callable[..., Any]:
-    """The `__call__` of compiled modules of a class that has its own, with its signature."""
+    """The `__call__` of compiled modules whose class defines one, with the signature of that one."""
 
     def call(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
         return CompiledModule.__call__(self, *args, **kwargs)

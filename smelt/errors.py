@@ -12,9 +12,8 @@ class SmeltError(Exception):
     """Base of all errors that smelt raises on purpose."""
 
     def __init__(self, *args: object) -> None:
-        Exception.__init__(
-            self, *args
-        )  # not `super`: `smelt run` adds bases of torch's, which have other arguments
+        # Not `super`: `smelt run` adds bases of torch's, which have other arguments.
+        Exception.__init__(self, *args)
 
 
 class Unsupported(SmeltError):
@@ -32,7 +31,7 @@ class Unsupported(SmeltError):
 
 
 class RefusedOperator(Unsupported):
-    """Torch's own compiler, which runs a higher-order operator in eager mode, may refuse the functions that it takes: the
+    """A higher-order operator takes functions that torch's compiler, by which eager mode runs the operator, may refuse. The
     graph breaks before the whole operator."""
 
 

@@ -1,8 +1,10 @@
 """Compilations of one function or module with equal settings share one native callable, and with it their entries.
 
-A program may compile where it calls (`smelt.compile(f)(x)` in a loop). So the callable of a function that its module holds
-by name, which lives anyway, is kept; and that of an `nn.Module`, as long as the module lives. The callable of another
-function refers to it, so it is shared only while a compilation is alive.
+A program may compile where it calls (`smelt.compile(f)(x)` in a loop).
+
+* A function that its module holds by name lives anyway, so its callable is kept.
+* The callable of an `nn.Module` is kept as long as the module lives.
+* The callable of another function refers to that function, so it is shared only while something else holds the callable.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def of_function(function: FunctionType, key: Key, make: Make) -> _native.Wrapped
 
 
 def of_module(module: nn.Module, key: Key, make: Make) -> _native.Wrapped:
-    """The same of a module; `make()` must not refer to it."""
+    """The callable of `module` for these settings; that of `make()` must not refer to the module."""
     if not _is_enabled:
         return make()
     address = id(module)
@@ -81,7 +83,7 @@ def of_module(module: nn.Module, key: Key, make: Make) -> _native.Wrapped:
 
 
 def forget() -> None:
-    """Compile anew from now on."""
+    """Drop all shared callables."""
     _alive.clear()
     _kept.clear()
     _modules.clear()

@@ -17,8 +17,8 @@ _TORCHS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 
 @dataclass(frozen=True)
 class Mark:
-    """Whether a size is to be symbolic, and the least and largest that it will be, where that is known. `is_hint`: a size
-    that is specialized all the same is not reported."""
+    """Whether a size is to be symbolic, and the least and largest that it will be, where that is known. `is_hint`: smelt
+    does not report if the size is specialized."""
 
     dynamic: bool
     min: int | None = None

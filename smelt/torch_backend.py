@@ -18,14 +18,14 @@ def compile_fx(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compiles `gm`, a torch-level graph from torch's own capture, with smelt.
+    """Compile `gm`, a torch-level graph from torch's own capture, with smelt.
 
-    smelt captures `gm` as any function, with the backward and guards of its own; sizes are symbolic where they are in
+    smelt captures `gm` like any function, with a backward and guards of its own; sizes are symbolic where they are in
     torch's graph. What it cannot compile runs as torch captured it, with a warning. `mode`, `options`: as for
     `smelt.compile`, which raises OptionError for wrong ones.
     """
     dynamic = any(map(_is_symbolic, example_inputs))
-    gm = torch.fx.GraphModule(gm, gm.graph)  # torch's own may write its `forward` at the first call
+    gm = torch.fx.GraphModule(gm, gm.graph)  # torch's class may write `forward` only at the first call
     return api.compile(gm.forward, dynamic=dynamic, mode=mode, options=options)
 
 

@@ -18,7 +18,7 @@ from smelt.graph.ir import Graph, Node
 from smelt.graph.pytree import map_leaves
 from smelt.tracing.record.traced import Traced
 
-# Classes that torch takes for dtypes.
+# Classes that torch accepts as dtypes.
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 ForeignBackend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
@@ -48,7 +48,7 @@ def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule
 
 
 def _class_argument(value: type, root: torch.nn.Module, graph: torch.fx.Graph) -> Any:
-    """A class as an argument, which torch.fx cannot write as Python: a dtype, a name that torch knows, or an attribute."""
+    """The replacement of a class among arguments, which torch.fx cannot print: a dtype, a name of torch, or an attribute."""
     if value in _DTYPES:
         return _DTYPES[value]
     if isinstance(value, type(torch.FloatTensor)):

@@ -2,7 +2,8 @@
 why the graph ends.
 
 A backend made of torch's AOTAutograd is valid for all values of a number only if it receives a SymInt of a ShapeEnv; a plain
-int is a constant for it. What it comes to assume about a symbol is a guard of the ShapeEnv, so capture can specialize it.
+int is a constant for it. What it assumes about a symbol becomes a guard of the ShapeEnv, by which capture specializes the
+symbol.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class TorchCaptureFacts:
         self._symbols: dict[Any, Any] = {}  # SymInts and SymFloats, by size symbol or by key of a number
         self._keys: dict[Any, Any] = {}  # by torch's symbol
         tensors = traced.example_inputs()[: len(traced.inputs)]
-        # torch finds the fake of a tensor by the tensor, and does not keep the fake alive.
+        # torch looks the fake of a tensor up by the tensor, and does not keep the fake alive.
         self._fakes = [self._input(p.spec, t) for p, t in zip(self._graph.placeholders, tensors)]
         self.example_inputs = [*tensors, *(self._number(n.symbol) for n in traced.numbers)]
 

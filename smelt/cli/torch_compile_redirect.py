@@ -84,7 +84,7 @@ def _known(options: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _setting_of_sizes() -> bool | None:
-    """The argument `dynamic` that the script's settings amount to."""
+    """The argument `dynamic` that is equivalent to the script's settings."""
     if not compiler_setting("assume_static_by_default", True):
         return True
     return None if compiler_setting("automatic_dynamic_shapes", True) else False
@@ -97,7 +97,7 @@ def _recompile_limit() -> int | None:
 
 
 class _ErrorsFinder(MetaPathFinder, Loader):
-    """Finds and executes torch's module of errors once, as Python does, and then relates smelt's errors to it."""
+    """Finder and loader of torch's module of errors, which makes torch's errors bases of smelt's once it is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -119,7 +119,7 @@ class _ErrorsFinder(MetaPathFinder, Loader):
 
 
 def _relate_errors(torchs: ModuleType) -> None:
-    """Add torch's errors to the bases of smelt's. An error that was raised before is caught, too."""
+    """Add torch's errors to the bases of smelt's. Handlers catch errors that were raised before, too."""
     for error, name in _SAME_ERRORS.items():
         of_torch = getattr(torchs, name)
         if not issubclass(error, of_torch):

@@ -24,5 +24,5 @@ def _copy_inputs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 _library = torch.library.Library("smelt", "FRAGMENT")
 _library.define("copy_inputs(Tensor[] tensors) -> Tensor[]")
 _library.impl("copy_inputs", _copy_inputs, "CompositeExplicitAutograd")
-# Copies of inputs that overlap each other and are written: one step, which precedes all writes of these.
+# Copies written inputs that overlap each other, in one step before all writes of them.
 COPY_INPUTS: OpOverload = torch.ops.smelt.copy_inputs.default

@@ -92,7 +92,7 @@ def effects(op: OpOverload) -> Effects:
 
 
 def declare_dynamic_shape(op: OpOverload) -> None:
-    """Declare that values decide the size of the operator's result, which its tags do not say."""
+    """Declare that values decide the size of the operator's result, although its tags do not."""
     _EFFECTS[op] = replace(effects(op), dynamic_shape=True)
 
 

@@ -68,9 +68,9 @@ def _numbers(
 
 
 def _wide(first: int) -> Iterator[Values]:
-    """Samples that are no arithmetic progression from symbol to symbol: else a sum of two would look like twice a third."""
+    """Samples that form no arithmetic progression over the symbols: in one, the sum of two symbols is twice a third."""
     for k in range(MOST):
-        spread = 7 * k * k % 89  # another for each k < 24
+        spread = 7 * k * k % 89  # differs for each k < 24
         least, most = first + 97 * k, 2130 + first + 97 * k + spread
         yield _apart(least, 2029 - 48 * k - spread, most, 100_003 + 1009 * k + first)
 

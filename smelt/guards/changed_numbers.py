@@ -40,7 +40,7 @@ def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Pat
 
 
 def is_nested(function: FunctionType) -> bool:
-    """Whether another function creates functions of this code."""
+    """Whether the code of `function` is inside another function."""
     return "<locals>" in function.__qualname__
 
 

@@ -2,13 +2,13 @@
 
 A class's version changes with any attribute of the class or of a base. Most changes decide nothing: a counter of calls or
 of instances, a cache, a registry. So a guard whose version differs compares attributes (here `ClassFacts.admits`, in C++
-`native/guards/checks/classes.cpp`), and is as good as before if they agree.
+`native/guards/checks/classes.cpp`), and holds if they agree.
 
 It compares all special methods, all attributes with a `__get__`, and the values of the names that the trace looked up in any
-class. It does not compare names that other guards cover. A class that native code may have read is compared completely, with
-attributes that it did not have.
+class. It does not compare names that other guards cover. A class that native code may have read is compared completely: new
+attributes count, too.
 
-An expected value is, without references that would keep a class alive through its own attributes,
+An expected value holds no reference that would keep a class alive through its own attributes:
 
     weak reference                     to an object with weak references
     (LEAF, value)                      a constant, compared by value
@@ -61,7 +61,7 @@ class ClassFacts:
         return self.version, self.names, self.parts
 
     def admits(self, cls: type) -> bool:
-        """Whether the class is as it was for the trace."""
+        """Whether the class has its version, or the attributes that the trace depends on are unchanged."""
         return _native.type_version(cls) == self.version or (bool(self.parts) and self.changed(cls) is None)
 
     def changed(self, cls: type) -> str | None:
@@ -89,7 +89,7 @@ class ClassFacts:
         return name in self.names or is_always_compared(name, value)
 
     def implies(self, other: ClassFacts) -> bool:
-        """Whether a class that these facts admit is admitted by `other`. False: it may be all the same."""
+        """Whether `other` admits each class that these facts admit; False where that is unknown."""
         if self.version == other.version and not other.parts:
             return True
         if len(self.parts) != len(other.parts) or not other.parts or not self.names >= other.names:

@@ -1,7 +1,8 @@
 """Custom operators whose fake kernels create sizes that data decide (`torch.library.get_ctx().new_dynamic_size()`).
 
 A fake kernel runs for each assignment of sample values, as shape functions do for symbolic sizes
-(`symbolic_results.py`): the sizes that it creates have samples of their own, and the results are those that fit all answers.
+(`symbolic_results.py`): the sizes that it creates have samples of their own, and the sizes of the results
+are the expressions that fit all answers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _META = torch.device("meta")
 
 
 class _Context:
-    """What `get_ctx()` returns: the sizes `sizes` at assignment `k`; `new` creates more."""
+    """What `get_ctx()` returns: a context that returns `sizes` at assignment `k`, in order; `new` creates further ones."""
 
     def __init__(self, sizes: list[Sym], new: Callable[[], Sym], k: int) -> None:
         self._sizes, self._new, self._k = sizes, new, k

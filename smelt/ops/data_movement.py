@@ -179,7 +179,7 @@ def pad_layout(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
 
 
 def padded(x: torch.Tensor, pad: Sequence[int]) -> Any:
-    """An image that is wider or, by negative numbers, narrower, in the memory format of the input."""
+    """The layout of an image that is padded or, by negative numbers, cropped: the memory format of the input."""
     shape = list(x.shape)
     if len(pad) % 2 or len(pad) > 2 * len(shape) or not x.numel():
         return NotImplemented

@@ -19,8 +19,8 @@ class Pure:
     """`op` computes the values that the writing operator writes. It takes the same arguments, by name, less `out` ones.
 
     `value_of[name]`: the index of the result that holds the new value of the written argument `name`; `n_results`: the
-    number of leading results that correspond to the writing operator's own (fresh) results. `copies`: it is a user's
-    operator, run on copies of the arguments that it writes, which therefore may share memory with no other.
+    number of leading results that correspond to the writing operator's own (fresh) results. `copies`: `op` runs a
+    user's operator on copies of the arguments that it writes, so none of these may share memory with another argument.
     """
 
     op: OpOverload

@@ -236,8 +236,8 @@ def results(
 
 
 def _offsets_below_zero(args: Any, spec_of: Callable[[Any], TensorSpec | None]) -> list[Expr]:
-    """Offsets of tensors that are negative under an assignment, which says nothing of an index and the size that it counts
-    back from."""
+    """Offsets of tensors that are negative under an assignment: assignments ignore that an index from the end is within its
+    size."""
     specs = (spec for leaf in _leaves(args) if (spec := spec_of(leaf)) is not None)
     offsets = dict.fromkeys(spec.offset for spec in specs if isinstance(spec.offset, Expr))
     return [offset for offset in offsets if min(at(offset, k) for k in range(ITSELF + 1)) < 0]
@@ -401,8 +401,9 @@ def _check_itself(asked: _Asked, found: Any) -> None:
 def _check_current_call(asked: _Asked, found: Any, shapes: Sequence[Shape]) -> None:
     """Raise NeedsFixedSize if the fitted result, or the first of several, is not that of the current call.
 
-    Unbacked sizes have no value in it, and a likely one may be refused: nothing is checked then. torch's shape functions are
-    wrong about further results of some operators (`_embedding_bag`), which run where they have few elements.
+    Unbacked sizes have no value in that call, and a shape function may refuse a likely value; then nothing is checked.
+    torch's shape functions are wrong about further results of some operators (`_embedding_bag`), which run where they have
+    few elements.
     """
     try:
         out, _ = asked.answer_for(now)

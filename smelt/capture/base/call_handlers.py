@@ -28,7 +28,7 @@ FUNCTIONS: dict[Any, Handler] = {}
 LAZY_FUNCTIONS: dict[tuple[str, str], Handler] = {}
 # replacements of such functions, which the VM interprets
 SUBSTITUTES: dict[tuple[str, str], FunctionType] = {}
-# `(args, kwargs)`: whether a call is one of those that the replacement makes; without an entry, it makes all
+# `(args, kwargs)`: whether the replacement handles a call; without an entry, it handles all calls
 SUBSTITUTED_CALLS: dict[tuple[str, str], Callable[[Args, Kwargs], bool]] = {}
 # `(vm, function, args, kwargs)`, by code: functions that library functions create
 CODE_HANDLERS: dict[Any, Handler] = {}

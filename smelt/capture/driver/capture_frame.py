@@ -484,8 +484,8 @@ def _guard_deletions(vm: VM) -> None:
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
-    """Guards that mutated inputs share no memory with other inputs, except with those that do in this call: they share a
-    storage in every call, at the same offsets."""
+    """Guards that mutated inputs share no memory with other inputs. Those that share a storage with a mutated input in this
+    call must share it, at the same offsets, in every call."""
     inputs = [(f, vm.env.sources[id(f)]) for f in traced.inputs]
     existing = [(f, collected(source)) for f, source in inputs if not is_drawn(source)]
     mutated = {traced.inputs[i].storage_key for i in traced.mutated}

@@ -50,7 +50,7 @@ def restorer_of(generator: object) -> Callable[[], None]:
     if isinstance(generator, np.random.Generator):
         bits, before = generator.bit_generator, generator.bit_generator.state
         return lambda: setattr(bits, "state", before)
-    if isinstance(generator, type):  # those of torch
+    if isinstance(generator, type):  # `TorchGenerators`
         return _torch_restorer()
     # The state of a RandomState also includes a cached normal number.
     legacy = cast(np.random.RandomState, generator)

@@ -1,7 +1,7 @@
 """Changes of environment objects: they are logged and written to the overlay.
 
 A store gives a class a new version. The guard on the class then compares the attributes that the trace read
-(`guards/class_facts.py`), without those that it stored before it read them.
+(`guards/class_facts.py`), except those that it stored before it read them.
 """
 
 from __future__ import annotations

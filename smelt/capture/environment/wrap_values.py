@@ -134,7 +134,7 @@ def _is_called(value: object) -> bool:
 
 
 def _is_fresh_closure(env: Environment, value: FunctionType, source: Source) -> bool:
-    """Whether each call may bring another function than this nested one: it is reached from an argument, or has changed."""
+    """Whether another call may have another function in place of this nested one: an argument led to it, or it changed."""
     changes = source.root.kind == "arg" or source.path in env.numbers.dynamic
     return changes and is_nested(value) and not value.__dict__
 

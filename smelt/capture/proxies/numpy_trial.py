@@ -97,7 +97,7 @@ def check_against_trial(
         raise refusal(f"{function!r} ({error})") from error
     wrapped = _wrap_result(function, expected, result, operands)
     step = min([_ROTATION, *(max(1, array.size) for array, _ in operands)])
-    # Also on numbers alone: where a NaN is among the elements, a sum is one.
+    # Also on finite numbers only: a NaN among the elements hides the others from a sum.
     starts = [_NUMBERS_ONLY, *range(0, len(_INTEGER_EDGES), step)] if operands else []
     if not all(_agrees_on_edges(function, args, kwargs, compute, first) for first in starts):
         raise refusal(f"{function!r}, which gives other values in torch,")

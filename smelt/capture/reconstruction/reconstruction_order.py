@@ -137,8 +137,8 @@ def contents_of_created(
 
 def _check_keys(x: object) -> None:
     """Raise Unsupported for a key with a `__hash__` in Python, which would run before the key is filled. Tensors may be keys
-    of dictionaries; a set of them is mostly a generator's memo of what it has seen, which breaks the graph once it is an
-    environment object."""
+    of dictionaries but not elements of sets: such a set is mostly the memo of a generator, and breaks the graph once it is
+    an environment object."""
     if isinstance(x, (dict, set, frozenset)):
         for key in dict.keys(x) if isinstance(x, dict) else x:
             if not _is_hashed_natively(key, isinstance(x, dict)):

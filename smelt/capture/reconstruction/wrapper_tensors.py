@@ -17,7 +17,7 @@ from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, make
 
 def _constructor(x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Creates a wrapper like `x` without attributes. Raises Unsupported for a view, which shares more than memory with its
-    base, and for one that requires gradients."""
+    base, and for a tensor that requires gradients."""
     with DisableTorchFunction(), DisableTorchDispatch():
         if x._is_view() or x.requires_grad or x.grad_fn is not None:
             raise unsupported(x, "a view, or a tensor with gradients, of a wrapper subclass")

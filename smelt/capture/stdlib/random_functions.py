@@ -100,7 +100,7 @@ def _draw_created(vm: VM, generator: object, name: str, args: Args, kwargs: Kwar
 
 @function(random.Random.__init__)
 def _init(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    """`random.Random(seed)`. Other seeds than constants are random themselves, or hashed by user code."""
+    """`random.Random(seed)`. Seeds other than constants are random themselves, or user code hashes them."""
     generator, *seeds = (*args, *kwargs.values())
     seed = specialize(seeds[0]) if seeds else None
     if (

@@ -33,8 +33,8 @@ for _setter in SETTINGS:
 
 @function(torch.set_default_device)
 def _set_default_device(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    """`torch.set_default_device(device)`, which the compiled frame calls, if that is the default already: the trace's own
-    mode is above the mode that it would replace."""
+    """Defer `torch.set_default_device(device)` to the compiled frame if `device` is the default already. Refuse others: the
+    trace's own mode is above the mode that the call would replace."""
     (device,) = (*args, *kwargs.values())
     if type(device) not in LEAF_TYPES and not isinstance(device, torch.device):
         raise unsupported("torch.set_default_device", UNSUPPORTED_EFFECT)

@@ -3,7 +3,8 @@
 The VM runs both branches of a data-dependent condition, to guard what they read. Where they are cheap, cannot raise and
 need no gradient, both are computed and each element of the results is selected (the gradient of the other branch could be
 NaN times zero). So are they under `vmap`, where eager computes both for a condition of its batch. Else they become
-subgraphs, of which one runs (`subgraph_capture.py`). Ints that the branches return are selected in a tensor, and unbacked.
+subgraphs, of which one runs (`subgraph_capture.py`). Ints that the branches return become unbacked numbers, read from
+a tensor that selects one of them.
 
 Eager runs branches through torch's compiler, which refuses those with side effects. Where branches have side effects, the
 frame is captured again without subgraphs (`Attempt.selects`), and the graph breaks at the condition. The same holds for the
@@ -169,7 +170,7 @@ def _is_in_vmap(vm: VM, pred: torch.Tensor) -> bool:
 def _choose_in_vmap(
     vm: VM, first: TapePosition, pred: torch.Tensor, if_true: object, if_false: object
 ) -> object:
-    """The selected elements of the results of two branches, one tensor each."""
+    """Select the elements of the results of two branches, one tensor each."""
     if not isinstance(if_true, torch.Tensor) or not isinstance(if_false, torch.Tensor):
         raise subgraph_capture.refuse("branches under vmap that do not return one tensor")
     if (if_true.dtype, if_true.shape) != (if_false.dtype, if_false.shape):
@@ -213,7 +214,7 @@ def _choose(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 
 def _with_ints(vm: VM, pred: FakeTensor, result: object, other: object) -> object:
-    """`result`, of the first branch, with an unbacked number for each int that is not the one of the `other` branch."""
+    """`result`, of the first branch, with an unbacked number for each int that differs in the `other` branch."""
     if isinstance(result, (tuple, list)):
         return type(result)([_with_ints(vm, pred, x, y) for x, y in zip(result, cast("list[object]", other))])
     if isinstance(result, dict):
@@ -335,7 +336,7 @@ def _check_carry(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 
 def _check_same_metadata(before: Sequence[object], after: Sequence[object], what: str) -> None:
-    """Raise RefusedOperator where the tensors that a step passes on are not of the types and layouts that it got."""
+    """Raise RefusedOperator if the values `after` a step are not tensors of the types and layouts of those `before`."""
     specs = [
         [subgraph_capture.with_own_storage(x.spec) if type(x) is FakeTensor else None for x in values]
         for values in (before, after)

@@ -109,7 +109,7 @@ for _fn in CHECK_IS_SIZE:
 
 
 def _advise(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """Ignore what `torch._check_is_size` tells torch's own symbols, after it has checked the number."""
+    """Ignore the hint for torch's own symbols that `torch._check_is_size` gives after its check of the number."""
     return None
 
 

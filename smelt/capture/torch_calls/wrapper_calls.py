@@ -1,4 +1,4 @@
-"""Wrapper subclasses (`smelt.tracing.record.wrapper_subclasses`): what their code calls of torch."""
+"""Handlers of the torch functions that wrapper subclasses call (`smelt.tracing.record.wrapper_subclasses`)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _make_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @function(return_and_correct_aliasing)
 def _correct_aliasing(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """The result of a `__torch_dispatch__`: `out`, or the argument that the operator writes and returns. No storage of a
-    wrapper is shared: views do not leave."""
+    """The result of a `__torch_dispatch__`: `out`, or the argument that the operator writes and returns. Wrappers
+    share no storage, because views of wrappers do not leave the call."""
     call = inspect.signature(return_and_correct_aliasing).bind(*args, **kwargs).arguments
     operator, out = cast(OpOverload, call["func"]), call["out"]
     returned = [r.alias_info for r in operator._schema.returns]

@@ -124,7 +124,7 @@ class EnteredManager:
     attributes: dict[str, object]  # its instance attributes before it was entered
     settings: TorchSettings  # before it was entered
     settings_inside: TorchSettings  # after it was entered
-    # what the program changed since, until the manager is exited: the filters of warnings
+    # the changes of the warning filters since, which end with the manager
     calls: list[Call] = field(default_factory=list)
 
 

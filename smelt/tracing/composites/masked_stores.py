@@ -30,7 +30,7 @@ def _store(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
 
 
 def _store_at_numbers(x: FakeTensor, index: Any, value: Any) -> None:
-    """A store at symbolic indices, which `select` keeps symbolic."""
+    """Store at symbolic indices through `select`, which keeps them symbolic."""
     part, rest = selected(x, index)
     part[... if rest is None else rest] = value
 

@@ -2,7 +2,7 @@
 
 Torch's C++ code takes such a parameter as a double, which specializes it. The composites here compute the same by operators
 that take a number as a scalar, which stays symbolic. A condition on the parameter, such as whether a dropout drops anything,
-is a guard. Other calls are left to torch, and so are calls that raise.
+is a guard. Torch computes other calls, and calls that raise.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _standardized(x: Any, dims: tuple[int, ...], eps: Any) -> Any:
 
 
 def _is_trailing(x: Any, shape: Any, *parameters: Any) -> bool:
-    """Whether `shape` is that of the last dimensions of `x`, and of the parameters that are no None."""
+    """Whether `shape` is that of the last dimensions of `x`, and of the parameters that are not None."""
     shape = tuple(shape) if isinstance(shape, (list, tuple, torch.Size)) else ()
     present = [p for p in parameters if p is not None]
     return (
@@ -435,7 +435,7 @@ def _attention(
     scale: Any = None,
     **options: Any,
 ) -> Any:
-    """The scale times the default one, which torch's fused kernels take as a constant, on the queries."""
+    """Multiply the queries by the quotient of scale and default scale: torch's fused kernels take only a constant scale."""
     if not _are_float(query, key, value) or query.dtype in _HALVES or type(query.shape[-1]) is not int:
         return NotImplemented
     if type(dropout_p) is not float and type(dropout_p) is not int:
@@ -449,7 +449,7 @@ def _attention(
 def _quantile(
     input: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Any:
-    """As `quantile` in aten/src/ATen/native/Sorting.cpp, for one quantile."""
+    """`torch.quantile` for one quantile, as in aten/src/ATen/native/Sorting.cpp."""
     if type(q) is not Float or input.dtype not in _FLOATS or interpolation != "linear" or not 0 <= q <= 1:
         return NotImplemented
     if keepdim or not input.dim() or not input.numel():
@@ -489,7 +489,7 @@ def _isclose(input: Any, other: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_n
 
 
 def _lerp(input: Any, end: Any, weight: Any) -> Any:
-    """With the weight in a tensor: the backward of the other overload takes it as a double."""
+    """`torch.lerp` with the weight in a tensor: the backward of the other overload takes it as a double."""
     if not _are_float(input, end) or input.dtype != end.dtype:
         return NotImplemented
     return torch.lerp(input, end, torch.scalar_tensor(weight, dtype=input.dtype, device=input.device))

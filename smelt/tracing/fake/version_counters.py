@@ -23,8 +23,8 @@ from smelt.tracing.record.trace_parts import TraceParts
 @dataclass(frozen=True)
 class Counters:
     """`outputs`: (output, first output with the same counter), for outputs whose counter no input has. `uncounted`:
-    inputs whose memory is written without incrementing their counters; `counted`: those in their storages that are written
-    with their counters, which may be the counters of uncounted ones."""
+    inputs whose memory is written without incrementing their counters; `counted`: inputs in the same storages
+    whose writes increment their counters, which uncounted inputs may share."""
 
     outputs: tuple[tuple[int, int], ...] = ()
     uncounted: tuple[int, ...] = ()

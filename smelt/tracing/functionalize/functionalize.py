@@ -204,7 +204,7 @@ class _Functionalizer(Emitter):
     # ---- inputs that share a storage
 
     def _divide(self, inputs: Sequence[FakeTensor]) -> None:
-        """Divide a storage that is written into regions: the memory of inputs that overlap each other."""
+        """Divide a storage that is written into regions, each the memory of inputs that overlap."""
         regions: list[list[FakeTensor]] = []
         for fake in inputs:
             region, apart = [fake], []

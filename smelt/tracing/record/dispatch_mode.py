@@ -48,13 +48,13 @@ class DispatchMode(TorchDispatchMode):
             return self._run_alone(func, args, kwargs)
 
     def _call_class(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs) -> Any:
-        """The result of the `__torch_dispatch__` of the wrappers among the arguments, whose operators are recorded alone."""
+        """The result of the wrappers' `__torch_dispatch__`. Only the operators that it runs are recorded."""
         call = self._call
         before = call.node, call.in_dispatch
         call.node, call.in_dispatch = None, True
         try:
             with self:
-                kinds = tuple(cls for cls in types if cls is not FakeTensor)  # eager's plain tensors
+                kinds = tuple(cls for cls in types if cls is not FakeTensor)  # plain tensors in eager
                 return call.call_dispatch(func, kinds, tuple(args), kwargs)
         finally:
             call.node, call.in_dispatch = before

@@ -2,7 +2,7 @@
 
 A wrapper has no fake: the program works with the object itself, whose inner tensors have fakes. An operator on a wrapper is
 not recorded. Beneath autograd the dispatch mode calls the `__torch_dispatch__` of its class as part of the program, and
-records the operators on inner tensors that this runs. Invariant: `CurrentCall.wrappers` has, by id, every wrapper that the
+records the operators on inner tensors that it runs. Invariant: `CurrentCall.wrappers` has, by id, every wrapper that the
 program may use: of the environment, where guards cover its metadata, or created in the capture.
 """
 
@@ -30,7 +30,7 @@ METADATA_READS: frozenset[Any] = frozenset(
 )  # fmt: skip
 
 
-# Names with which a class decides what an attribute is, keeps some outside of the instance's dictionary, or ends it.
+# Names by which a class computes attributes, keeps them outside the instance's dictionary, or finalizes the instance.
 _HIDING = ("__getattr__", "__getattribute__", "__setattr__", "__slots__", "__del__")
 
 

@@ -1,6 +1,6 @@
-"""Proxies for NumPy scalars whose number is symbolic: `numpy.int64` of a size, which `n % numpy.int64(64)` is, and scalars
-of the environment that change from call to call. Torch calls keep them symbolic, arithmetic and comparisons those of 64
-bits; any other use specializes them."""
+"""Proxies for NumPy scalars whose number is symbolic: results such as `n % numpy.int64(64)` of a size `n`, and scalars of
+the environment that change from call to call. Torch calls keep them symbolic. Arithmetic and comparisons keep those of 64
+bits symbolic. Any other use specializes them."""
 
 from __future__ import annotations
 

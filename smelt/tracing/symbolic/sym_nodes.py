@@ -21,7 +21,7 @@ class UnbackedComparison:
 
     @property
     def op(self) -> str:
-        """The comparison that is true where it is."""
+        """The operator of the comparison; its negation if `holds` is False."""
         return self._op if self._holds else {"lt": "ge", "eq": "ne"}[self._op]
 
     @property

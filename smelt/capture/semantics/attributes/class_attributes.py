@@ -130,7 +130,7 @@ def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
 
 
 def load_super_attr(vm: VM, proxy: super, name: str) -> object:
-    """`proxy.name` of a `super()` object: what the classes after its own have, else an attribute of `proxy` itself."""
+    """`proxy.name` of a `super()` object: an attribute of the classes after its own, else of `proxy` itself."""
     cls, obj, obj_cls = _this_class(proxy), _self(proxy), _self_class(proxy)
     source = vm.env.sources.get(id(proxy))
     if source is not None:  # an environment object

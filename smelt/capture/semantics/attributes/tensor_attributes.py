@@ -129,7 +129,8 @@ def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -
 
 
 def _tensor_offset(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
-    """The method `storage_offset`, guarded where it returns zero. Other offsets, of rows, change between calls."""
+    """The method `storage_offset`, guarded where it returns zero. Other offsets (of rows) change between calls and
+    are refused."""
     if real.storage_offset():
         return _refuse(vm, tensor, real, name)
     check_fixed(tensor, "the storage offset")

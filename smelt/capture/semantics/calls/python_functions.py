@@ -80,7 +80,7 @@ def _torch_compile_original(fn: FunctionType) -> object:
     return fn.__dict__.get("_torchdynamo_orig_callable") if is_compiled else None
 
 
-# The wrapper of an `__init__` of a wrapper subclass, which torch disables for its own compiler.
+# A wrapper, which torch disables for its own compiler, of the `__init__` of a wrapper subclass.
 _MARKED_INIT = (
     "torch._export.wrappers",
     "mark_subclass_constructor_exportable_experimental.<locals>.wrapper",
@@ -88,8 +88,8 @@ _MARKED_INIT = (
 
 
 def _disabled_original(fn: FunctionType) -> FunctionType | None:
-    """The original of a function that torch disabled for its own compiler, which it does on first use: one of `torch.optim`,
-    or one with a handler."""
+    """The original of a function that torch disabled for its own compiler on first use: of the `__init__` of a wrapper
+    subclass, a function of `torch.optim`, or a function with a handler. None for others."""
     if "_torchdynamo_disable" not in fn.__dict__:
         return None
     original = fn.__dict__.get("_torchdynamo_orig_callable")

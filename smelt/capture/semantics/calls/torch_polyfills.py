@@ -115,8 +115,8 @@ def scan(
 ) -> object:
     """`scan_op`: sequential steps along the first dimension. `mutated_arg_indices` describes the step.
 
-    Under `torch.scan`, which gives it a partial function, torch's compiler captures the step: the values that it carries
-    keep their metadata, and the results have the structure that it returns."""
+    `torch.scan` passes a partial function, whose step torch's compiler captures: the carried values keep their metadata, and
+    the results have the structure that the step returns."""
     module = _operator_module("scan")
     if not isinstance(combine_fn, functools.partial):
         return module.generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
@@ -202,7 +202,7 @@ def out_dtype(op: HigherOrderOperator, operator: object, dtype: torch.dtype, *ar
 
 
 def need_gradients(operands: Sequence[object]) -> bool:
-    """Whether gradients are wanted of operands."""
+    """Whether autograd needs gradients of operands."""
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in operands)
 
 
@@ -212,7 +212,7 @@ def call_subgraph(op: object, subgraph: Callable[..., Values], identifier: str, 
 
 
 def checkpoint(op: object, module: torch.nn.Module, *args: object, **kwargs: object) -> object:
-    """`tag_activation_checkpoint`: a checkpoint in a graph of torch's."""
+    """`tag_activation_checkpoint`: a checkpoint in a graph that torch captured."""
     run: Callable[..., object] = torch.utils.checkpoint.checkpoint
     return run(module, *args, **{**kwargs, "use_reentrant": False})
 

@@ -136,7 +136,7 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
         if isinstance(owner, collections.deque) and len(view) != count:
             raise IndexError("deque mutated during remove().") from None
         raise
-    except ValueError as error:  # its own one has no value in its message, unlike that of `list.index`
+    except ValueError as error:  # of `operator.indexOf`, or raised by an `__eq__` of the program
         if str(error) != _NOT_FOUND:
             raise
         raise ValueError(f"{base.__name__}.remove(x): x not in {base.__name__}") from None

@@ -98,7 +98,7 @@ def profiler_state(vm: VM) -> object:
 
 
 def _check_profiler(vm: VM) -> None:
-    """Raise Unsupported under a profiler, which is to see the range. Where the frame must be one graph, the range is
+    """Raise Unsupported under a profiler, which must see the range. Where the frame must be one graph, the range is
     omitted, as by torch.compile."""
     if profiler_state(vm) and vm.assumptions.may_break:
         raise unsupported("record_function under a profiler")

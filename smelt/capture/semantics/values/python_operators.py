@@ -68,7 +68,7 @@ _SYMBOLS = {
 }  # fmt: skip
 _SYMBOLS.update({i: "**=" if fn is operator.pow else _SYMBOLS[fn] + "=" for i, fn in _INPLACE.items()})
 _EQUALITY = (operator.eq, operator.ne)
-_HOLDERS = frozenset({tuple, slice})  # of objects that native code compares
+_HOLDERS = frozenset({tuple, slice})  # native code compares their contents
 _TUPLES = frozenset({tuple, torch.Size})
 _NUMBERS_OR_INT = frozenset({int, Int})
 _ARRAYS = frozenset({ArrayProxy, np.ndarray})
@@ -167,8 +167,8 @@ def _tensor_equals_array(vm: VM, tensor: FakeTensor, array: object) -> object:
 
 
 def _array_as_tensor(vm: VM, result: object) -> object:
-    """The result of an operator that the tensor leaves to NumPy, which computes a new array, also for `tensor += array`,
-    and has `Tensor.__array_wrap__` convert it."""
+    """The result, as a tensor, of an operator that a tensor leaves to NumPy. NumPy computes a new array, also for
+    `tensor += array`, and `Tensor.__array_wrap__` converts it."""
     if not isinstance(result, ArrayProxy):
         raise unsupported("an operator of a tensor and an array", DATA_DEPENDENT)
     if _WRAP_WARNING is not None:
@@ -178,7 +178,7 @@ def _array_as_tensor(vm: VM, result: object) -> object:
 
 
 def _wrap_warning() -> str | None:
-    """What NumPy says of the signature of `Tensor.__array_wrap__` at each such operator; None where it says nothing."""
+    """The warning about the signature of `Tensor.__array_wrap__` that NumPy gives at each such operator, or None."""
     takes_context = (
         "return_scalar" in inspect.signature(inspect.unwrap(torch.Tensor.__array_wrap__)).parameters
     )

@@ -64,8 +64,8 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 
 def _register_filter(add: FunctionType) -> None:
-    """Register `warnings.simplefilter` or `filterwarnings`, which inside of a `catch_warnings` of the frame changes a list
-    that only it has."""
+    """Register `warnings.simplefilter` or `filterwarnings`. Inside a `catch_warnings` that the frame has entered, they
+    change the list of that context only."""
 
     @function(add)
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> None:
@@ -151,7 +151,7 @@ def _matches(caller: CallerLine, module: re.Pattern[str] | str | None, line: int
 
 
 def _admits(pattern: re.Pattern[str] | str | None, text: str) -> bool:
-    """Whether a filter's pattern admits the text. Those that the interpreter starts with have strings for patterns."""
+    """Whether a filter's pattern admits the text. The interpreter's initial filters have strings as patterns."""
     if pattern is None or isinstance(pattern, str):
         return pattern is None or pattern == text
     return pattern.match(text) is not None

@@ -30,7 +30,7 @@ from smelt.tracing.record.opaque_call_recorder import OpaqueCall
 from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
-# A graph with such a call, which a foreign backend has received, may be compiled like any function.
+# A foreign backend may compile the graph that it receives, with such a call, like any function.
 INTERPRETED.update(f for f in vars(OpaqueCall).values() if type(f) is FunctionType)
 
 
@@ -71,7 +71,7 @@ def run_opaque(
 
 
 def _call_opaque(vm: VM, fn: OpaqueCall, args: Args, kwargs: Kwargs) -> object:
-    """An opaque call of another graph, whose function a backend compiles."""
+    """Interpret an opaque call of a graph that a foreign backend compiles."""
     vm.frames.call_site = None
     vm.env.facts.use_identity(fn)
     filled, named = fn.arguments(tuple(args))

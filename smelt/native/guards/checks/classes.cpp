@@ -89,7 +89,8 @@ struct ClassIs : Check {
         return is_special(name) || PySet_Contains(names, name) != 0 || Py_TYPE(value)->tp_descr_get;
     }
 
-    // `expected`: (weak reference to the class, version, {name: expected value}, names that other guards cover, or None: all are compared).
+    // `expected`: (weak reference to the class, version, {name: expected value}, names that other guards cover).
+    // None in place of these names: all attributes are compared.
     bool is_expected_class(PyObject* cls, PyObject* expected) const {
         if (referent(part(expected, 0)) != cls) return false;
         auto* type = reinterpret_cast<PyTypeObject*>(cls);
