@@ -287,19 +287,24 @@ def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:
 
     key = type(module), settings.key
     call: Any = shared_compilations.of_module(module, key, make)
-    call._smelt_as_module.compiled = weakref.ref(compiled)
+    call._smelt_as_module.add(compiled)
     object.__setattr__(compiled, "_smelt", _ModuleState(module, settings, call))
     return compiled
 
 
 class _AsModule:
-    """Calls a compiled module, the latest one, under another tracer, which may identify modules by their path in the traced
-    model, where the original does not occur."""
+    """Calls a compiled module, the latest one that is alive, under another tracer, which may identify modules by their path
+    in the traced model, where the original does not occur."""
 
-    compiled: weakref.ref[nn.Module]
+    def __init__(self) -> None:
+        self._compiled: list[weakref.ref[nn.Module]] = []
+
+    def add(self, compiled: nn.Module) -> None:
+        self._compiled = [*(ref for ref in self._compiled if ref() is not None), weakref.ref(compiled)]
 
     def __call__(self, original: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return super(CompiledModule, self.compiled()).__call__(*args, **kwargs)  # type: ignore[arg-type, misc]
+        latest = next(compiled for ref in reversed(self._compiled) if (compiled := ref()) is not None)
+        return super(CompiledModule, latest).__call__(*args, **kwargs)  # type: ignore[arg-type, misc]
 
 
 def _module_trampoline(cls: type) -> Any:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import smelt
 from smelt import events
@@ -596,3 +597,11 @@ def test_functions_and_modules_that_were_compiled_die():
 def test_explain_compiles_anew():
     smelt.compile(shared_by_tests)(torch.ones(3))
     assert "1 graph" in str(smelt.explain(shared_by_tests)(torch.ones(3)))
+
+
+def test_a_tracer_sees_the_compiled_module_that_lives():
+    first = smelt.compile(nn.Linear(2, 2))
+    second = smelt.compile(first)
+    del second
+    gc.collect()
+    assert len(list(make_fx(first)(torch.ones(2)).graph.nodes)) > 2

@@ -555,3 +555,15 @@ def test_special_methods_and_bases_that_change(shadowed: Any) -> None:
     assert compiled(torch.ones(2))[0] == 1
     derived.__bases__ = (type("Other", (), {"value": 4.0}),)
     assert compiled(torch.ones(2))[0] == 4
+
+
+@pytest.mark.parametrize("loss, name", [(F.huber_loss, "delta"), (F.smooth_l1_loss, "beta")])
+def test_losses_of_infinite_errors_have_the_gradients_of_eager(loss, name):
+    def f(x, y, number):
+        return loss(x, y, **{name: number})
+
+    compiled = smelt.compile(f)
+    x = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.4, -3.0], requires_grad=True)
+    for number in (0.3, 0.5, 0.7, 0.9):
+        want, got = (torch.autograd.grad(g(x, torch.zeros(5), number), x)[0] for g in (f, compiled))
+        torch.testing.assert_close(got, want, equal_nan=True)

@@ -54,13 +54,13 @@ def _is_cast(x: torch.Tensor) -> bool:
 
 
 def _huber(input: Any, target: Any, reduction: str = "mean", delta: Any = 1.0, weight: Any = None) -> Any:
-    if not _are_float(input, target) or input.shape != target.shape or weight is not None or not delta > 0:
+    valid = _is_valid(reduction) and weight is None
+    if not valid or not _are_float(input, target) or input.shape != target.shape or not delta > 0:
         return NotImplemented
     error = input - target
     size = error.abs()
-    if not _is_valid(reduction):
-        return NotImplemented
-    return _reduced(torch.where(size <= delta, 0.5 * error * error, delta * (size - 0.5 * delta)), reduction)
+    near = torch.where(size > delta, 0.0, error)  # an infinite error would have the gradient 0 * inf
+    return _reduced(torch.where(size > delta, delta * (size - 0.5 * delta), 0.5 * near * near), reduction)
 
 
 def _smooth_l1(
@@ -76,7 +76,8 @@ def _smooth_l1(
         return NotImplemented
     error = input - target
     size = error.abs()
-    return _reduced(torch.where(size < beta, 0.5 * error * error / beta, size - 0.5 * beta), reduction)
+    near = torch.where(size >= beta, 0.0, error)  # as in `_huber`
+    return _reduced(torch.where(size >= beta, size - 0.5 * beta, 0.5 * near * near / beta), reduction)
 
 
 def _margin_ranking(
@@ -476,7 +477,8 @@ def _nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = N
 def _logit(input: Any, eps: Any = None) -> Any:
     if not _are_float(input) or not 0 <= eps <= 0.5:
         return NotImplemented
-    x = _wide(input).clamp(eps, 1 - eps)
+    wide = _wide(input)
+    x = torch.where(wide.isnan(), wide, wide.clamp(eps, 1 - eps))  # `clamp` has no gradient at NaN
     return (x / (1 - x)).log().to(input.dtype)
 
 

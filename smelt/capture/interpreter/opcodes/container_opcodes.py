@@ -119,7 +119,7 @@ def _list_extend(vm: VM, frame: Frame, arg: int) -> None:
 def is_iterable(vm: VM, value: object) -> bool:
     """Whether the class of `value`, which is guarded, has `__iter__` or `__getitem__`."""
     kind = type(value)
-    vm.env.facts.use_class(kind)
+    vm.env.facts.use_lookups(kind)
     return hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
 
 

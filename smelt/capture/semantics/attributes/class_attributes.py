@@ -57,8 +57,8 @@ def load_class_attr(vm: VM, cls: type, name: str) -> object:
 def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_getattr: bool = True) -> object:
     """`type.__getattribute__(cls, name)`, then the metaclass's `__getattr__`."""
     env = vm.env
-    env.facts.use_class(cls)
-    env.facts.use_class(meta.cls)
+    env.facts.use_lookups(cls)
+    env.facts.use_lookups(meta.cls)
     how, found, owner = meta.find(name)
     if how is PROPERTY:
         return vm.call(found.fget, (cls,), {})

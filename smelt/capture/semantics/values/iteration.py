@@ -176,7 +176,7 @@ def iterate_lazily(vm: VM, obj: object) -> Iterator[object]:
 @builtin(iter)
 def _iter(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2:
-        vm.env.facts.use_class(type(args[0]))
+        vm.env.facts.use_lookups(type(args[0]))
         if not callable(args[0]):
             iter(cast(Callable[[], object], None), None)  # raises the message of this Python version
         compared = functools.partial(guard_contents, vm)
@@ -272,7 +272,7 @@ def element_function(
     """`fn` as native code may call it with elements of an iterable: every call returns to the VM, including C functions,
     which may read environment elements."""
     vm.env.facts.check_readable(fn)
-    vm.env.facts.use_class(type(fn))
+    vm.env.facts.use_lookups(type(fn))
     # it stores its argument, and comparisons return to the VM
     if not callable(fn) or type(fn) is KEY_WRAPPER:
         return cast("Callable[..., object]", fn)

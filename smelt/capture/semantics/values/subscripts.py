@@ -137,7 +137,7 @@ def _class_item(vm: VM, cls: type, key: object) -> object:
     found = python_method(vm, cls, "__getitem__")
     if found is not None and not isinstance(cls, enum.EnumMeta):
         return vm.call_function(found, (cls, key))
-    vm.env.facts.use_class(cls)
+    vm.env.facts.use_lookups(cls)
     how, method, _ = vm.type_info(cls).find("__class_getitem__")
     function = getattr(method, "__func__", None)
     if found is None and how in (CLASS_METHOD, STATIC_METHOD) and type(function) is FunctionType:
