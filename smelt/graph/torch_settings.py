@@ -1,4 +1,5 @@
-"""torch's thread-local settings that torch-level graphs must repeat: grad mode, inference mode and autocast.
+"""torch's settings that torch-level graphs must repeat: grad mode, inference mode, autocast, the default dtype and whether
+algorithms are deterministic.
 
 Context managers change settings in many ways, so a change is not recorded where it happens. If a recorded call runs
 under other settings than the previous one, the graph gets the calls that `difference` returns in front of it. A graph
@@ -24,13 +25,17 @@ from smelt.torch_private import (
     set_grad_enabled,
 )
 
-TorchSettings = tuple[bool, bool, bool, torch.dtype, bool, torch.dtype]
+TorchSettings = tuple[bool, bool, bool, torch.dtype, bool, torch.dtype, torch.dtype, int]
+# Indices of those that also change what ATen operators compute.
+DEFAULT_DTYPE, DETERMINISTIC = 6, 7
 
-_grad, _inference, _autocast, _autocast_dtype = (
+_grad, _inference, _autocast, _autocast_dtype, _default_dtype, _determinism = (
     torch.is_grad_enabled,
     torch.is_inference_mode_enabled,
     torch.is_autocast_enabled,
     torch.get_autocast_dtype,
+    torch.get_default_dtype,
+    torch.get_deterministic_debug_mode,
 )
 
 
@@ -45,9 +50,11 @@ _thread = _Thread()
 
 
 def read() -> TorchSettings:
-    """(grad mode, inference mode, then for cpu and cuda: autocast enabled, autocast dtype)."""
+    """(grad mode, inference mode, then for cpu and cuda: autocast enabled, autocast dtype; default dtype, 0 or how
+    deterministic algorithms are requested: 1 with warnings, 2 with errors)."""
     return (
         _grad(), _inference(), _autocast("cpu"), _autocast_dtype("cpu"), _autocast("cuda"), _autocast_dtype("cuda"),
+        _default_dtype(), _determinism(),
     )  # fmt: skip
 
 
@@ -69,6 +76,10 @@ def difference(old: TorchSettings, new: TorchSettings) -> list[tuple[Callable[..
         calls += [(torch.set_autocast_enabled, (device, new[i])) for device, i in (("cpu", 2), ("cuda", 4))]
     if old[:2] != new[:2]:
         calls.append((set_grad_enabled, (new[0],)))
+    if old[DEFAULT_DTYPE] != new[DEFAULT_DTYPE]:
+        calls.append((torch.set_default_dtype, (new[DEFAULT_DTYPE],)))
+    if old[DETERMINISTIC] != new[DETERMINISTIC]:
+        calls.append((set_determinism, (new[DETERMINISTIC],)))
     return calls
 
 
@@ -95,6 +106,11 @@ def set_inference_mode(enabled: bool) -> None:
     guard.__enter__()
 
 
+def set_determinism(level: int) -> None:
+    """Request deterministic algorithms: 0 not, 1 with warnings, 2 with errors."""
+    torch.use_deterministic_algorithms(level > 0, warn_only=level == 1)
+
+
 SETTINGS: frozenset[Any] = frozenset(
     {
         set_inference_mode,
@@ -102,6 +118,8 @@ SETTINGS: frozenset[Any] = frozenset(
         torch.set_autocast_enabled,
         torch.set_autocast_dtype,
         torch.clear_autocast_cache,
+        torch.set_default_dtype,
+        set_determinism,
     }
 )
 CHANGES: frozenset[Any] = SETTINGS | {forward_ad.enter_dual_level}

@@ -302,7 +302,7 @@ def autocast_given_as_an_argument():
 # ---------------------------------------------------------------------------------------------------- defaults
 
 
-@program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
+@program(graphs=1, fullgraph=True)
 def set_default_dtype():
     def fn(x):
         before = torch.get_default_dtype()
@@ -311,6 +311,71 @@ def set_default_dtype():
             return x + torch.ones(3), torch.tensor(1.5)
         finally:
             torch.set_default_dtype(before)
+
+    return fn, three(3)
+
+
+@program(graphs=1, fullgraph=True)
+def factories_under_another_default_dtype():
+    def fn(x):
+        torch.set_default_dtype(torch.float64)
+        try:
+            return (
+                torch.arange(3),
+                torch.arange(3.0),
+                torch.full((2,), 1),
+                torch.full((2,), 0.5),
+                torch.eye(2),
+                torch.linspace(0, 1, 4),
+                torch.zeros_like(x),
+                x.new_ones(2),
+                torch.zeros(2, dtype=torch.float32),
+                torch.rand(2),
+                torch.get_default_dtype(),
+                torch.tensor([1.5, 2]) * x[0],
+                x.double() + torch.ones(3),
+                (x > 0).view(-1),
+                x.mean() * 0.1,
+            )
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return fn, three(3)  # fmt: skip
+
+
+@program(graphs=1, fullgraph=True)
+def gradients_under_another_default_dtype():
+    def fn(x):
+        torch.set_default_dtype(torch.float64)
+        y = x * torch.ones(3)
+        torch.set_default_dtype(torch.float32)
+        return (y * torch.ones(3)).sum()
+
+    return fn, [(tensor(3).requires_grad_(),) for _ in range(3)]
+
+
+@program(graphs=2, breaks=["unsupported-effect"])
+def integers_under_another_default_dtype():
+    def fn(x):
+        y = x + 1
+        torch.set_default_dtype(torch.float64)
+        n = torch.arange(3) * 2
+        z = n / 3 + y
+        torch.set_default_dtype(torch.float32)
+        return z, n > 1
+
+    return fn, three(3)
+
+
+@program(graphs=2, breaks=["graph-break-requested"])
+def a_break_under_another_default_dtype():
+    def fn(x):
+        torch.set_default_dtype(torch.float64)
+        y = x + torch.ones(3)
+        smelt.graph_break()
+        z = y * torch.ones(3)
+        torch.set_default_dtype(torch.float32)
+        return z
 
     return fn, three(3)
 
@@ -396,13 +461,39 @@ def another_default_device():
     return fn, three(3), lambda: torch.set_default_device(None)
 
 
-@program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
+@program(graphs=1, fullgraph=True)
 def deterministic_algorithms():
     def fn(x):
         torch.use_deterministic_algorithms(True)
         y = x.sum()
         torch.use_deterministic_algorithms(False)
         return y, torch.are_deterministic_algorithms_enabled()
+
+    return fn, three(3)
+
+
+@program(graphs=1, fullgraph=True)
+def deterministic_algorithms_stay_requested():
+    def fn(x):
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        return x.sum(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+    def undone():
+        found = torch.get_deterministic_debug_mode()
+        torch.use_deterministic_algorithms(False)
+        return found
+
+    return fn, [(tensor(3),) for _ in range(3)], undone
+
+
+@program(graphs=1, breaks=["unsupported-effect"])
+def an_operator_that_deterministic_algorithms_change():
+    def fn(x):
+        torch.use_deterministic_algorithms(True)
+        y = x.sin()
+        z = torch.zeros(3).index_add(0, torch.tensor([0, 0, 1]), y)
+        torch.use_deterministic_algorithms(False)
+        return y, z, torch.get_deterministic_debug_mode()
 
     return fn, three(3)
 
@@ -618,7 +709,7 @@ def a_generator_made_inside():
     return fn, three(3)
 
 
-@program(graphs=2, breaks=["random-state", "unsupported-object", "unsupported-object"])
+@program(graphs=1, breaks=["random-state"])
 def fork_rng():
     def fn(x):
         with torch.random.fork_rng(devices=[]):
@@ -629,7 +720,63 @@ def fork_rng():
     return fn, three(3)
 
 
-@program(graphs=2, breaks=["random-state", "random-state"])
+@program(graphs=1, fullgraph=True)
+def a_forked_generator():
+    def fn(x):
+        with torch.random.fork_rng():
+            y = torch.nn.functional.dropout(x)
+        with torch.random.fork_rng(enabled=False):
+            return x + y
+
+    return fn, three(3)
+
+
+@program(graphs=1, fullgraph=True)
+def a_generator_forked_where_nothing_draws():
+    def fn(x):
+        with torch.random.fork_rng([], True):
+            return x.sin()
+
+    return fn, three(3)
+
+
+@program(graphs=1)
+def gradients_of_draws_of_a_forked_generator():
+    def fn(x):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            y = torch.nn.functional.dropout(x.sin())
+        return (y * x).sum()
+
+    return fn, [(tensor(3).requires_grad_(),) for _ in range(3)]
+
+
+@program(graphs=3, breaks=["graph-break-requested", "unsupported-object"])
+def a_break_below_a_forked_generator():
+    def fn(x):
+        with torch.random.fork_rng(devices=[]):
+            y = torch.rand(3) + x
+            smelt.graph_break()
+            z = torch.rand(3)
+        return y * z
+
+    return fn, three(3)
+
+
+@program(graphs=1, fullgraph=True)
+def a_state_that_is_kept():
+    states = []
+
+    def fn(x):
+        states.append(torch.get_rng_state())
+        y = x + torch.rand(3)
+        torch.set_rng_state(states[0])
+        return y
+
+    return fn, three(3), lambda: states
+
+
+@program(graphs=2, breaks=["random-state"])
 def the_state_of_the_generator():
     def fn(x):
         state = torch.get_rng_state()

@@ -296,12 +296,12 @@ _REFUSED_NAMES: tuple[tuple[ReasonKind, object, str, str], ...] = (
         RANDOM_STATE,
         torch,
         "torch.",
-        "seed set_rng_state get_rng_state initial_seed random.fork_rng",
+        "seed initial_seed",
     ),
     (
         *(UNSUPPORTED_EFFECT, torch, "torch."),
-        "set_default_dtype set_default_device autocast_increment_nesting autocast_decrement_nesting set_num_threads "
-        "use_deterministic_algorithms utils.swap_tensors",
+        "set_default_device autocast_increment_nesting autocast_decrement_nesting set_num_threads "
+        "utils.swap_tensors",
     ),
     (SIDE_EFFECT_IO, torch, "torch.", "save load cuda.synchronize"),
     (UNSUPPORTED_CALL, torch, "torch.", "compile jit.script jit.trace"),

@@ -15,8 +15,10 @@ from smelt.capture.environment.side_effects import Call
 from smelt.capture.semantics.calls import library_reads, native_calls
 from smelt.capture.semantics.values import context_managers
 from smelt.capture.vm.vm import VM
+from smelt.graph import torch_settings
 from smelt.graph.backend_flags import SETTINGS
 from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 
 
 def _register(setter: FunctionType) -> None:
@@ -29,6 +31,27 @@ def _register(setter: FunctionType) -> None:
 
 for _setter in SETTINGS:
     _register(_setter)
+
+
+def _register_default(setter: FunctionType) -> None:
+    """Register a function that sets what `torch_settings` has: the graph and the compiled frame repeat it."""
+
+    @function(setter)
+    def call(vm: VM, args: Args, kwargs: Kwargs) -> None:
+        arguments = specialize_nested((tuple(args), dict(kwargs)))
+        if not all(type(value) in LEAF_TYPES for value in (*arguments[0], *arguments[1].values())):
+            raise unsupported(f"torch.{setter.__name__}", UNSUPPORTED_EFFECT)
+        library_reads.use_native_function(vm.env, setter)
+        with vm.trace.paused():
+            setter(*arguments[0], **arguments[1])
+        before, now = vm.trace.torch_recorder.first_state, torch_settings.read()
+        kinds = (torch_settings.DEFAULT_DTYPE, torch_settings.DETERMINISTIC)
+        vm.trace.call.changed -= frozenset(kinds)
+        vm.trace.call.changed |= frozenset(i for i in kinds if before[i] != now[i])
+
+
+for _default in (torch.set_default_dtype, torch.use_deterministic_algorithms):
+    _register_default(cast(FunctionType, _default))
 
 
 @function(torch.set_default_device)

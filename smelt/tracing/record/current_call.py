@@ -57,13 +57,15 @@ class CurrentCall:
         call_dispatch: calls the `__torch_dispatch__` of wrapper subclasses for an operator.
         wrappers: by id, the tensors of wrapper subclasses that the program uses.
         in_dispatch: such a `__torch_dispatch__` is running, beneath autograd.
+        changed: the indices in `TorchSettings` of the process's settings that the program has set to other
+            values, and `changed_defaults.GENERATOR`.
         backwards: while a backward is recorded, the stand-in node for each autograd node (`backward_node`).
     """
 
     __slots__ = (
-        "backwards", "call_dispatch", "call_handlers", "dispatches_handlers", "failure", "gather_depth", "had_opaque",
-        "has_empty_kwargs", "has_subclasses", "in_dispatch", "is_opaque", "modes", "mutated", "node", "pause_depth", "where",
-        "wrappers",
+        "backwards", "call_dispatch", "call_handlers", "changed", "dispatches_handlers", "failure", "gather_depth",
+        "had_opaque", "has_empty_kwargs", "has_subclasses", "in_dispatch", "is_opaque", "modes", "mutated", "node",
+        "pause_depth", "where", "wrappers",
     )  # fmt: skip
 
     def __init__(self, where: Callable[[], Line | None]) -> None:
@@ -85,6 +87,7 @@ class CurrentCall:
         )
         self.wrappers: dict[int, Tensor] = {}
         self.in_dispatch = False
+        self.changed: frozenset[int] = frozenset()
         self.backwards: Mapping[Any, Node] | None = None
 
     def source(self) -> Node | None:

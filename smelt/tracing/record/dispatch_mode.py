@@ -16,6 +16,7 @@ from smelt.torch_private import DisableTorchFunction, OpOverload, TorchDispatchM
 from smelt.tracing.fake.fake_tensor import FakeTensor, has_unrecorded
 from smelt.tracing.record import recording_rules
 from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
+from smelt.tracing.record.changed_defaults import adapted
 from smelt.tracing.record.number_inputs import specialize_arguments
 from smelt.tracing.record.trace_parts import TraceParts
 from smelt.tracing.record.wrapper_subclasses import wrappers_in
@@ -78,6 +79,8 @@ class DispatchMode(TorchDispatchMode):
         return out
 
     def _run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        if self._call.changed:
+            kwargs = adapted(self._call, func, args, kwargs)
         if self._numbers.symbols is not None:
             args, kwargs = specialize_arguments(func, args, kwargs, only_sizes=self._call.is_opaque)
         rule = recording_rules.RULES.get(row(func).trace_rule)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 
 import torch
@@ -235,3 +236,16 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size | None:
 def _operator_module(name: str) -> ModuleType:
     """Torch's module of a higher-order operator, which the caller has imported."""
     return sys.modules["torch._higher_order_ops." + name]
+
+
+@contextmanager
+def fork_rng(enabled: bool = True) -> Iterator[None]:
+    """`torch.random.fork_rng` of the CPU's generator."""
+    if not enabled:
+        yield
+        return
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

@@ -48,7 +48,8 @@ _AUTOCAST_OF = {"cpu": (2, 3), "cuda": (4, 5)}
 
 # Fields of the global state that are restored at a graph break inside a context manager.
 _REPLAYED = re.compile(
-    r"(grad|inference)_mode|autocast_|(included|excluded)_|torch_function_mode|sdp_|forward_ad"
+    r"(grad|inference)_mode|autocast_|(included|excluded)_|torch_function_mode|sdp_|forward_ad|default_dtype"
+    r"|deterministic_(algorithms|warn_only)"
 )
 
 
@@ -188,6 +189,7 @@ def revert_contexts(vm: VM) -> None:
         backend_flags.SETTINGS[setter].write(*values)
     with vm.trace.paused():
         torch_settings.put(vm.trace.torch_recorder.first_state)
+    vm.trace.call.changed = frozenset()
 
 
 def native_class(manager: Manager, name: str) -> type[AbstractContextManager[object]]:
