@@ -35,6 +35,10 @@ class RefusedOperator(Unsupported):
     graph breaks before the whole operator."""
 
 
+class RecordsWarnings(Unsupported):
+    """The graph breaks inside of a `catch_warnings(record=True)`, whose list no compiled frame can share."""
+
+
 class CreatesSizes(Unsupported):
     """The fake kernel of a custom operator creates sizes that data decide."""
 

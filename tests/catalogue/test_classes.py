@@ -2498,3 +2498,40 @@ def length_is_asked_where_a_list_or_a_tuple_is_made():
         return x + 1, seen
 
     return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1, later=1, fullgraph=True)
+def subclasses_of_a_class():
+    class Base:
+        pass
+
+    class First(Base):
+        pass
+
+    def fn(x, number):
+        return x + len(Base.__subclasses__()), [cls.__name__ for cls in Base.__subclasses__()]
+
+    class Calls:
+        def __len__(self):
+            return 4
+
+        def __iter__(self):
+            yield tensor(3), 0
+            yield tensor(3), 0
+            self.second = type("Second", (Base,), {})
+            yield tensor(3), 0
+            yield tensor(3), 0
+
+    return fn, Calls()
+
+
+@program(graphs=1, breaks=["unsupported-call"])
+def subclasses_that_the_function_creates():
+    def fn(x):
+        class Base:
+            pass
+
+        x = x + len(Base.__subclasses__())
+        return x * 2
+
+    return fn, [(tensor(3),)] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import io
@@ -739,6 +740,75 @@ def warnings_that_filters_inside_ignore():
             return x * 2
 
     return fn, [(tensor(3),)] * 3, ignored
+
+
+def shown(recorded):
+    return [(type(m.message), str(m.message), m.category, m.lineno, m.filename) for m in recorded]
+
+
+@program(graphs=1, fullgraph=True)
+def recorded_warnings():
+    def fn(x):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            warnings.warn("old", DeprecationWarning)
+            y = x * 2
+            warnings.warn(RuntimeWarning("overflow"))
+        return y, len(found), str(found[0].message), shown(found), found[-1].category
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1, fullgraph=True)
+def no_warning_to_record():
+    def fn(x):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("ignore")
+            warnings.warn("ignored")
+            with warnings.catch_warnings(record=True) as inner:
+                warnings.simplefilter("always")
+                warnings.warn("inner")
+        return x + len(found), found, shown(inner)
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=3, breaks=["data-dependent-condition", "output", "unsupported-effect", "unsupported-effect"])
+def a_break_while_warnings_are_recorded():
+    def fn(x):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            x = x * 2
+            if x.sum() > -100:
+                x = x + 1
+        return x * 2, found
+
+    return fn, [(torch.ones(3),)] * 3
+
+
+@program(graphs=1, later=1)
+def equal_filters_of_each_call():
+    def fn(x, action):
+        warnings.warn("note")
+        return x * 2
+
+    @contextlib.contextmanager
+    def quiet(action):
+        with warnings.catch_warnings():
+            warnings.simplefilter(action)
+            warnings.filterwarnings(action, message="no.*", module="other")
+            yield
+
+    class Calls:
+        def __len__(self):
+            return 14
+
+        def __iter__(self):
+            for i in range(14):
+                with quiet("ignore" if i < 12 else "default"):
+                    yield tensor(3), i > 11
+
+    return fn, Calls()
 
 
 @program(graphs=1, breaks=["unsupported-effect"])

@@ -18,7 +18,7 @@ from smelt.capture.driver.capture_errors import NotRepeatable, UserException, Wo
 from smelt.capture.environment.symbolic_size_policy import NO_SYMBOLIC_SIZES, Range, SymbolicSizes
 from smelt.capture.graph_breaks.resume_argument_facts import ResumeFacts
 from smelt.capture.proxies.text_proxy import Unreadable
-from smelt.errors import BackendError, NeedsFixedSize, RefusedOperator, Unsupported
+from smelt.errors import BackendError, NeedsFixedSize, RecordsWarnings, RefusedOperator, Unsupported
 from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason
 from smelt.shapes.expr import Size
 from smelt.tracing.backward.not_differentiable import NotDifferentiable
@@ -65,6 +65,7 @@ class Attempt:
     `guards_conditions`: conditions on numbers in the environment's tensors are guarded.
     `selects`: both branches of a small `torch.cond` are computed, and one result is selected.
     `trusts_marks`: functions marked with `torch.compiler.allow_in_graph` run natively, as functions of their arguments.
+    `records_warnings`: a `catch_warnings(record=True)` is captured; the graph does not break inside of it.
     `may_break`: the graph may break before an instruction that cannot be captured.
     `stop`: the instruction before which it breaks.
     """
@@ -83,6 +84,7 @@ class Attempt:
     guards_conditions: bool = True
     selects: bool = False
     trusts_marks: bool = False
+    records_warnings: bool = True
     may_break: bool = True
     stop: Stop | None = None
 
@@ -291,6 +293,13 @@ def _trust_marks(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Att
     """A function cannot be captured, but is marked as depending on its arguments alone. Persists: the function causes it."""
     refused = failed.marked and not attempt.trusts_marks
     return replace(start, trusts_marks=True) if refused else None
+
+
+@_rule(RecordsWarnings, persists=True)
+def _break_before_records(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The graph cannot break while the program records warnings. Starts over: now it breaks before the recording. Persists:
+    the next capture would break there, too."""
+    return replace(start, records_warnings=False) if attempt.records_warnings else None
 
 
 @_rule(Unsupported)

@@ -156,6 +156,7 @@ def _new_vm(attempt: Attempt) -> VM:
     vm.assumptions.assumes = attempt.assumes
     vm.assumptions.selects = attempt.selects
     vm.assumptions.trusts_marks = attempt.trusts_marks
+    vm.assumptions.records_warnings = attempt.records_warnings
     vm.assumptions.may_break = attempt.may_break
     return vm
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import types
 import typing
 from collections.abc import Callable, MutableMapping
@@ -12,7 +13,16 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import BUILTINS, Args, Kwargs, breakable, builtin, function, unsupported
+from smelt.capture.base.call_handlers import (
+    BUILTINS,
+    Args,
+    Kwargs,
+    breakable,
+    builtin,
+    function,
+    method,
+    unsupported,
+)
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.type_lookup import FUNCTION
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionType
@@ -299,3 +309,18 @@ def _memoryview(vm: VM, args: Args, kwargs: Kwargs) -> object:
         error.breaks = False  # a resume function would drop the view when it is no longer read
         raise error
     return memoryview(buffer)
+
+
+@method(type, "__subclasses__")
+def _subclasses(vm: VM, cls: type) -> list[type]:
+    """`cls.__subclasses__()`, which changes where any class is defined."""
+    found: list[type] = type.__subclasses__(cls)
+    if any(map(vm.env.sources.is_created_class, (cls, *found))):
+        raise unsupported("__subclasses__ of a class, or with one, that the function created")
+    read = vm.env.memo.reads_of(cls).setdefault("subclasses", functools.partial(type.__subclasses__, cls))
+    source = vm.env.sources.const(read).child("call", None)
+    vm.env.facts.guard("len", source, len(found))
+    for i, subclass in enumerate(found):
+        vm.env.facts.guard("id", source.child("item", i), subclass)
+        vm.env.sources.const(subclass)
+    return found

@@ -116,7 +116,7 @@ class Cells:
     owners: dict[int, tuple[FunctionType, int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class EnteredManager:
     """A context manager that the program entered natively and has not exited."""
 
@@ -126,6 +126,7 @@ class EnteredManager:
     settings_inside: TorchSettings  # after it was entered
     # the changes of the warning filters since, which end with the manager
     calls: list[Call] = field(default_factory=list)
+    recorded: list[object] | None = None  # of a `catch_warnings(record=True)`: its list
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ class Assumptions:
     selects: bool = False  # both branches of a condition may run, and one result is selected
     choosing: int = 0  # the number of conditions whose branches are running
     may_break: bool = True  # the graph may break before an instruction that cannot be captured
+    records_warnings: bool = True  # a `catch_warnings(record=True)` is captured
     trusts_marks: bool = False  # functions marked with `torch.compiler.allow_in_graph` run natively
     marked_depth: int = 0  # the number of running functions that are so marked
     # the paths of symbolic numbers, and the symbols of sizes, that the program formatted into text

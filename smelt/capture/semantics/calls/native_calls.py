@@ -92,9 +92,9 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
     if fn.__name__ == "__exit__" and args:
         return context_managers.leave_manager(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__name__ == "__enter__" and args:
-        if isinstance(args[0], warnings.catch_warnings) and args[0]._record:  # type: ignore[attr-defined]
-            # in a new list at each call
-            raise unsupported("catch_warnings(record=True)", OUTPUT)
+        records = isinstance(args[0], warnings.catch_warnings) and args[0]._record  # type: ignore[attr-defined]
+        if records and not vm.assumptions.records_warnings:
+            raise unsupported("catch_warnings(record=True) around a graph break", OUTPUT)
         native_callbacks.check_enterable_mode(vm, args[0])
         context_managers.use_manager_state(vm, args[0])
         return context_managers.enter_manager(vm, args[0], lambda: run_native(vm, fn, args, kwargs))

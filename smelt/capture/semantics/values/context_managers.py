@@ -10,6 +10,7 @@ without a profiler, which is guarded. Under a profiler the graph breaks at the r
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeGuard, TypeVar, cast
@@ -27,11 +28,11 @@ from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
 from smelt.capture.vm.vm_state import EnteredManager, ExitedManager, Manager
-from smelt.errors import Unsupported
+from smelt.errors import RecordsWarnings, Unsupported
 from smelt.graph import backend_flags, torch_settings
 from smelt.guards import global_state
 from smelt.guards.global_state import Snapshot
-from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import OUTPUT, UNSUPPORTED_EFFECT, Reason
 from smelt.torch_private import current_dispatch_modes, current_function_modes, is_profiler_enabled
 from smelt.tracing.symbolic.sym_numbers import specialize
 
@@ -133,7 +134,10 @@ def enter_manager(vm: VM, manager: object, enter: Callable[[], T]) -> T:
     vm.env.facts.check_readable(manager)
     attributes_before, settings = dict(instance_dict(manager) or {}), torch_settings.read()
     result = enter()
-    vm.contexts.entered.append(EnteredManager(manager, attributes_before, settings, torch_settings.read()))
+    entered = EnteredManager(manager, attributes_before, settings, torch_settings.read())
+    if isinstance(manager, warnings.catch_warnings):
+        entered.recorded = cast("list[object] | None", result)
+    vm.contexts.entered.append(entered)
     return result
 
 
@@ -206,6 +210,8 @@ def context_effects(vm: VM) -> list[Effect]:
         effects.append(Exit(left.manager, native_class(left.manager, "__exit__")))
         replayed = _settings_after_leaving(left, replayed)
     for entered in vm.contexts.entered:
+        if entered.recorded is not None:
+            raise RecordsWarnings(Reason(OUTPUT, "warnings that are recorded around a graph break"))
         # the settings that the manager restores when it is left
         effects += _setting_calls(replayed, entered.settings)
         effects.append(Enter(entered.manager, native_class(entered.manager, "__enter__")))

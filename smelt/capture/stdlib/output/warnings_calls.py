@@ -52,8 +52,9 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
         raise unsupported("a warning that is an error", OUTPUT)
     if action == "ignore":
         return
-    if _open_managers(vm):
-        raise unsupported("a warning inside catch_warnings", OUTPUT)
+    managers = _open_managers(vm)
+    if managers:
+        return _record(managers[-1], message, category, caller, action)
     if id(getattr(warnings._showwarnmsg_impl, "__self__", None)) in vm.env.sources:  # type: ignore[attr-defined]
         raise unsupported("a warning recorded in a list", OUTPUT)
     if isinstance(caller, int):
@@ -61,6 +62,17 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
     else:
         vm.env.sources.const(caller.globals)
         defer(vm, warn, message, category, caller.filename, caller.line, caller.globals)
+
+
+def _record(
+    entered: EnteredManager, message: object, category: type, caller: CallerLine | int, action: str
+) -> None:
+    """Add a warning to the list of a `catch_warnings(record=True)`, the innermost one."""
+    log = entered.recorded
+    if log is None or action != "always" or isinstance(caller, int) or type(message) is TextProxy:
+        raise unsupported("a warning inside catch_warnings", OUTPUT)
+    warning = message if isinstance(message, Warning) else category(message)
+    log.append(warnings.WarningMessage(warning, category, caller.filename, caller.line))
 
 
 def _register_filter(add: FunctionType) -> None:
@@ -122,8 +134,12 @@ def _warning_action(vm: VM, message: object, category: type, caller: CallerLine 
 def _guard_filters(vm: VM, filters: list[_Filter]) -> None:
     source = vm.env.sources.find_or_const(filters)
     vm.env.facts.guard("len", source, len(filters))
-    for i, entry in enumerate(filters):
-        vm.env.facts.guard("id", source.child("item", i), entry)
+    for i, entry in enumerate(filters):  # by value: a program may add equal ones before each call
+        item = source.child("item", i)
+        vm.env.facts.guard("type", item, tuple)
+        vm.env.facts.guard("len", item, len(entry))
+        for j, part in enumerate(entry):
+            vm.env.facts.guard("eq" if type(part) in (str, int) else "id", item.child("item", j), part)
 
 
 def _selected(
