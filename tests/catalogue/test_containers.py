@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+import smelt
 from tests.harness.catalogue import call, program, tensor
 
 HANDED_ON = {
@@ -354,3 +355,67 @@ def tensor_keys_across_a_break():
         return sums, x
 
     return fn, [(torch.ones(3),) for _ in range(3)]
+
+
+def local_enumerations():
+    class Kind(enum.Enum):
+        A = 1
+        B = 2
+
+    class Flags(enum.Flag):
+        ON = 1
+        OFF = 2
+
+    class Number(enum.IntEnum):
+        ONE = 1
+
+    return Kind, Flags, Number
+
+
+@program(graphs=1, fullgraph=True)
+def members_of_local_enumerations_as_keys_that_leave():
+    Kind, Flags, Number = local_enumerations()
+    kept = {}
+
+    def fn(x):
+        kept[Kind.B] = x + 1
+        table = {Kind.A: x * 2, (Kind.B, 1): 10, Flags.ON: 3, Flags.ON | Flags.OFF: 4, Number.ONE: 5}
+        return (
+            [v for v in table.values()],
+            list(table) == [*table],
+            {Kind.A: 1},
+            {Kind.B} | {Kind.A},
+            table[Number.ONE],
+        )
+
+    def shown():
+        return [(k.name, v) for k, v in kept.items()]
+
+    return fn, [(tensor(3),)] * 3, shown
+
+
+@program(graphs=2, breaks=["graph-break-requested"])
+def members_of_a_local_enumeration_as_keys_across_a_break():
+    Kind, Flags, _ = local_enumerations()
+
+    def fn(x):
+        y = x + 2
+        table = {Kind.A: y * 3, Kind.B: 10, Flags.ON: 1}
+        chosen = {Kind.A, Kind.B}
+        smelt.graph_break()
+        return y * 2, table[Kind.A], Kind.A in chosen, len(table), table.get(Flags.OFF)
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=0, eager=["graph-break-requested"])
+def keys_of_an_enumeration_created_inside():
+    def fn(x):
+        class Kind(enum.Enum):
+            A = 1
+
+        table = {Kind.A: x + 1}
+        smelt.graph_break()
+        return table[Kind.A]
+
+    return fn, [(tensor(3),)] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import weakref
 from collections.abc import Callable, Iterable
@@ -17,8 +18,11 @@ from smelt.guards.source import Source
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
 _NATIVE_HASHES = frozenset(
-    {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}
-)
+    {
+        object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__,
+        enum.Enum.__hash__, enum.Flag.__hash__,  # of a name or a value that never changes
+    }
+)  # fmt: skip
 _MIN_ADDRESS = 1 << 24  # objects have higher addresses
 _SHOWN_ADDRESS = re.compile(r"[0-9]{8,20}|[0-9a-fA-F]{7,16}")
 
