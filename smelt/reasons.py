@@ -126,7 +126,7 @@ UNSUPPORTED_EFFECT = _kind(
     "unsupported-effect",
     "the function changes an outside object in a way that smelt does not replay",
     "Return the new value instead of storing it.",
-    "torch.set_default_dtype(torch.float64)",
+    "torch.set_num_threads(1)",
 )
 UNSUPPORTED_OBJECT = _kind(
     "unsupported-object",

@@ -562,7 +562,7 @@ def test_everything_is_rolled_back_when_capture_fails():
         ("data dependent", "data-dependent-condition"),
         ("a stream of the user's", "output"),
         ("outside iterator", "unsupported-object"),
-        ("default dtype", "unsupported-effect"),
+        ("threads", "unsupported-effect"),
         ("asynchronous", "unsupported-call"),
     ],
 )
@@ -576,7 +576,7 @@ def test_refused_effects(name, reason):
         "data dependent": lambda x: x if x.sum() > 0 else -x,
         "a stream of the user's": lambda x: print(x.shape, file=Counted),
         "outside iterator": lambda x: x + next(iterator),
-        "default dtype": lambda x: torch.set_default_dtype(torch.float64),
+        "threads": lambda x: torch.set_num_threads(1),
         "asynchronous": lambda x: numbers(),
     }
     with pytest.raises(Unsupported) as error:

@@ -786,6 +786,18 @@ def a_break_while_warnings_are_recorded():
     return fn, [(torch.ones(3),)] * 3
 
 
+@program(graphs=0, eager=["output"])
+def a_recorded_warning_of_native_code():
+    def fn(x):
+        y = x + 1
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            y = torch.tensor(y)
+        return y * 2, len(found)
+
+    return fn, [(torch.ones(3),)] * 3
+
+
 @program(graphs=1, later=1)
 def equal_filters_of_each_call():
     def fn(x, action):

@@ -298,8 +298,6 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "anomaly": lambda: torch.autograd.set_detect_anomaly(False),
     "anomaly switch": lambda: torch.set_anomaly_enabled(False),
     "flush_denormal": lambda: torch.set_flush_denormal(False),
-    "manual_seed": lambda: torch.manual_seed(3),
-    "random.manual_seed": lambda: torch.random.manual_seed(3),
     "generator": lambda: torch.default_generator.manual_seed(3),
     "default generator, state": lambda: torch.default_generator.set_state(
         torch.default_generator.get_state()
@@ -307,7 +305,6 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "warn_always": lambda: torch.set_warn_always(False),
     "interop": lambda: torch._C._set_backcompat_broadcast_warn(False),
     "jit": lambda: torch._C._jit_set_profiling_mode(True),
-    "default dtype": lambda: torch.set_default_dtype(torch.float32),
     "default tensor type": lambda: torch.set_default_tensor_type(torch.FloatTensor),
     "matmul": lambda: torch.set_float32_matmul_precision("highest"),
     "debug mode": lambda: torch.set_deterministic_debug_mode(0),
@@ -319,7 +316,6 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "reading printoptions": lambda: torch._tensor_str.get_printoptions(),
     "numpy print": lambda: np.set_printoptions(precision=8),
     "numpy errors": lambda: np.seterr(all="warn"),
-    "numpy random": lambda: np.random.seed(0),
     "module": lambda: setattr(torch, "smelt_was_here", 1),
     "dump": lambda: json.dump({}, sys.stderr),
 }

@@ -127,6 +127,7 @@ class EnteredManager:
     # the changes of the warning filters since, which end with the manager
     calls: list[Call] = field(default_factory=list)
     recorded: list[object] | None = None  # of a `catch_warnings(record=True)`: its list
+    shown: list[object] = field(default_factory=list)  # what the program has added to it by `warnings.warn`
 
 
 @dataclass(frozen=True)

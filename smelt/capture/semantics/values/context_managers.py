@@ -152,12 +152,26 @@ def leave_manager(vm: VM, manager: object, leave: Callable[[], T]) -> T:
     if not all(isinstance(m, _REVERTIBLE) for m in inner):
         raise unsupported("context managers left in another order than entered", UNSUPPORTED_EFFECT)
     attributes = _guarded_attributes(vm, manager) if at is None else {}
+    if at is not None:
+        _check_recorded(entered[at])
     result = leave()
     if at is None:
         vm.contexts.exited.append(ExitedManager(manager, attributes, torch_settings.read()))
     else:
         del entered[at]
     return result
+
+
+def _check_recorded(entered: EnteredManager) -> None:
+    """Raise Unsupported, which makes the call run eagerly, if native code has warned during capture: a resume function would
+    record that warning twice."""
+    unknown = [
+        m for m in entered.recorded or () if type(m) is warnings.WarningMessage and m not in entered.shown
+    ]
+    if unknown:
+        error = Unsupported(Reason(OUTPUT, "a warning of native code that is recorded"))
+        error.breaks = False
+        raise error
 
 
 def _guarded_attributes(vm: VM, manager: object) -> dict[str, object]:

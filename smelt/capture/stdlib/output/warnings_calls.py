@@ -72,7 +72,8 @@ def _record(
     if log is None or action != "always" or isinstance(caller, int) or type(message) is TextProxy:
         raise unsupported("a warning inside catch_warnings", OUTPUT)
     warning = message if isinstance(message, Warning) else category(message)
-    log.append(warnings.WarningMessage(warning, category, caller.filename, caller.line))
+    entered.shown.append(warnings.WarningMessage(warning, category, caller.filename, caller.line))
+    log.append(entered.shown[-1])
 
 
 def _register_filter(add: FunctionType) -> None:
