@@ -192,7 +192,7 @@ def builtins_that_a_module_replaces():
     return fn, calls()
 
 
-@program(graphs=0, breaks=["output", "output", "unsupported-effect", "unsupported-effect"])
+@program(graphs=0)
 def warnings_that_the_program_keeps():
     def fn(n):
         with warnings.catch_warnings(record=True) as kept:

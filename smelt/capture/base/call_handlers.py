@@ -21,7 +21,8 @@ Kwargs = dict[str, object]
 K = TypeVar("K")
 BUILTINS: dict[Any, Handler] = {}
 METHODS: dict[tuple[type, str], Handler] = {}
-# class methods written in C, by the class that defines them: `(vm, args, kwargs)`, where the first of `args` is the class
+# class methods written in C, by the class that defines them, and methods of `type`: `(vm, args, kwargs)`, where the first of
+# `args` is the class
 CLASS_METHODS: dict[tuple[type, str], Handler] = {}
 FUNCTIONS: dict[Any, Handler] = {}
 # by module and qualified name: Python functions of modules that the program may import later
@@ -91,11 +92,13 @@ def method(base: type, *names: str) -> Callable[[Handler], Handler]:
 
 def class_method_of(fn: BuiltinFunctionType) -> Handler | None:
     """The handler of a C class method that is bound to a class, or None."""
-    for base in cast(type, fn.__self__).__mro__:
+    owner = cast(type, fn.__self__)
+    for base in owner.__mro__:
         handler = CLASS_METHODS.get((base, fn.__name__))
-        if handler is not None and fn == vars(base)[fn.__name__].__get__(None, fn.__self__):
+        if handler is not None and fn == vars(base)[fn.__name__].__get__(None, owner):
             return handler
-    return None
+    handler = CLASS_METHODS.get((type, fn.__name__))
+    return handler if handler is not None and fn == vars(type)[fn.__name__].__get__(owner) else None
 
 
 def unsupported(detail: str, kind: ReasonKind = UNSUPPORTED_CALL) -> Unsupported:

@@ -15,12 +15,12 @@ from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import (
     BUILTINS,
+    CLASS_METHODS,
     Args,
     Kwargs,
     breakable,
     builtin,
     function,
-    method,
     unsupported,
 )
 from smelt.capture.base.native_functions import is_native_module, runs_natively
@@ -311,9 +311,10 @@ def _memoryview(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return memoryview(buffer)
 
 
-@method(type, "__subclasses__")
-def _subclasses(vm: VM, cls: type) -> list[type]:
+@builtin(type.__subclasses__)
+def _subclasses(vm: VM, args: Args, kwargs: Kwargs) -> list[type]:
     """`cls.__subclasses__()`, which changes where any class is defined."""
+    (cls,) = cast("tuple[type]", args)
     found: list[type] = type.__subclasses__(cls)
     if any(map(vm.env.sources.is_created_class, (cls, *found))):
         raise unsupported("__subclasses__ of a class, or with one, that the function created")
@@ -324,3 +325,6 @@ def _subclasses(vm: VM, cls: type) -> list[type]:
         vm.env.facts.guard("id", source.child("item", i), subclass)
         vm.env.sources.const(subclass)
     return found
+
+
+CLASS_METHODS[type, "__subclasses__"] = _subclasses
