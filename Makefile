@@ -3,6 +3,7 @@
 #   make test    all tests            make lint    ruff, mypy, clang-format
 #   make test-avx2 all tests, with kernels for AVX2 where the machine has AVX-512
 #   make check   lint, types and the fastest tests that touch every folder: under a minute, for every save
+#   make frameworks one program of each framework: results, saved files and class names are eager's
 #   make bench   the benchmark tables make sweep   long sweeps (operators, programs, models, CPython's tests)
 #   make gpu     everything that needs a GPU, in parts of under 9 minutes each: docs/gpu.md
 #   make page     the page of the HTML report, smelt/report/page.html, from page/: needs Node, which nothing else does
@@ -25,7 +26,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-avx2 check bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-products gpu-operators \
+.PHONY: demo test test-avx2 check frameworks bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-products gpu-operators \
   gpu-gradients gpu-programs gpu-here curves docs page wheel newest check-wheel lint format clean
 .DELETE_ON_ERROR:
 
@@ -109,6 +110,11 @@ QUICK := tests/test_docstrings.py tests/test_layers.py tests/test_layout.py test
 check: lint $(VENV)/.test
 	$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(QUICK)
 
+# One program of each framework, and the forms that docs/frameworks.md shows.
+frameworks: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
+	$(PY) -m benchmarks.sweep_frameworks --short
+	$(PY) -m pytest -q tests/test_frameworks_page.py
+
 bench: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.run
 	$(PY) -m benchmarks.training
@@ -133,6 +139,7 @@ sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 	$(PY) -m benchmarks.sweep_models transformers-training
 	$(PY) -m benchmarks.sweep_models timm
 	$(PY) -m benchmarks.sweep_models libraries
+	$(PY) -m benchmarks.sweep_frameworks
 	$(PY) -m benchmarks.sweep_plans
 	$(PY) -m benchmarks.sweep_cpython
 	SMELT_STRESS_SECONDS=60 $(PY) -m pytest -q tests/native/test_threads.py

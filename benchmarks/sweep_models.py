@@ -305,12 +305,12 @@ def _describe(compiled: Any) -> dict[str, Any]:
     records = report.records(compiled)
     return {
         "graphs": report.graph_count(compiled),
-        "breaks": [_why(b) for _, r in records for b in r.breaks],
-        "eager": [_why(b) for _, r in records for b in r.reasons],
+        "breaks": [why(b) for _, r in records for b in r.breaks],
+        "eager": [why(b) for _, r in records for b in r.reasons],
     }
 
 
-def _why(reason: Any) -> str:
+def why(reason: Any) -> str:
     """With the file named from its package on."""
     return f"{reason.kind.id} ({reason.detail}) at {str(reason.line).rpartition('site-packages/')[2]}"
 
@@ -474,12 +474,12 @@ def _measured(kind: str, name: str, rival: str, limit: float) -> dict[str, Any]:
         **row,
         "seconds": round(time.perf_counter() - start, 1),
         "measured": _circumstances(kind, name),
-        "code": _code(),
+        "code": code_version(),
     }
 
 
 @functools.cache
-def _code() -> str:
+def code_version() -> str:
     """The last commit that changed smelt; with a + where files differ from it."""
     here = Path(__file__).parent
     try:
