@@ -1472,7 +1472,7 @@ def cell_that_was_empty():
     return fn, (X,), change
 
 
-@row("", captured=False)
+@row("")
 def subclass_defined():
     class Base:
         pass
