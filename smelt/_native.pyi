@@ -287,6 +287,17 @@ def assign_arena_offsets(
     """Offsets in an arena, multiples of `alignment`, and the size of the arena. An interval is (bytes, first step, last
     step)."""
 
+class ArenaBudget:
+    """Limits the memory that its plans hold between calls to `limit` times that of the largest; those used longest ago free
+    theirs first."""
+
+    program_bytes: int  # of the programs of its plans that exist
+    def __init__(self, limit: int, parent: ArenaBudget | None = None, /) -> None:
+        """Programs also count in the parent."""
+
+    def add(self, plan: Plan, /) -> None:
+        """Count the memory of this plan, which has not run, from now on."""
+
 class SizeDispatch:
     """A graph for all sizes: dispatches a call to the instance for the sizes of its inputs, which `make` compiles.
 
@@ -298,12 +309,13 @@ class SizeDispatch:
     def __init__(
         self,
         sources: Sequence[tuple[int, int, int, int | None, bool]],
-        make: Callable[[tuple[int, ...]], tuple[_Compiled, list[Plan]] | _Compiled],
+        make: Callable[[tuple[int, ...]], tuple[_Compiled] | _Compiled],
         lock: object,
+        budget: ArenaBudget | None = None,
         /,
     ) -> None:
-        """`make` returns an instance to cache (the 64 most recently used are) with the plans that hold memory for it between
-        calls, or a callable that is not cached."""
+        """`make` returns an instance to cache, in a tuple, or a callable that is not cached. The 64 most recently used are
+        cached; if `budget` has their plans, more are, while they take less than 64 MiB."""
 
     def __call__(self, inputs: tuple[_Value, ...], /) -> Sequence[object]:
         """The results of the instance. Thread-safe."""

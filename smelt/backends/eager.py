@@ -35,7 +35,7 @@ def eager(traced: Traced, config: Config) -> Compiled:
         return _with_unbacked_sizes(traced)
     if symbols_of_arguments(traced.torch_graph):
         return dispatch_by_sizes(
-            traced.sizes, lambda values: (callable_of(substitute(traced.torch_graph, values)), [])
+            traced.sizes, lambda values: (callable_of(substitute(traced.torch_graph, values)),)
         )
     return callable_of(traced.torch_graph)
 
@@ -46,9 +46,7 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
     if traced.unbacked is not None:
         return _with_unbacked_sizes(traced)
     if traced.sizes:
-        return dispatch_by_sizes(
-            traced.sizes, lambda values: (aot_eager(traced_at(traced, values), config), [])
-        )
+        return dispatch_by_sizes(traced.sizes, lambda values: (aot_eager(traced_at(traced, values), config),))
     if traced.joint is not None:
         return eager_joint(traced, traced.joint, config)
     if traced.needs_grad:

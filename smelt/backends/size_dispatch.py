@@ -25,8 +25,8 @@ from smelt.torch_private import OpOverload
 from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.traced import SizeInput, Traced
 
-# What runs, which `SizeDispatch` caches, and the plans whose memory between calls belongs to the instance.
-Instance = tuple[Compiled, list[_native.Plan]]
+# What runs, which `SizeDispatch` caches.
+Instance = tuple[Compiled]
 
 # Instances are created under it, one at a time.
 LOCK = hold_at_fork(threading.RLock(), SIZES)
@@ -35,13 +35,17 @@ _EAGER_GRAPHS = 8  # sets of sizes for which the graph of an eager fallback is c
 
 
 def dispatch_by_sizes(
-    sizes: Mapping[Sym, SizeInput], create: Callable[[Values], Instance | Compiled], prepare: bool = True
+    sizes: Mapping[Sym, SizeInput],
+    create: Callable[[Values], Instance | Compiled],
+    prepare: bool = True,
+    budget: _native.ArenaBudget | None = None,
 ) -> _native.SizeDispatch:
     """Runs the instance for the sizes of the inputs.
 
     Args:
         create: returns the instance for concrete sizes, or a callable that is not cached. It runs in the present grad mode.
         prepare: whether to create the instance for the sizes of the trace now.
+        budget: of the plans of all instances, which are cached while they take little memory; without it, few are.
     """
     grad = torch.is_grad_enabled()
 
@@ -58,7 +62,7 @@ def dispatch_by_sizes(
 
     sources = [(s.input, s.source) for s in sizes.values()]
     native = _native.SizeDispatch(
-        [(i, s.dim, s.divisor, s.over, s.is_remainder) for i, s in sources], instance, LOCK
+        [(i, s.dim, s.divisor, s.over, s.is_remainder) for i, s in sources], instance, LOCK, budget
     )
     if prepare:
         native.prepare(tuple(source.hint for source in sizes.values()))

@@ -11,11 +11,12 @@ Fixed and symbolic sizes take the same way. For symbolic sizes, `size_dispatch.p
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
 from smelt.verify.shadow_execution import ShadowExecution, compiled_of
 
 log = logging.getLogger("smelt")
-_CACHED_NODES = 16  # autograd nodes for different unbacked sizes
+_IDLE_ARENAS = 2  # that the plans of one graph have between calls, for different sizes
 _running = threading.local()  # `run`: of a joint graph with unbacked sizes, whose last subgraph is to run
 
 CompiledAt = Callable[
@@ -202,18 +203,35 @@ def _with_symbolic_sizes(captured: Traced, config: Config) -> Compiled:
             return eager_fallback(concrete.aten_graph)
         return eager_joint(concrete, concrete.joint, config)
 
+    budgets = _Budgets()
+
     def create(values: Values) -> Instance:
-        plans: list[_native.Plan] = []
-        return compiled_at(values, partial(_note_plan, plans)), plans
+        return (compiled_at(values, budgets.of_instance()),)
 
     with_fallback = WithEagerFallback(traced, create, run_eagerly, compiler.hints)
-    return dispatch_by_sizes(traced.sizes, with_fallback)
+    return dispatch_by_sizes(traced.sizes, with_fallback, budget=budgets.forwards)
 
 
-def _note_plan(plans: list[_native.Plan], compiled: Compiled) -> None:
+class _Budgets:
+    """Budgets of the memory that the forwards, or the only plans, and the backwards of one graph hold between calls."""
+
+    def __init__(self) -> None:
+        self.forwards = _native.ArenaBudget(_IDLE_ARENAS)
+        self._backwards = _native.ArenaBudget(_IDLE_ARENAS, self.forwards)
+
+    def of_instance(self) -> Callable[[Compiled], object]:
+        """A function to call with the forward of an instance, then with its backwards."""
+        budgets = itertools.chain((self.forwards,), itertools.repeat(self._backwards))
+        return lambda compiled: _add_plan(next(budgets), compiled)
+
+
+def _add_plan(budget: _native.ArenaBudget, compiled: Compiled) -> bool:
+    """Whether `compiled` runs a plan, whose memory then counts in the budget."""
     plan = compiled_of(compiled)
-    if isinstance(plan, _native.Plan):
-        plans.append(plan)
+    if not isinstance(plan, _native.Plan):
+        return False
+    budget.add(plan)
+    return True
 
 
 def _run_eagerly(graph: Graph, donated: frozenset[int]) -> Compiled:
@@ -254,10 +272,11 @@ def _compile_subgraph(compiler: TraceCompiler, graph: Graph, sizes: Mapping[Sym,
         log.info("smelt: a graph is compiled for each set of unbacked sizes: %s", error.reason.detail)
         compiled_at = specialize
 
+    budget = _native.ArenaBudget(_IDLE_ARENAS)
+
     def create(values: Values) -> Instance | Compiled:
         compiled = compiled_at(values)
-        plan = compiled_of(compiled)
-        return (compiled, [plan]) if isinstance(plan, _native.Plan) else compiled
+        return (compiled,) if _add_plan(budget, compiled) else compiled
 
     with_fallback = WithEagerFallback(
         compiler.traced, create, lambda values: eager_fallback(substitute(graph, values))
@@ -266,7 +285,7 @@ def _compile_subgraph(compiler: TraceCompiler, graph: Graph, sizes: Mapping[Sym,
     def instance(values: Values) -> Instance | Compiled:
         return with_fallback.eager(values) if _has_excluded_size(values) else with_fallback(values)
 
-    return dispatch_by_sizes(sizes, instance, prepare=False)
+    return dispatch_by_sizes(sizes, instance, prepare=False, budget=budget)
 
 
 def _joint_with_unbacked_sizes(compiler: TraceCompiler, joint: Joint) -> Compiled:
@@ -306,14 +325,18 @@ def _joint_with_unbacked_sizes(compiler: TraceCompiler, joint: Joint) -> Compile
     )
     (split,) = splits
 
-    @lru_cache(_CACHED_NODES)
-    def node(numbers: tuple[int, ...]) -> Compiled:
-        return joint_at({**hints, **dict(zip(split.symbols, numbers, strict=True))})
+    budgets = _Budgets()
+
+    def node(numbers: tuple[int, ...]) -> Instance:
+        values = {**hints, **dict(zip(split.symbols, numbers, strict=True))}
+        return (joint_at(values, budgets.of_instance()),)
+
+    sources = [(0, ITSELF, 1, None, False)] * len(split.symbols)  # nothing is read from inputs
+    nodes = _native.SizeDispatch(sources, node, LOCK, budgets.forwards)
 
     def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
         run = split.start(tensors)
-        with LOCK:
-            compiled = node(tuple([run.values[s] for s in split.symbols]))
+        compiled = nodes.prepare(tuple([run.values[s] for s in split.symbols]))
         before = getattr(_running, "run", None)
         _running.run = run
         try:

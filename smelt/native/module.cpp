@@ -29,6 +29,7 @@ constexpr int (*kInitializers[])(PyObject* module) = {
     plan::init_size_dispatch,
     init_meta_tensors,
     plan::init_arena_placement,
+    plan::init_arena_budget,
     plan::init_plan_template,
 };
 

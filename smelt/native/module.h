@@ -25,6 +25,7 @@ int init_plan(PyObject* module);
 int init_caching_allocator(PyObject* module);
 int init_size_dispatch(PyObject* module);
 int init_arena_placement(PyObject* module);
+int init_arena_budget(PyObject* module);
 int init_plan_template(PyObject* module);
 }  // namespace plan
 

@@ -168,6 +168,67 @@ def test_memory_between_calls_is_bounded():
     assert runtime.held_bytes() == 0
 
 
+def plans_made(run):
+    seen = []
+    with events.subscribed(seen.append):
+        run()
+    return sum(event.kind == "plan" for event in seen)
+
+
+def growing_cache(x, w):
+    """Attention to a cache that grows, as a decoder's."""
+    y = x @ w
+    return (y @ x.t()).softmax(-1) @ y
+
+
+def padded_rows(x, w):
+    return F.layer_norm(F.pad(x, (0, 0, 1, 2)).cumsum(0) * x.shape[0], (8,)) @ w
+
+
+@pytest.mark.parametrize("f", [growing_cache, padded_rows])
+@pytest.mark.parametrize("train", [False, True])
+def test_many_sizes_have_a_plan_each_which_stays(f, train):
+    """As many as the tokens that a decoder generates, again and again."""
+    run = smelt.compile(f, dynamic=True)
+    w = torch.randn(8, 8, requires_grad=train)
+
+    def passes():
+        for n in range(2, 202):
+            x = torch.linspace(-1, 1, 8 * n).view(n, 8)
+            got = run(x, w)
+            if n % 50 == 2:
+                torch.testing.assert_close(got, f(x, w), rtol=1e-3, atol=1e-3)
+            if train:
+                (gradient,) = torch.autograd.grad(got.square().mean(), w)
+                if n % 50 == 2:
+                    (want,) = torch.autograd.grad(f(x, w).square().mean(), w)
+                    torch.testing.assert_close(gradient, want, rtol=1e-3, atol=1e-3)
+
+    assert plans_made(passes) >= 200
+    assert plans_made(passes) == 0
+
+
+def test_many_unbacked_sizes_have_a_node_each_which_stays():
+    def f(x, w):
+        rows = x[x[:, 0] > 0]
+        return (rows * w).softmax(-1).sum(0)
+
+    run = smelt.compile(f)
+    w = torch.randn(3, requires_grad=True)
+
+    def passes():
+        for n in range(2, 102):
+            x = torch.ones(120, 3)
+            x[n:] = -1
+            (gradient,) = torch.autograd.grad(run(x, w).square().sum(), w)
+            if n % 25 == 2:
+                (want,) = torch.autograd.grad(f(x, w).square().sum(), w)
+                torch.testing.assert_close(gradient, want)
+
+    assert plans_made(passes) >= 100
+    assert plans_made(passes) == 0
+
+
 # ------------------------------------------------------------------------------------- where no code is for all sizes
 
 

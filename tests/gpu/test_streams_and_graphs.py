@@ -1,6 +1,8 @@
 """What only a GPU shows: work that is still under way, streams, CUDA graphs, indices beyond 32 bits."""
 
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -170,3 +172,35 @@ def test_offsets_beyond_32_bits_between_few_elements():
     x = memory.as_strided((2, 5), (1 << 32, 1))
     x.copy_(torch.arange(10, device="cuda").view(2, 5))
     assert smelt.compile(lambda x: x + 1)(x).tolist() == (x + 1).tolist()
+
+
+CONTEXTS = """
+import threading, torch, smelt
+
+compiled = smelt.compile(lambda x: (x * 2).sin().sum(0), mode="reduce-overhead")
+
+def step():
+    x = torch.randn(5, 6, device="cuda", requires_grad=True)
+    compiled(x).sum().backward()  # on autograd's thread of the device, which has no context at first
+    torch.testing.assert_close(x.grad, 2 * (x * 2).cos())
+
+for _ in range(5):
+    step()
+for _ in range(3):
+    errors = []
+    def on_thread():
+        try:
+            step()
+        except BaseException as error:
+            errors.append(error)
+    thread = threading.Thread(target=on_thread)
+    thread.start()
+    thread.join()
+    assert not errors, errors
+"""
+
+
+def test_cuda_graphs_on_threads_without_a_context():
+    """In a process of its own, where no earlier backward ran."""
+    done = subprocess.run([sys.executable, "-c", CONTEXTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

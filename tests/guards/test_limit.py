@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
 from typing import Any
 
@@ -116,3 +117,39 @@ def test_shapes_are_named(warnings: pytest.LogCaptureFixture) -> None:
         for n in (2, 3, 4):
             assert compiled(torch.ones(n)).shape == (n,)
     assert "L['x'].shape was (2,), (3,), (4,)" in warnings.records[0].getMessage()
+
+
+class Scale(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode = "a"
+
+    def forward(self, x: Any) -> Any:
+        y = x + 1
+        return y * FACTORS[self.mode]  # the operation
+
+
+class Outer(Scale):
+    def forward(self, x: Any) -> Any:
+        y = x.sin()
+        return super().forward(y)
+
+
+class Sized(Scale):
+    def forward(self, x: Any) -> Any:
+        y = x.cos()
+        y = y + len(self.mode * (ord(self.mode[0]) - 90))  # the operation
+        return y.sum()
+
+
+@pytest.mark.parametrize("module", [Scale, Sized, Outer])
+def test_the_line_is_that_of_the_operation(module: type[Scale]) -> None:
+    model = module()
+    compiled = smelt.compile(model, backend="eager", options={"recompile_limit": 3})
+    with torch.no_grad():
+        for model.mode in "abcd":
+            torch.testing.assert_close(compiled(X), model(X))
+    (reason,) = reasons(compiled)
+    assert reason.line is not None
+    operation = linecache.getline(reason.line.filename, reason.line.line)
+    assert operation.rstrip().endswith("# the operation"), reason

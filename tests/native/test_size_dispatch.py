@@ -12,7 +12,7 @@ import torch
 
 from smelt import _native
 from smelt.codegen.plan_loading import load
-from smelt.plan.steps import Alloc, Aten, Free, Plan, Reg
+from smelt.plan.steps import Alloc, Aten, Free, Plan, Reg, View
 from tests.harness.threads import in_threads
 
 aten = torch.ops.aten
@@ -33,13 +33,13 @@ class Maker:
         def instance(inputs):
             return (values, *inputs)
 
-        return (instance, []) if self.keep else instance
+        return (instance,) if self.keep else instance
 
 
-def by_sizes(make, *sources):
+def by_sizes(make, *sources, budget=None):
     """Of sources (input, dim, divisor=1, over=None, rest=False)."""
     full = [(*source, *(1, None, False)[len(source) - 2 :]) for source in sources or ((0, 0),)]
-    return _native.SizeDispatch(full, make, threading.RLock())
+    return _native.SizeDispatch(full, make, threading.RLock(), budget)
 
 
 def of(n):
@@ -59,8 +59,19 @@ def doubled(n):
 
 
 def plans(values):
-    plan = doubled(*values)
-    return plan, [plan]
+    return (doubled(*values),)
+
+
+def with_plans(program=doubled):
+    """A dispatch whose instances are plans, with a budget of two arenas."""
+    budget = _native.ArenaBudget(2)
+
+    def make(values):
+        plan = program(*values)
+        budget.add(plan)
+        return (plan,)
+
+    return by_sizes(make, budget=budget), budget
 
 
 # ------------------------------------------------------------------------------------------------ which instance runs
@@ -127,6 +138,41 @@ def test_those_used_last_are_kept():
     assert len(make.made) == KEPT + 2 and (3,) not in b.instances
 
 
+def test_more_are_kept_while_their_plans_are_small():
+    b, budget = with_plans()
+    for n in range(1, 1001):
+        b(of(n))
+    plans_of = [b.instances[n,] for n in range(1, 1001)]
+    bytes_of_one = budget.program_bytes // 1000
+    assert 200 < bytes_of_one < 4000
+    for n in range(1, 1001):
+        b(of(n))
+    assert [b.instances[n,] for n in range(1, 1001)] == plans_of
+
+
+ONES = (1,) * (1 << 15)
+
+
+def with_large_program(n):
+    """A view of many dimensions, whose program takes about half a MiB; it cannot run."""
+    return load(Plan(1, (), 2, (View(1, 0, (n, *ONES), (1, *ONES), 0),), (1,)))
+
+
+def test_programs_take_bounded_memory():
+    b, budget = with_plans(with_large_program)
+    b.prepare((1,))
+    one = budget.program_bytes
+    assert 1 << 19 <= one < 1 << 20
+    most = (64 << 20) // (one + (8 << 10))  # 8 KiB for what an instance has besides
+    for n in range(2, most + 10):
+        b.prepare((n,))
+    assert budget.program_bytes == most * one
+    assert list(b.instances) == [(n,) for n in range(most + 9, 9, -1)]
+    del b
+    gc.collect()
+    assert budget.program_bytes == 0
+
+
 def test_what_is_pushed_out_is_freed():
     refs = []
 
@@ -185,14 +231,14 @@ def test_what_an_instance_raises_is_raised_and_it_stays():
     def fail(inputs):
         raise ZeroDivisionError("oh")
 
-    b = by_sizes(lambda values: (fail, []))
+    b = by_sizes(lambda values: (fail,))
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="oh"):
             b(of(4))
     assert list(b.instances) == [(4,)]
 
 
-@pytest.mark.parametrize("made", [None, 3, (len, ()), (None, []), (len, [], 1)])
+@pytest.mark.parametrize("made", [None, 3, (), (None,), (len, [])])
 def test_make_must_give_a_callable(made):
     b = by_sizes(lambda values: made)
     with pytest.raises(TypeError, match="make returned neither"):
@@ -231,7 +277,7 @@ def test_all_instances_hold_as_much_as_two_of_the_largest():
     def held():
         return [i.idle_bytes for i in b.instances.values()]
 
-    b = by_sizes(plans)
+    b, _ = with_plans()
     for n in (1000, 1001, 1002, 1003):
         b(of(n))
     assert held() == [4 * 1003, 4 * 1002, 0, 0]
@@ -246,30 +292,51 @@ def test_all_instances_hold_as_much_as_two_of_the_largest():
     assert held() == [12, 8, 4, 400_000, 4000, 4 * 1003, 0, 0]
 
 
-def test_the_list_of_plans_may_grow():
-    own: dict[tuple[int, ...], list[_native.Plan]] = {}
+def test_plans_that_run_later_count_too():
+    """As those of backwards, which run in the opposite order, and without a search of the cache."""
+    budget = _native.ArenaBudget(2)
+    several = [doubled(n) for n in range(1000, 1100)]
+    for plan in several:
+        budget.add(plan)
+    for plan in reversed(several):
+        plan((torch.empty(plan.arena_bytes // 4),))
+    assert [p.idle_bytes for p in several] == [4000, 4 * 1001] + [0] * 98
+    for plan in several[:2] * 3:  # in turn: both keep theirs
+        plan((torch.empty(plan.arena_bytes // 4),))
+    assert [p.idle_bytes for p in several[:3]] == [4000, 4 * 1001, 0]
+    assert several[0].release() == 4000
+    several[2]((torch.empty(1002),))  # there is room again
+    assert [p.idle_bytes for p in several[:3]] == [0, 4 * 1001, 4 * 1002]
 
-    def make(values):
-        own[values] = []
 
-        def instance(inputs):
-            if not own[values]:
-                own[values].append(doubled(*values))
-            return own[values][0](inputs)
-
-        return instance, own[values]
-
-    b = by_sizes(make)
-    for n in (1000, 1001, 1002, 1000):
-        b(of(n))
-    assert [own[n,][0].idle_bytes for n in (1000, 1001, 1002)] == [4000, 0, 4 * 1002]
+def test_a_budget_outlives_its_plans():
+    budget = _native.ArenaBudget(2)
+    for n in range(1000, 1010):
+        plan = doubled(n)
+        budget.add(plan)
+        assert budget.program_bytes > 0
+        plan(of(n))
+        del plan
+        assert budget.program_bytes == 0
+    child = _native.ArenaBudget(2, budget)
+    child.add(plan := doubled(9))
+    assert child.program_bytes == budget.program_bytes > 0
+    del plan
+    assert child.program_bytes == budget.program_bytes == 0
+    for wrong in ((), (0,), (2, 3)):
+        with pytest.raises(TypeError):
+            _native.ArenaBudget(*wrong)
+    with pytest.raises(TypeError, match="takes a Plan"):
+        budget.add(len)
+    with pytest.raises(TypeError, match="ArenaBudget or None"):
+        by_sizes(Maker(), budget=3)
 
 
 # ------------------------------------------------------------------------------------------- threads, re-entry, garbage
 
 
 def test_threads_with_different_sizes():
-    b = by_sizes(plans)  # 100 sizes in turn push each other out while they run
+    b, _ = with_plans()  # 100 sizes in turn free the arenas of others
 
     def work(seed):
         generator = torch.Generator().manual_seed(seed)
@@ -279,7 +346,7 @@ def test_threads_with_different_sizes():
             assert torch.equal(got, 4 * x)
 
     in_threads([lambda s=s: work(s) for s in range(6)])
-    assert len(b.instances) == KEPT
+    assert len(b.instances) == 100
 
 
 def test_threads_that_miss_at_once_share_one_instance():
@@ -370,7 +437,7 @@ def test_an_instance_may_call_it_and_be_pushed_out():
         def instance(inputs):
             return (b(of(n + 1))[0] if n < 100 else 0,)
 
-        return instance, []
+        return (instance,)
 
     b = by_sizes(make)
     assert b(of(1)) == (0,)
@@ -379,7 +446,7 @@ def test_an_instance_may_call_it_and_be_pushed_out():
 
 def test_a_cycle_is_collected():
     def make(values):
-        return (lambda inputs: held and inputs), []
+        return (lambda inputs: held and inputs,)
 
     b = by_sizes(make)
     held = [b]

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import rnn as rnn_utils
 
 import smelt
 from smelt.report.inspect import entries, reasons
@@ -202,6 +203,124 @@ def slots_properties_and_static_methods_of_a_class_that_counts() -> World:
             return x + 1
 
     return lambda x, made: made.shifted(x) * made.double, lambda number: (tensor(), Slotted())
+
+
+# ---------------------------------------------------------------------------------------- packed sequences
+
+
+def of_lengths(number: int) -> list[int]:
+    return [5, 1 + number % 4, 2, 3 + number % 3]
+
+
+@program(most=1)
+def packed_lstm_of_lengths_in_a_tensor() -> World:
+    torch.manual_seed(0)
+    net, head = nn.LSTM(3, 4, batch_first=True, bidirectional=True), nn.Linear(8, 2)
+
+    def fn(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        packed = rnn_utils.pack_padded_sequence(x * 2, lengths, batch_first=True, enforce_sorted=False)
+        out, (h, c) = net(packed)
+        out, lengths = rnn_utils.pad_packed_sequence(out, batch_first=True)
+        return head(out).relu(), lengths, h.sum(), c
+
+    return fn, lambda number: (torch.rand(4, 5, 3), torch.tensor(of_lengths(number)))
+
+
+class Packed(nn.Module):
+    """Calls a network inside of another module, where the break has frames above it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def encode(self, packed: rnn_utils.PackedSequence) -> rnn_utils.PackedSequence:
+        return self.network(input=packed)[0]
+
+    def forward(self, x: torch.Tensor, lengths: Any) -> Any:
+        packed = rnn_utils.pack_padded_sequence(x.sin(), lengths=lengths, enforce_sorted=False)
+        out = self.encode(packed)
+        return rnn_utils.pad_packed_sequence(out, padding_value=-1.0)[0].cos()
+
+
+@program(most=1)
+def packed_rnn_in_another_module() -> World:
+    torch.manual_seed(0)
+    return Packed(nn.RNN(3, 4)), lambda number: (torch.rand(5, 4, 3), torch.tensor(of_lengths(number)))
+
+
+@program(most=1)
+def gradients_of_a_packed_gru() -> World:
+    torch.manual_seed(0)
+    model = Packed(nn.GRU(3, 4, num_layers=2))
+
+    def fn(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        loss = model(x.requires_grad_(), lengths).square().mean()
+        return loss, torch.autograd.grad(loss, [x, *model.parameters()])
+
+    return fn, lambda number: (torch.rand(5, 4, 3), torch.tensor(of_lengths(number)))
+
+
+@program(most=1)
+def packed_sequence_of_a_wrong_length() -> World:
+    torch.manual_seed(0)
+    net = nn.GRU(3, 4)
+
+    def fn(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        return net(rnn_utils.pack_padded_sequence(x, lengths, enforce_sorted=False))[1]
+
+    return fn, lambda number: (torch.rand(5, 2, 3), torch.tensor([5, number % 3]))
+
+
+# ---------------------------------------------------------------------------------------- positions in tensors
+
+
+@program(most=3)
+def index_of_a_list_of_positions() -> World:
+    return lambda x, p: x[:, [p, p + 1]] * 2, lambda number: (tensor(), number + 2)
+
+
+@program(most=3)
+def index_of_lists_beside_a_tensor() -> World:
+    def fn(x: torch.Tensor, p: int, rows: torch.Tensor) -> torch.Tensor:
+        return x[rows, [p, p - 1]] + x[[0, 1], [-p, 3]]
+
+    return fn, lambda number: (tensor(), number + 2, torch.tensor([1, 3]))
+
+
+@program(most=3)
+def index_of_a_list_that_ends_out_of_bounds() -> World:
+    return lambda x, p: x[:, [p, 0]].sum(), lambda number: (tensor(), number + 5)
+
+
+@program(most=3)
+def gradient_of_a_list_of_positions() -> World:
+    def fn(x: torch.Tensor, p: int) -> Any:
+        x.requires_grad_()
+        x[:, [p, p + 1]].square().sum().backward()
+        return x.grad
+
+    return fn, lambda number: (tensor(), number + 2)
+
+
+@program(most=5)
+def diagonal_to_the_right() -> World:
+    def fn(x: torch.Tensor, p: int) -> Any:
+        return x.diagonal(offset=p) * 2, torch.diagonal(x[:, :4], p % 3)
+
+    return fn, lambda number: (tensor(), number + 2)
+
+
+@program(most=4)
+def diagonal_below_of_batches() -> World:
+    def fn(x: torch.Tensor, p: int) -> Any:
+        return x.diagonal(-p, 1, 2).sum(), (x * 2).diagonal(-p, dim1=-1, dim2=0)
+
+    return fn, lambda number: (torch.rand(20, 20, 18), number + 2)
+
+
+@program(most=3)
+def all_but_the_last_columns() -> World:
+    return lambda x, p: x[:, :-p] * 2, lambda number: (tensor(), number + 1)
 
 
 # ---------------------------------------------------------------------------------------------------- places

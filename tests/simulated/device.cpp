@@ -146,7 +146,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     c10::DeviceType type() const override { return c10::kCUDA; }
     DeviceIndex deviceCount() const noexcept override { return kDevices; }
     Device getDevice() const override { return current_device(); }
-    void setDevice(Device d) const override { simulated_set_device(resolved(d).index()); }
+    // As torch: a thread that is on the device already keeps having no context.
+    void setDevice(Device d) const override {
+        if (simulated_current_device() != resolved(d).index()) simulated_set_device(resolved(d).index());
+    }
     void uncheckedSetDevice(Device d) const noexcept override { simulated_set_device(d.index()); }
 
     Device exchangeDevice(Device d) const override {

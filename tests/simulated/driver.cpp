@@ -360,6 +360,7 @@ EXPORT int cuLaunchKernelEx(const Config* c, void* function, void** parameters, 
 }
 
 EXPORT int cuStreamIsCapturing(void*, int* status) {
+    if (!current) return kInvalidContext;
     *status = capturing;
     return injected();
 }

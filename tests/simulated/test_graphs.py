@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import smelt
+from tests.harness.threads import in_threads
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
@@ -115,6 +116,30 @@ def test_a_training_step():
         total += count
         torch.testing.assert_close(got, want)
     assert total >= 6  # forward and backward, from the third step on
+
+
+@pytest.mark.parametrize("size", [5, 9])
+def test_a_backward_on_a_thread_without_a_context(size):
+    """Autograd's thread of a device has one only once something there needed it."""
+    in_threads([lambda: loss_gradient(size)])
+
+
+def loss_gradient(size):
+    compiled = smelt.compile(lambda x: (x * 2).sin().sum(0), options=GRAPHS)
+    for _ in range(5):
+        x = randn(size, 6).requires_grad_()
+        compiled(x).sum().backward()
+        torch.testing.assert_close(x.grad, 2 * (x * 2).cos())
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_calls_on_threads_without_a_context(device):
+    """The first call of every kind on such a thread: a run, a capture, a replay."""
+    x, w = torch.randn(4, 5, device=f"cuda:{device}"), torch.randn(5, device=f"cuda:{device}")
+    compiled = smelt.compile(fn, options=GRAPHS)
+    want = fn(x, w)
+    for _ in range(5):
+        in_threads([lambda: torch.testing.assert_close(compiled(x, w), want)])
 
 
 def test_gradients_that_accumulate_are_kept():

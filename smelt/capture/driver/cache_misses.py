@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from types import CodeType
 
@@ -20,16 +21,24 @@ def explain_cache_miss(entry: Entry, slots: Sequence[object]) -> Failure | None:
 
 
 def recompile_limit_reason(record: Record, latest: Failure | None, code: CodeType) -> Reason:
-    """The reason for a function that reached the recompile limit: the sources that keep changing, with their values."""
+    """The reason for a function that reached the recompile limit: the sources that keep changing, with their values.
+
+    Its line is that of the operation that needed the value which changed most often, the function's if no guard has a line.
+    """
     values: dict[str, list[str]] = {}
+    lines: list[Line] = []
     for failure in [*(e.reason for e in record.entries), latest]:
         if failure is not None:
             values.setdefault(failure.source, [failure.expected]).append(failure.found)
+            if failure.guard.line is not None:
+                lines.append(failure.guard.line)
     changing = "; ".join(
         f"{source} was {', '.join(dict.fromkeys(found))}" for source, found in values.items()
     )
     detail = f"{len(record.entries)} times, which is the limit; {changing or 'its guards did not hold'}"
-    return Reason(RECOMPILE_LIMIT, detail, Line(code.co_filename, code.co_firstlineno, code.co_qualname))
+    of_function = Line(code.co_filename, code.co_firstlineno, code.co_qualname)
+    line = Counter(lines).most_common(1)[0][0] if lines else of_function
+    return Reason(RECOMPILE_LIMIT, detail, line)
 
 
 def recompile_message(record: Record, code: CodeType, slots: Sequence[object]) -> str:

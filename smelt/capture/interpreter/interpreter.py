@@ -84,6 +84,7 @@ from smelt.capture.torch_calls import (
     torch_function_calls,
     triton_kernels,
     unbacked_reads,
+    unknown_lengths,
     value_checks,
     wrapper_calls,
 )

@@ -104,10 +104,11 @@ Entered::~Entered() {
     if (changed_) driver().set_context(before_);
 }
 
-bool is_captured(Stream stream) {
-    int status = 0;
-    check(driver().capture_status(stream, &status), "asking whether the stream is captured");
-    return status != 0;
+bool is_captured(int device, Stream stream) {
+    int captured = 0;
+    const Status status = in_context(device, [&] { return driver().capture_status(stream, &captured); });
+    check(status, "asking whether the stream is captured");
+    return captured != 0;
 }
 
 }  // namespace smelt::devices

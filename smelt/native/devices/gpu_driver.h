@@ -69,8 +69,18 @@ class Entered {
     bool changed_ = false;
 };
 
-// Whether the stream is being captured into a graph.
-bool is_captured(Stream stream);
+// The status of `call`, a call of the driver, which is repeated in the context of `device` if this thread has none. New
+// threads have none, autograd's threads included: torch makes a context current only where it changes the device.
+template <class Call>
+Status in_context(int device, const Call& call) {
+    const Status status = call();
+    if (status != kNoContext) return status;
+    enter(device);
+    return call();
+}
+
+// Whether the stream, of `device`, is being captured into a graph.
+bool is_captured(int device, Stream stream);
 
 // The driver's error log for code that it compiles, as CUjit_option values; it must outlive the objects that it is
 // passed to.

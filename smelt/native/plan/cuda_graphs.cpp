@@ -1,5 +1,6 @@
 #include "plan/cuda_graphs.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "devices/gpu_driver.h"
@@ -93,7 +94,9 @@ void CudaGraphs::drop() {
 
 bool CudaGraphs::run(const Inputs& inputs, std::vector<at::Tensor>& outputs) {
     const StreamKey stream = current_stream_of(program_.device);
-    if (devices::is_captured(stream.handle)) return false;  // by the user, or by a graph of this plan
+    const int device = std::max<int>(program_.device.index(), 0);
+    // By the user, or by a graph of this plan.
+    if (devices::is_captured(device, stream.handle)) return false;
     const CapturedGraph* found = find(stream.stream, inputs);
     if (!found) {
         if (!may_capture(inputs) || !capture(stream.stream, inputs)) return false;

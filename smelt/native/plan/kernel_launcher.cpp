@@ -126,15 +126,10 @@ class GpuLauncher final : public Launcher {
         void* none = nullptr;  // Triton's scratch memory, which no kernel here uses
         parameters[count] = parameters[count + 1] = &none;
         const devices::Driver& driver = devices::driver();
-        auto launched = [&] {
+        const devices::Status status = devices::in_context(queue.device, [&] {
             return driver.launch(l.function, static_cast<unsigned>(blocks), 1, 1, l.threads, 1, 1, l.shared,
                                  queue.stream, parameters, nullptr);
-        };
-        devices::Status status = launched();
-        if (status == devices::kNoContext) {  // new threads have no context
-            devices::enter(queue.device);
-            status = launched();
-        }
+        });
         devices::check(status, "launching a kernel");
     }
 };

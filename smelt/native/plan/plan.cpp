@@ -299,12 +299,8 @@ size_t plan_outputs(PyObject* plan) {
     return as_plan(plan)->program->outputs.size();
 }
 
-size_t plan_arena_bytes(PyObject* plan) {
-    return as_plan(plan)->program->arena_bytes;
-}
-
-void drop_idle_arenas(PyObject* plan) {
-    as_plan(plan)->idle->drop();
+void set_arena_budget(PyObject* plan, std::shared_ptr<ArenaBudget> budget) {
+    as_plan(plan)->idle->set_budget(std::move(budget), bytes_of(*as_plan(plan)->program));
 }
 
 int64_t plan_returned_input(PyObject* plan, size_t position) {

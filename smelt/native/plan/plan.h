@@ -4,8 +4,11 @@
 #include <Python.h>
 #include <c10/util/SmallVector.h>
 
+#include <memory>
 #include <span>
 #include <vector>
+
+#include "plan/arena_budget.h"
 
 namespace smelt {
 
@@ -14,9 +17,8 @@ size_t plan_inputs(PyObject* plan);
 size_t plan_outputs(PyObject* plan);
 // Whether all steps are kernel launches: no operator of torch or of the program is called.
 bool plan_launches_only(PyObject* plan);
-// Bytes of scratch memory per call. `drop_idle_arenas` frees the memory that is held between calls.
-size_t plan_arena_bytes(PyObject* plan);
-void drop_idle_arenas(PyObject* plan);
+// The memory that the plan holds between calls counts in `budget`. Call it before the plan runs.
+void set_arena_budget(PyObject* plan, std::shared_ptr<plan::ArenaBudget> budget);
 // The input that the plan returns as output `position`; -1 if it returns something else.
 int64_t plan_returned_input(PyObject* plan, size_t position);
 

@@ -1,6 +1,23 @@
 #include "plan/program.h"
 
+#include <type_traits>
+
+#include "plan/caching_allocator.h"
+
 namespace smelt::plan {
+namespace {
+
+// Bytes of a call that come from the C library's heap, which maps larger blocks by themselves.
+size_t heap_bytes_of_call(const Program& p) {
+    constexpr size_t kMapped = size_t{32} << 20;
+    if (!p.device.is_cpu()) return 0;
+    size_t bytes = p.arena_bytes < kMapped ? p.arena_bytes : 0;
+    for (const Alloc& a : p.allocs)
+        if (a.arena < 0 && a.nbytes < kLargeBlock) bytes += a.nbytes;
+    return bytes;
+}
+
+}  // namespace
 
 void derive(Program& p) {
     auto mark = [](std::vector<char>& flags, const std::vector<Reg>& regs) {
@@ -44,6 +61,30 @@ void derive(Program& p) {
     for (size_t r = 0; r < p.n_inputs; ++r) p.is_read[r] = p.needs_tensor[r] || p.needs_data[r];
     for (Reg r : p.outputs)
         if (p.is_input(r)) p.is_read[r] = 1;
+}
+
+size_t bytes_of(const Program& p) {
+    auto bytes = [](const auto& items) {
+        return items.capacity() * sizeof(typename std::decay_t<decltype(items)>::value_type);
+    };
+    auto of_layout = [&](const Layout& layout) { return bytes(layout.shape) + bytes(layout.stride); };
+    constexpr size_t kPerRegister = 2 * sizeof(void*) + 4;  // of a register file, and flags
+    size_t total = sizeof(Program) + p.n_registers * kPerRegister + heap_bytes_of_call(p) / 8;
+    total += bytes(p.steps) + bytes(p.owning_steps) + bytes(p.allocs) + bytes(p.views) + bytes(p.launches);
+    total += bytes(p.batched_launches) + bytes(p.atens) + bytes(p.frees) + bytes(p.bumps);
+    for (const Alloc& a : p.allocs) total += of_layout(a.layout);
+    for (const View& v : p.views) total += bytes(v.shape) + bytes(v.stride);
+    for (const Launch& l : p.launches) total += bytes(l.regs) + bytes(l.sizes) + bytes(l.by_value);
+    for (const BatchedLaunch& l : p.batched_launches) total += bytes(l.ends);
+    for (const Registers& r : p.frees) total += bytes(r.regs);
+    for (const Registers& r : p.bumps) total += bytes(r.regs);
+    for (const Aten& a : p.atens) {
+        total += bytes(a.args) + bytes(a.tensors) + bytes(a.lists) + bytes(a.numbers) + bytes(a.outs);
+        total += bytes(a.expect);
+        for (const auto& layout : a.expect)
+            if (layout) total += of_layout(*layout);
+    }
+    return total;
 }
 
 std::vector<char> written_inputs(const Program& p) {

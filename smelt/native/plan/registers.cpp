@@ -65,21 +65,40 @@ std::unique_ptr<RegisterFile> IdleRegisterFiles::take(const StreamKey& stream) {
 }
 
 void IdleRegisterFiles::give(const StreamKey& stream, std::unique_ptr<RegisterFile> registers) {
+    const size_t bytes = registers->bytes;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (const auto& kept : idle_)
+            if (kept.first == stream) return;
+        idle_.emplace_back(stream, std::move(registers));
+    }
+    if (budget_ && bytes) budget_->note(this, bytes);
+}
+
+IdleRegisterFiles::Files IdleRegisterFiles::take_all() {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& kept : idle_)
-        if (kept.first == stream) return;
-    idle_.emplace_back(stream, std::move(registers));
+    return std::exchange(idle_, {});
 }
 
 size_t IdleRegisterFiles::drop() {
-    decltype(idle_) frames;
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        frames.swap(idle_);
-    }
+    if (budget_) budget_->forget(this);
+    const Files files = take_all();
     size_t bytes = 0;
-    for (const auto& kept : frames) bytes += kept.second->bytes;
+    for (const auto& kept : files) bytes += kept.second->bytes;
     return bytes;
+}
+
+void IdleRegisterFiles::set_budget(std::shared_ptr<ArenaBudget> budget, size_t program_bytes) {
+    if (budget_) return;
+    budget_ = std::move(budget);
+    program_bytes_ = program_bytes;
+    budget_->count_program(program_bytes);
+}
+
+IdleRegisterFiles::~IdleRegisterFiles() {
+    if (!budget_) return;
+    budget_->forget(this);
+    budget_->forget_program(program_bytes_);
 }
 
 size_t IdleRegisterFiles::bytes() {

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/arena_budget.h"
 #include "plan/tensor_allocation.h"
 #include "plan/program.h"
 #include "torch.h"
@@ -69,14 +70,27 @@ StreamKey current_stream_of(c10::Device device);
 // The pool of idle register files, at most one per stream. Thread-safe.
 class IdleRegisterFiles {
   public:
+    using Files = std::vector<std::pair<StreamKey, std::unique_ptr<RegisterFile>>>;
+
+    IdleRegisterFiles() = default;
+    ~IdleRegisterFiles();
+    IdleRegisterFiles(const IdleRegisterFiles&) = delete;
+    IdleRegisterFiles& operator=(const IdleRegisterFiles&) = delete;
+
     std::unique_ptr<RegisterFile> take(const StreamKey& stream);  // nullptr: none
     void give(const StreamKey& stream, std::unique_ptr<RegisterFile> registers);
     size_t drop();  // frees them; returns the bytes of their arenas
     size_t bytes();
+    Files take_all();
+
+    // Call it once, before the plan, whose program has `program_bytes`, runs.
+    void set_budget(std::shared_ptr<ArenaBudget> budget, size_t program_bytes);
 
   private:
     std::mutex mutex_;
-    std::vector<std::pair<StreamKey, std::unique_ptr<RegisterFile>>> idle_;
+    Files idle_;
+    std::shared_ptr<ArenaBudget> budget_;
+    size_t program_bytes_ = 0;
 };
 
 // A register file for one call.

@@ -1,19 +1,26 @@
 // smelt._native.SizeDispatch: dispatch by size. A call reads the sizes of its inputs and runs the instance that was
 // compiled for them, with the same arguments and results.
 //
-// The most recently used instances are cached. Invariants: `cached` changes only with the GIL held and without Python
-// code in between; its first item is the most recently used; and a call holds a reference to the instance that it
-// runs, because others may evict it. Instances are compiled under a lock, one at a time.
+// The most recently used instances are cached, and found by hash. Invariants: the cache changes only with the GIL held and
+// without Python code in between; the first of `cached` is the most recently used; and a call holds a reference to the
+// instance that it runs, because others may evict it. Instances are compiled under a lock, one at a time. The memory that
+// their plans hold between calls belongs to an `ArenaBudget`.
 #include <c10/util/SmallVector.h>
+#include <c10/util/hash.h>
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
+#include <list>
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "module.h"
+#include "plan/arena_budget.h"
 #include "plan/plan.h"
 #include "shapes/size_program.h"
 #include "torch_python.h"
@@ -23,8 +30,10 @@
 namespace smelt::plan {
 namespace {
 
-// The capacity of the cache. Compiling an instance takes milliseconds.
-constexpr size_t kMaxInstances = 64;
+// The number of instances that are always cached. Compiling one takes milliseconds.
+constexpr size_t kFewInstances = 64;
+// More are cached while the programs of their plans, and what an instance has besides them, take less than this.
+constexpr size_t kMaxBytes = size_t{64} << 20, kBytesBesidePlans = size_t{8} << 10;
 
 // A number read from an input: the size of dimension `dim`, or with kItself the input itself, an int. With `over`:
 // the difference between the stride of `dim` and the extent of dimension `over` in memory. The number is the quotient
@@ -51,29 +60,68 @@ bool calls_kernels_only(PyObject* callable) {
     return forward && is_plan(forward) && plan_launches_only(forward);
 }
 
-struct Instance {
-    Values values;
-    PyObject *callable, *plans;  // plans: a list of the plans that hold memory for it between calls
-    bool launches_only;
-
-    Instance(const Values& values, PyObject* callable, PyObject* plans)
-        : values(values),
-          callable(Py_NewRef(callable)),
-          plans(Py_NewRef(plans)),
-          launches_only(calls_kernels_only(callable)) {}
-    Instance(const Instance&) = delete;
-    Instance& operator=(const Instance&) = delete;
-    ~Instance() {
-        Py_DECREF(callable);
-        Py_DECREF(plans);
+struct HashOfValues {
+    size_t operator()(const Values& values) const {
+        size_t hash = values.size();
+        for (const int64_t v : values) hash = c10::hash_combine(hash, std::hash<int64_t>{}(v));
+        return hash;
     }
 };
 
-using InstanceList = std::vector<std::unique_ptr<Instance>>;
+struct Instance {
+    Values values;
+    PyObject* callable;
+    bool launches_only;
 
-struct Instances {
+    Instance(const Values& values, PyObject* callable)
+        : values(values), callable(Py_NewRef(callable)), launches_only(calls_kernels_only(callable)) {}
+    Instance(const Instance&) = delete;
+    Instance& operator=(const Instance&) = delete;
+    ~Instance() { Py_DECREF(callable); }
+};
+
+using InstanceList = std::list<Instance>;
+
+class Instances {
+  public:
     std::vector<Source> sources;
-    InstanceList cached;
+    std::shared_ptr<ArenaBudget> budget;  // null: plans are unknown, few instances are cached
+
+    const InstanceList& cached() const { return cached_; }
+
+    // The instance for these numbers, which becomes the first; null if none is cached.
+    const Instance* find(const Values& values) {
+        if (!cached_.empty() && cached_.front().values == values) return &cached_.front();
+        const auto found = positions_.find(values);
+        if (found == positions_.end()) return nullptr;
+        cached_.splice(cached_.begin(), cached_, found->second);
+        return &cached_.front();
+    }
+
+    // Evicts at most two, so that the cache shrinks where the programs of evicted ones live on in autograd graphs.
+    void insert(const Values& values, PyObject* callable) {
+        cached_.emplace_front(values, callable);
+        positions_[values] = cached_.begin();
+        for (int i = 0; i < 2 && is_full(); ++i) {
+            InstanceList evicted;  // freed when the cache is consistent again
+            positions_.erase(cached_.back().values);
+            evicted.splice(evicted.end(), cached_, std::prev(cached_.end()));
+        }
+    }
+
+    InstanceList take_all() {
+        positions_.clear();
+        return std::exchange(cached_, {});
+    }
+
+  private:
+    bool is_full() const {
+        if (cached_.size() <= kFewInstances) return false;
+        return !budget || budget->program_bytes() + cached_.size() * kBytesBesidePlans > kMaxBytes;
+    }
+
+    InstanceList cached_;
+    std::unordered_map<Values, InstanceList::iterator, HashOfValues> positions_;
 };
 
 struct SizeDispatchObject {
@@ -85,44 +133,6 @@ struct SizeDispatchObject {
 
 SizeDispatchObject* as_size_dispatch(PyObject* object) {
     return reinterpret_cast<SizeDispatchObject*>(object);
-}
-
-template <class F>
-void for_each_plan(const Instance& instance, F f) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(instance.plans); ++i) {
-        PyObject* plan = PyList_GET_ITEM(instance.plans, i);
-        if (is_plan(plan)) f(plan);
-    }
-}
-
-size_t arena_bytes(const Instance& instance) {
-    size_t bytes = 0;
-    for_each_plan(instance, [&](PyObject* plan) { bytes += plan_arena_bytes(plan); });
-    return bytes;
-}
-
-// Limits the memory that all instances hold between calls to twice that of the largest one; the most recently used
-// insert theirs.
-void trim(const InstanceList& cached) {
-    size_t largest = 0, held = 0;
-    for (const auto& i : cached) largest = std::max(largest, arena_bytes(*i));
-    for (const auto& i : cached) {
-        held += arena_bytes(*i);
-        if (held > 2 * largest) for_each_plan(*i, drop_idle_arenas);
-    }
-}
-
-// The instance for these numbers, which becomes the first; null if none is cached.
-Instance* find(InstanceList& cached, const Values& values) {
-    for (auto i = cached.begin(); i != cached.end(); ++i) {
-        if ((*i)->values != values) continue;
-        if (i != cached.begin()) {
-            std::rotate(cached.begin(), i, i + 1);
-            trim(cached);
-        }
-        return cached.front().get();
-    }
-    return nullptr;
 }
 
 // Reads one source; false if the input lacks it.
@@ -178,39 +188,28 @@ PyObject* tuple_of(const Values& values) {
     return tuple.release();
 }
 
-void insert(InstanceList& cached, const Values& values, PyObject* callable, PyObject* plans) {
-    cached.insert(cached.begin(), std::make_unique<Instance>(values, callable, plans));
-    std::unique_ptr<Instance> last;  // freed after the cache is consistent again
-    if (cached.size() > kMaxInstances) {
-        last = std::move(cached.back());
-        cached.pop_back();
-    }
-    trim(cached);
-}
-
 // The instance from `make` for these numbers, or the one cached meanwhile; a new reference, null with a Python error.
 // Needs the lock.
 PyObject* compiled_instance(SizeDispatchObject* self, const Values& values) {
-    auto& cached = self->instances->cached;
-    if (Instance* found = find(cached, values)) return Py_NewRef(found->callable);
+    Instances& instances = *self->instances;
+    if (const Instance* found = instances.find(values)) return Py_NewRef(found->callable);
     THPObjectPtr numbers(tuple_of(values));
     THPObjectPtr make(Py_XNewRef(self->make));
     if (!numbers || !make) return nullptr;
     THPObjectPtr result(PyObject_CallOneArg(make, numbers));
     if (!result) return nullptr;
-    if (Instance* found = find(cached, values))
+    if (const Instance* found = instances.find(values))
         return Py_NewRef(found->callable);  // `make` called this for the same sizes
-    if (PyTuple_CheckExact(result.get()) && PyTuple_GET_SIZE(result.get()) == 2) {
-        PyObject *callable = PyTuple_GET_ITEM(result.get(), 0), *plans = PyTuple_GET_ITEM(result.get(), 1);
-        if (PyCallable_Check(callable) && PyList_CheckExact(plans)) {
-            insert(cached, values, callable, plans);
+    if (PyTuple_CheckExact(result.get()) && PyTuple_GET_SIZE(result.get()) == 1) {
+        PyObject* callable = PyTuple_GET_ITEM(result.get(), 0);
+        if (PyCallable_Check(callable)) {
+            instances.insert(values, callable);
             return Py_NewRef(callable);
         }
     } else if (PyCallable_Check(result.get())) {
         return result.release();
     }
-    PyErr_SetString(PyExc_TypeError,
-                    "SizeDispatch: make returned neither a callable nor (callable, list of plans)");
+    PyErr_SetString(PyExc_TypeError, "SizeDispatch: make returned neither a callable nor (callable,)");
     return nullptr;
 }
 
@@ -241,7 +240,7 @@ PyObject* instance_for(SizeDispatchObject* self, Objects inputs) {
             raise_missing(sources[values.size()], inputs);
             return nullptr;
         }
-        if (Instance* found = find(self->instances->cached, values)) return Py_NewRef(found->callable);
+        if (const Instance* found = self->instances->find(values)) return Py_NewRef(found->callable);
         return on_miss(self, values);
     } catch (const std::exception&) {
         torch::translate_exception_to_python(std::current_exception());
@@ -273,19 +272,24 @@ PyObject* size_dispatch_prepare(PyObject* object, PyObject* numbers) {
     Values values;
     for (size_t i = 0; i < count; ++i)
         values.push_back(THPUtils_unpackLong(PyTuple_GET_ITEM(numbers, static_cast<Py_ssize_t>(i))));
-    if (Instance* found = find(self->instances->cached, values)) return Py_NewRef(found->callable);
+    if (const Instance* found = self->instances->find(values)) return Py_NewRef(found->callable);
     return on_miss(self, values);
     END_HANDLE_TH_ERRORS
 }
 
 PyObject* size_dispatch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    PyObject *sources = nullptr, *make = nullptr, *lock = nullptr;
-    if (kwargs || !PyArg_ParseTuple(args, "OOO:SizeDispatch", &sources, &make, &lock)) {
+    PyObject *sources = nullptr, *make = nullptr, *lock = nullptr, *budget = Py_None;
+    if (kwargs || !PyArg_ParseTuple(args, "OOO|O:SizeDispatch", &sources, &make, &lock, &budget)) {
         if (kwargs) PyErr_SetString(PyExc_TypeError, "SizeDispatch takes no named arguments");
         return nullptr;
     }
     HANDLE_TH_ERRORS
     auto instances = std::make_unique<Instances>();
+    instances->budget = budget_of(budget);
+    if (!instances->budget && budget != Py_None) {
+        PyErr_SetString(PyExc_TypeError, "SizeDispatch: the fourth argument is an ArenaBudget or None");
+        return nullptr;
+    }
     for (py::handle h : py::reinterpret_borrow<py::object>(sources)) {
         const auto [input, dim, divisor, over, remainder] =
             h.cast<std::tuple<size_t, int64_t, int64_t, std::optional<int64_t>, bool>>();
@@ -312,10 +316,7 @@ int size_dispatch_traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(self->make);
     Py_VISIT(self->lock);
     if (!self->instances) return 0;
-    for (const auto& i : self->instances->cached) {
-        Py_VISIT(i->callable);
-        Py_VISIT(i->plans);
-    }
+    for (const Instance& i : self->instances->cached()) Py_VISIT(i.callable);
     return 0;
 }
 
@@ -323,7 +324,7 @@ int size_dispatch_clear(PyObject* object) {
     auto* self = as_size_dispatch(object);
     Py_CLEAR(self->make);
     Py_CLEAR(self->lock);
-    if (self->instances) const InstanceList gone = std::exchange(self->instances->cached, {});
+    if (self->instances) const InstanceList gone = self->instances->take_all();
     return 0;
 }
 
@@ -341,27 +342,28 @@ void size_dispatch_dealloc(PyObject* object) {
 PyObject* size_dispatch_instances(PyObject* object, void*) {
     HANDLE_TH_ERRORS
     py::dict result;
-    for (const auto& i : as_size_dispatch(object)->instances->cached) {
-        auto values = py::reinterpret_steal<py::object>(tuple_of(i->values));
+    for (const Instance& i : as_size_dispatch(object)->instances->cached()) {
+        auto values = py::reinterpret_steal<py::object>(tuple_of(i.values));
         if (!values) return nullptr;
-        result[values] = py::reinterpret_borrow<py::object>(i->callable);
+        result[values] = py::reinterpret_borrow<py::object>(i.callable);
     }
     return result.release().ptr();
     END_HANDLE_TH_ERRORS
 }
 
 constexpr const char* kDoc =
-    R"(SizeDispatch(sources, make, lock): a graph for all sizes, which dispatches calls to instances by size.
+    R"(SizeDispatch(sources, make, lock, budget=None): a graph for all sizes, which dispatches calls to instances by size.
 
 d(inputs) reads a number per source (input, dim, divisor, over, remainder), and calls the instance for these numbers with the
 same tuple. The number is the size `dim` of input number `input`, or that input itself, an int, if `dim` is -1; divided by
 `divisor`, or with `remainder` the remainder. If `over` is not None, it is the difference between the stride of `dim` and the
 extent of dimension `over` in memory. Thread-safe.
 
-  make   a callable from the tuple of numbers to (callable, list of plans), which is cached (the 64 most recently used are),
-         or to a callable that is not cached. The list may grow later: all instances together hold at most twice the memory of
-         the largest one between calls. The call raises what `make` raises, and caches nothing
-  lock   an RLock to hold while `make` runs)";
+  make    a callable from the tuple of numbers to (callable,), which is cached, or to a callable that is not cached. The call
+          raises what `make` raises, and caches nothing
+  lock    an RLock to hold while `make` runs
+  budget  an ArenaBudget that has the plans of instances. The 64 most recently used instances are cached; with a budget more,
+          while they take less than 64 MiB)";
 
 PyMethodDef size_dispatch_methods[] = {
     {"prepare", size_dispatch_prepare, METH_O,
@@ -417,7 +419,7 @@ PyObject* kernels_only_instance(PyObject* object, Objects inputs) {
         plan::Instances& instances = *plan::as_size_dispatch(object)->instances;
         plan::Values values;
         if (!plan::read_sizes(instances.sources, inputs, values)) return nullptr;
-        const plan::Instance* found = plan::find(instances.cached, values);
+        const plan::Instance* found = instances.find(values);
         return found && found->launches_only ? Py_NewRef(found->callable) : nullptr;
     } catch (const std::exception&) {
         return nullptr;

@@ -18,7 +18,7 @@ from smelt.tracing.fake.fake_tensor import FakeTensor, symbols_of
 from smelt.tracing.record.aten_call_recorder import AtenCallRecorder, Composite
 from smelt.tracing.record.call_arguments import Args
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols
-from smelt.tracing.symbolic.sym_numbers import NUMBERS
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -26,6 +26,7 @@ _INTEGERS = (torch.int64, torch.int32)
 def _item(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     table, index = args
     if type(table) is FakeTensor and has_symbols(index):
+        index = with_tensors(index)
         table, index = selected(table, index)
         if index is None:
             return table
@@ -36,6 +37,19 @@ def _item(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     copy = torch.ops.aten.index.Tensor(table, [index])
     recorder.copies.add(copy, table)
     return copy
+
+
+def with_tensors(index: Any) -> Any:
+    """The index with each list of ints that are symbolic in part as a tensor, which is what torch makes of a list."""
+    if isinstance(index, tuple):
+        return tuple(_tensor_of(part) for part in index)
+    return _tensor_of(index)
+
+
+def _tensor_of(part: Any) -> Any:
+    if type(part) is not list or not has_symbols(part) or not all(type(n) in (int, Int) for n in part):
+        return part
+    return torch.stack([torch.scalar_tensor(n, dtype=torch.int64) for n in part])
 
 
 def selected(table: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:

@@ -43,6 +43,18 @@ def _fill_diagonal(x: Any, fill_value: Any, wrap: bool = False) -> Any:
     return x
 
 
+def _diagonal(input: Any, offset: Any = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """A diagonal beside the main one: the main one of the rows, or columns, from its first element on."""
+    rank = input.dim()
+    if type(offset) not in SYMBOLIC or not all(type(d) is int and -rank <= d < rank for d in (dim1, dim2)):
+        return NotImplemented
+    dim, start = (dim1, -offset) if offset < 0 else (dim2, offset)
+    if dim1 % rank == dim2 % rank or not start < input.shape[dim]:
+        return NotImplemented
+    rest = input.narrow(dim, start, input.shape[dim] - start)
+    return rest.diagonal(0, dim1, dim2)
+
+
 def _pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
     """A circular pad, whose C++ code writes parts of its result into others."""
     x, symbols = input, symbols_in(input)
@@ -194,5 +206,6 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.cov, torch.Tensor.cov), _cov),
     **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), _corrcoef),
     torch.Tensor.fill_diagonal_: _fill_diagonal,
+    **dict.fromkeys((torch.diagonal, torch.Tensor.diagonal), _diagonal),
 }
 COMPOSITES = {function: composite_of(composite) for function, composite in _FUNCTIONS.items()}
