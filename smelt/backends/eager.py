@@ -70,7 +70,7 @@ def _with_unbacked_sizes(traced: Traced) -> Compiled:
         if not sizes:
             return eager_fallback(graph)
         return dispatch_by_sizes(
-            sizes, lambda values: (eager_fallback(substitute(graph, values)), []), prepare=False
+            sizes, lambda values: (eager_fallback(substitute(graph, values)),), prepare=False
         )
 
     return run_in_parts(traced, part)

@@ -26,7 +26,7 @@ def _is_unknown(vm: VM, lengths: object) -> bool:
 
 
 def _batch_sizes(sequence: object) -> object:
-    return cast(rnn.PackedSequence, sequence)[1] if type(sequence) is rnn.PackedSequence else None
+    return sequence[1] if type(sequence) is rnn.PackedSequence else None
 
 
 # The function, the position and name of the argument that has lengths, and how they are read from it.
