@@ -42,7 +42,8 @@ _NOTHING: Any = nullcontext()
 
 @contextmanager
 def disabled(context: AbstractContextManager[T] = _NOTHING) -> Iterator[T]:
-    """`context`, within which each compilation has a callable of its own."""
+    """`context`, within which each compilation has a callable of its own. What was called in it may have entries that no
+    later compilation should have (of an edited graph), so nothing is shared with earlier ones either."""
     global _is_enabled
     before, _is_enabled = _is_enabled, False
     try:
@@ -50,6 +51,7 @@ def disabled(context: AbstractContextManager[T] = _NOTHING) -> Iterator[T]:
             yield value
     finally:
         _is_enabled = before
+        forget()
 
 
 def of_function(function: FunctionType, key: Key, make: Make) -> _native.Wrapped:

@@ -173,6 +173,8 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.stack.default, ([turned(S, T)] * 3, -1), {}),
     (aten.constant_pad_nd.default, (IMAGES, (1, 2, 3, 0)), {}),
     (aten.constant_pad_nd.default, (X, (0, 0, S, 2)), {}),
+    (aten.replication_pad2d.default, (IMAGES, (1, -1, -2, 0)), {}),
+    (aten.replication_pad3d.default, (dense(2, S, T, 9, 8), (1, -1, -2, 0, 3, 4)), {}),
     (aten.repeat.default, (turned(S, T), (2, 1, T)), {}),
     (aten.max_pool2d_with_indices.default, (IMAGES, (1, 1), (1, 1)), {}),
     (aten.upsample_nearest2d.default, (IMAGES, (9, 9)), {}),

@@ -462,10 +462,12 @@ def _guard_offsets(vm: VM) -> None:
     storages = {f.storage_key for f in vm.trace.writes.addressed_from_start}
     for fake in vm.trace.inputs if storages else ():
         if fake.storage_key in storages:
-            if syms_of(fake.spec):
+            real = vm.trace.inputs.real(fake)
+            offset = (fake.elem if real is None else real).storage_offset()
+            if offset and syms_of(fake.spec):
                 raise NeedsFixedSize("an input's storage is addressed from its start", syms_of(fake.spec))
             source = vm.env.sources[id(fake)].child("member", "storage_offset").child("call", None)
-            vm.env.facts.guard("eq", source, fake.elem.storage_offset())
+            vm.env.facts.guard("eq", source, offset)
 
 
 def _guard_write_permissions(vm: VM) -> None:

@@ -110,6 +110,8 @@ class FunctionMode(TorchFunctionMode):
                 known = func in METADATA_READS and id(args[0]) in call.wrappers
                 if not known:
                     self._check_metadata(args)
+            elif func is torch.Tensor.storage_offset:
+                self._aten_recorder.writes.addressed_from_start.append(args[0])
             out = func(*args, **kwargs)
             return out if self._numbers.symbols is None else wrap_nested(out)
         return self._run(func, args, kwargs)

@@ -20,7 +20,7 @@ from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.backward.not_differentiable import refuse
-from smelt.tracing.fake.fake_tensor import FakeTensor, check_class, check_fixed, class_of_fake, fake_shape
+from smelt.tracing.fake.fake_tensor import FakeTensor, check_class, class_of_fake, fake_shape
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
 from smelt.tracing.record.torch_function_handlers import is_handled, overridable_member
 
@@ -133,7 +133,6 @@ def _tensor_offset(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) ->
     are refused."""
     if real.storage_offset():
         return _refuse(vm, tensor, real, name)
-    check_fixed(tensor, "the storage offset")
     source = vm.env.sources.find_or_const(tensor).child("member", name).child("call", None)
     vm.env.facts.guard("eq", source, real.storage_offset())
     return tensor.storage_offset
