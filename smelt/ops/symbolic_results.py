@@ -360,7 +360,7 @@ def _results(
     shape = next(_shapes(layouts), None)
     found = _Fit(name, candidates_of(specs, sizes), shape, shapes, syms, device, meta_arguments).tree(answers)
     _check_itself(asked, found)
-    _check_current_call(asked, found, shapes)
+    _check_current_call(asked, found)
     for numbers in more_of(syms):
         out, _ = asked.answer_for(lambda size, numbers=numbers: evaluate(size, numbers))  # type: ignore[misc]
         if not _fits(found, out, numbers, shapes):
@@ -394,12 +394,12 @@ def _check_itself(asked: _Asked, found: Any) -> None:
     """Raise NeedsFixedSize if sizes of 0 or 1 change the results found for others."""
     if any(s.lo == s.hi for s in asked.syms):
         out, _ = asked.answer(ITSELF)
-        if found is not None and not _has_sizes(found, out):
+        if found is not None and not _has_sizes(found, out, lambda size: at(size, ITSELF)):
             raise NeedsFixedSize(f"{asked.func}: sizes of 0 or 1 make a difference", asked.syms)
 
 
-def _check_current_call(asked: _Asked, found: Any, shapes: Sequence[Shape]) -> None:
-    """Raise NeedsFixedSize if the fitted result, or the first of several, is not that of the current call.
+def _check_current_call(asked: _Asked, found: Any) -> None:
+    """Raise NeedsFixedSize if the fitted result, or the first of several, has not the sizes of the current call.
 
     Unbacked sizes have no value in that call, and a shape function may refuse a likely value; then nothing is checked.
     torch's shape functions are wrong about further results of some operators (`_embedding_bag`), which run where they have
@@ -411,7 +411,7 @@ def _check_current_call(asked: _Asked, found: Any, shapes: Sequence[Shape]) -> N
         return
     if isinstance(found, tuple) and len(found) == len(out):
         found, out = found[:1], out[:1]
-    if not _fits(found, out, {sym: now(sym) for sym in asked.syms}, shapes):
+    if not _has_sizes(found, out, now):
         raise NeedsFixedSize(f"{asked.func}: the sizes of this call make a difference", asked.syms)
 
 
@@ -481,13 +481,13 @@ def _are_of_calls(shapes: Iterable[Shape], number_of: Callable[[Size], int]) -> 
     return all(number_of(n) > 1 for shape in shapes for n in shape if isinstance(n, Expr))
 
 
-def _has_sizes(found: Any, out: Any) -> bool:
-    """Whether the specs have the sizes of the tensors `out` under assignment ITSELF."""
+def _has_sizes(found: Any, out: Any, number_of: Callable[[Size], int]) -> bool:
+    """Whether the specs have the sizes of the tensors `out` under an assignment."""
     if isinstance(found, (list, tuple)):
-        return len(found) == len(out) and all(map(_has_sizes, found, out))
+        return len(found) == len(out) and all(_has_sizes(f, o, number_of) for f, o in zip(found, out))
     if not isinstance(found, TensorSpec):
         return True
-    return isinstance(out, torch.Tensor) and out.size() == tuple(at(n, ITSELF) for n in found.shape)
+    return isinstance(out, torch.Tensor) and out.size() == tuple(map(number_of, found.shape))
 
 
 class _Asked:

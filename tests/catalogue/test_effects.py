@@ -936,7 +936,7 @@ def same_tensor_twice():
     return fn, [(t, t), (tensor(3), tensor(3)), (t, t)]
 
 
-@program(graphs=0, eager=["unsupported-effect"])
+@program(graphs=1, later=1)
 def view_and_base_as_inputs():
     t = tensor(4)
 

@@ -496,7 +496,7 @@ def a_row_that_is_written():
     return fn, rows(2, 0, 3)
 
 
-@program(graphs=1, breaks=["data-dependent-value"], eager=["unsupported-effect"])
+@program(graphs=2, later=2, breaks=["data-dependent-value"])
 def a_row_of_a_table_that_is_written_afterwards():
     def fn(table, step):
         table = table * 1
@@ -507,7 +507,7 @@ def a_row_of_a_table_that_is_written_afterwards():
     return fn, rows(2, 0, 3)
 
 
-@program(graphs=1, breaks=["data-dependent-condition", "data-dependent-value"], eager=["unsupported-effect"])
+@program(graphs=2, later=2, breaks=["data-dependent-condition", "data-dependent-value"])
 def a_row_that_lives_on_behind_a_break():
     def fn(table, step):
         row = table[step]
