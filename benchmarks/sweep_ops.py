@@ -229,6 +229,8 @@ def run_operator(op: Any, what: Sweep) -> dict[str, Any]:
         return op.op(input, *args, **kwargs)
 
     def made() -> Any:
+        if not what.dynamic:
+            smelt.reset()  # equal compilations share their entries
         how = {"dynamic": True, "options": {"recompile_limit": what.samples}} if what.dynamic else {}
         return smelt.compile(call, **how)
 

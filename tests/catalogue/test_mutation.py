@@ -939,7 +939,7 @@ def class_attribute_shared_through_instance():
     return fn, [(tensor(3),)] * 4, lambda: (Thing.items, Thing.mode, vars(t))
 
 
-@program(graphs=1, eager=["unsupported-effect"])
+@program(graphs=1, later=2)
 def a_write_to_what_a_later_call_also_passes_as_another_argument():
     def fn(out, a, b):
         out += a

@@ -316,7 +316,7 @@ def before_an_exception_that_is_raised():
     return fn, [(integers(2), 1), (integers(2), 2), (integers(2), 1), (integers(2), 2)]
 
 
-@program(graphs=1, eager=["data-dependent-value"])
+@program(graphs=1, eager=["user-exception"])
 def an_exception_that_shows_a_tensor():
     def fn(x, n):
         if n > 1:
