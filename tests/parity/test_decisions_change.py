@@ -228,6 +228,10 @@ def history_of_an_input(compile):
 def offset_into_the_storage(compile):
     c, base = compile(lambda x: x * x.storage_offset()), torch.ones(10)
     yield c(base[2:5]), c(base[3:6])
+    of_views = (lambda x: x[1:].storage_offset(), lambda x: torch.Tensor.storage_offset(x.view(3, 1).t()))
+    for of_view in of_views:
+        c = compile(lambda x: x * of_view(x))
+        yield c(base[:3]), c(base[2:5]), c(base[3:6]), c(base[:3])
 
 
 @scenario

@@ -6,8 +6,11 @@ numbers. `most` is the number of entries that it may need.
 
 from __future__ import annotations
 
+import collections
+import copy
 import dataclasses
 import functools
+import string
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -686,3 +689,58 @@ def test_losses_of_infinite_errors_have_the_gradients_of_eager(loss, name):
     for number in (0.3, 0.5, 0.7, 0.9):
         want, got = (torch.autograd.grad(g(x, torch.zeros(5), number), x)[0] for g in (f, compiled))
         torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@dataclasses.dataclass
+class Texts:
+    """Objects that hold a text: native code that is given one reads the text itself."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        self.items, self.entries = [self.text], {"k": self.text}
+        self.queue = collections.deque(self.items)
+        self.error, self.nested = RuntimeError(self.text), ValueError(((self.text,), 1), [self.text])
+        self.template = string.Template(f"$x {self.text}")
+
+
+READERS: dict[str, Callable[[Texts], object]] = {
+    "text of an error": lambda t: f"{t.error} {t.error!r}",
+    "text of a nested error": lambda t: str(t.nested),
+    "text of containers": lambda t: f"{t.items} {t.entries} {t.queue}",
+    "join": lambda t: ",".join(t.items),
+    "membership": lambda t: "1" in t.items,
+    "equality": lambda t: (t.items == ["1"], t.entries == {"k": "1"}),
+    "order": lambda t: sorted(t.items),
+    "set": lambda t: set(t.items),
+    "copies": lambda t: (t.items + ["z"], list(t.queue), copy.copy(t.items), copy.deepcopy(t.entries)),
+    "map": lambda t: list(map(str.upper, t.items)),
+    "template": lambda t: t.template.substitute(x=1),
+}
+
+
+NUMBER_READERS: dict[str, Callable[[list[Any]], object]] = {
+    "text": str,
+    "equality": lambda items: items == [np.float64(1)],
+    "order": lambda items: (sorted(items), max(items)),
+    "text of an error": lambda items: str(RuntimeError(*items)),
+    "count": lambda items: items.count(1),
+}
+
+
+@pytest.mark.parametrize("name", NUMBER_READERS)
+def test_numpy_scalars_that_native_code_reads(name: str) -> None:
+    read = NUMBER_READERS[name]
+    compiled = smelt.compile(lambda x, items: (x * 2, read(items)))
+    for number in (0, 1, 2, 1, 0, 33):
+        assert compiled(torch.ones(2), [np.float64(number)])[1] == read([np.float64(number)])
+    check_no_failure(compiled)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_texts_that_native_code_reads(name: str) -> None:
+    read = READERS[name]
+    compiled = smelt.compile(lambda x, texts: (x * 2, read(texts)))
+    for text in ("0", "1", "2", "1", "0", "33"):
+        assert compiled(torch.ones(2), Texts(text))[1] == read(Texts(text))
+    check_no_failure(compiled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import operator
 import types
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -29,11 +29,12 @@ from smelt.capture.environment import wrap_values
 from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.overlay import of_same_class
 from smelt.capture.environment.wrap_values import guard_elements
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 from smelt.tracing.symbolic.sym_numbers import specialize
+from smelt.tracing.symbolic.symbolic_ranges import without_proxies
 
 
 def open_for_native(env: Environment, container: C) -> C:
@@ -103,14 +104,36 @@ def _guard_contents(env: Environment, container: Container) -> bool:
     """Guard the contents; return whether they include a real tensor."""
     source, before = env.sources[id(container)], env.log.contents(container)
     if isinstance(container, dict):
-        wrapped = [specialize(v) for v in _guarded_values(env, container, before)]
-        return any(w is not v for w, (_, v) in zip(wrapped, before))
+        return _fix_all(env, _guarded_values(env, container, before), [v for _, v in before])
     if isinstance(container, set):
         guard_elements(env, source, before)
         return False
     env.facts.guard("len", source, len(before))
-    wrapped = [specialize(wrap_values.wrap(env, v, source.child("item", i))) for i, v in enumerate(before)]
-    return any(w is not v for w, v in zip(wrapped, before))
+    wrapped = [wrap_values.wrap(env, v, source.child("item", i)) for i, v in enumerate(before)]
+    return _fix_all(env, wrapped, before)
+
+
+def _fix_all(env: Environment, wrapped: Iterable[object], values: Sequence[object]) -> bool:
+    """Call `_fixed` for each value; return whether one was replaced, as tensors are."""
+    fixed = [_fixed(env, w, v) for w, v in zip(wrapped, values)]
+    return any(w is not v for w, v in zip(fixed, values))
+
+
+def _fixed(env: Environment, wrapped: object, value: object) -> object:
+    """The VM's value `wrapped` for native code that reads `value` itself: numbers are specialized, characters guarded."""
+    if type(wrapped) is not TextProxy:
+        return without_proxies(specialize(wrapped), depth=0)
+    env.facts.guard("eq", env.sources[id(wrapped)], value)
+    return value
+
+
+def _fix_nested(env: Environment, wrapped: object, value: object) -> None:
+    """As `_fixed`, also for the elements of tuples."""
+    if wrapped is value or not isinstance(value, tuple):
+        _fixed(env, wrapped, value)
+    else:
+        for w, v in zip(tuple.__iter__(cast("tuple[object, ...]", wrapped)), tuple.__iter__(value)):
+            _fix_nested(env, w, v)
 
 
 def _check_key(env: Environment, key: object) -> None:
@@ -230,8 +253,10 @@ def guard_exception(env: Environment, error: BaseException) -> None:
     if error.__traceback__ is not None:  # subgroups of an exception group share it
         env.sources.register(error.__traceback__, source.child("member", "__traceback__"))
     for name in exception_fields(type(error)):  # type: ignore[arg-type]
-        value = specialize_nested(wrap_values.wrap(env, getattr(error, name), source.child("member", name)))
-        for part in value if type(value) is tuple else ():
+        value = getattr(error, name)
+        wrapped = wrap_values.wrap(env, value, source.child("member", name))
+        _fix_nested(env, wrapped, value)
+        for part in wrapped if type(wrapped) is tuple else ():
             native_view(env, part)
 
 

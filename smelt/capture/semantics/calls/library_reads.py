@@ -42,6 +42,7 @@ from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.mutation_log import slot_names
 from smelt.capture.environment.side_effects import CacheHit
 from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes.annotations import check_annotations
 from smelt.capture.vm.vm import VM
@@ -49,6 +50,7 @@ from smelt.guards.source import Source
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import specialize
+from smelt.tracing.symbolic.symbolic_ranges import without_proxies
 
 AttributeChain = tuple[str, ...]
 
@@ -115,7 +117,9 @@ def use_instance_state(vm: VM, args: Sequence[object]) -> None:
         if own is not None:  # other names come from the class
             vm.env.facts.guard("keys", vm.env.sources[id(value)].child("dict", None), tuple(own))
         for name in (*(own or ()), *slot_names(type(value))):
-            read = specialize(attributes.load_default(vm, value, name, MISSING))
+            read = without_proxies(specialize(attributes.load_default(vm, value, name, MISSING)), depth=0)
+            if type(read) is TextProxy:
+                raise unreadable(f"native code reads a string that changes of a {type(value).__qualname__}")
             if isinstance(read, (ArrayProxy, np.ndarray)):
                 detail = f"native code reads an environment {type(value).__qualname__}"
                 raise unsupported(detail, UNSUPPORTED_OBJECT)
