@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import logging
+import string
 import textwrap
 import typing
 
@@ -113,11 +114,45 @@ def log_format():
     return (lambda: form.format(record)), (lambda i: setattr(form._style, "_fmt", f"{i} %(message)s"))
 
 
-@pytest.mark.parametrize(
-    "make",
-    (text_wrapper, annotations, encoder, syntax_tree, log_record, log_format),
-    ids=lambda f: f.__name__,
-)
+def log_arguments():
+    record = logging.makeLogRecord({"msg": "%s %s", "args": ("a", 0)})
+    return record.getMessage, (lambda i: setattr(record, "args", (str(i), i)))
+
+
+def exception():
+    error = ValueError("a", ("b", 1))
+    return (lambda: (str(error), repr(error))), (lambda i: setattr(error, "args", (str(i), (str(i), i))))
+
+
+def listed():
+    texts = ["a", "b"]
+    return (lambda: ("1" in texts, texts.count("2"), json.dumps(texts))), (
+        lambda i: texts.__setitem__(0, str(i))
+    )
+
+
+def listed_tuples():
+    pairs = [("a", "z"), ("b", "c")]
+    return (lambda: (max(pairs), ("1", "z") in pairs)), (lambda i: pairs.__setitem__(0, (str(i), "z")))
+
+
+def table():
+    texts = {"k": ("a", 1)}
+    return (lambda: (json.dumps(texts), texts == {"k": ("1", 1)})), (lambda i: texts.update(k=(str(i), i)))
+
+
+def template():
+    text = string.Template("$a")
+    return (lambda: text.substitute(a=1)), (lambda i: setattr(text, "template", f"{i} $a"))
+
+
+STATES = (
+    text_wrapper, annotations, encoder, syntax_tree, log_record, log_format, log_arguments, exception, listed,
+    listed_tuples, table, template,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("make", STATES, ids=lambda f: f.__name__)
 def test_state_that_the_library_reads(make):
     assert results(smelt.compile, *make())[0] == results(lambda fn: fn, *make())[0]
 

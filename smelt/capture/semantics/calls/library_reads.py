@@ -49,6 +49,7 @@ from smelt.capture.vm.vm import VM
 from smelt.guards.source import Source
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 from smelt.tracing.symbolic.sym_numbers import specialize
 from smelt.tracing.symbolic.symbolic_ranges import without_proxies
 
@@ -117,14 +118,24 @@ def use_instance_state(vm: VM, args: Sequence[object]) -> None:
         if own is not None:  # other names come from the class
             vm.env.facts.guard("keys", vm.env.sources[id(value)].child("dict", None), tuple(own))
         for name in (*(own or ()), *slot_names(type(value))):
-            read = without_proxies(specialize(attributes.load_default(vm, value, name, MISSING)), depth=0)
-            if type(read) is TextProxy:
+            read = attributes.load_default(vm, value, name, MISSING)
+            read = without_proxies(
+                specialize_nested(read) if isinstance(read, tuple) else specialize(read), depth=0
+            )
+            if _holds_text(read):
                 raise unreadable(f"native code reads a string that changes of a {type(value).__qualname__}")
             if isinstance(read, (ArrayProxy, np.ndarray)):
                 detail = f"native code reads an environment {type(value).__qualname__}"
                 raise unsupported(detail, UNSUPPORTED_OBJECT)
             container_contents.native_view(vm.env, read)
             pending.append(read)
+
+
+def _holds_text(value: object) -> bool:
+    """Whether `value` is a string that changes, or a tuple that holds one."""
+    return type(value) is TextProxy or (
+        isinstance(value, tuple) and any(map(_holds_text, tuple.__iter__(value)))
+    )
 
 
 @cached_by_class

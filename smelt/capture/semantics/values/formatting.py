@@ -250,7 +250,8 @@ def _join(vm: VM, separator: object, values: object) -> object:
 
 @method(str, "format")
 def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
-    if not _holds_text((*args, *kwargs.values())) and not _contain_text(vm, *args, *kwargs.values()):
+    formatted = (*args, *(v for k, v in kwargs.items() if "{" + k in pattern))
+    if not _holds_text((*args, *kwargs.values())) and not _contain_text(vm, *formatted):
         for value in (*args, *kwargs.values()):
             check_text_settings(value, "%" if "%" in pattern else "")
             use_names(vm, value)
