@@ -119,6 +119,11 @@ def log_arguments():
     return record.getMessage, (lambda i: setattr(record, "args", (str(i), i)))
 
 
+def log_nested_arguments():
+    record = logging.makeLogRecord({"msg": "%s", "args": ([("a",)],)})
+    return record.getMessage, (lambda i: setattr(record, "args", ([(str(i),)],)))
+
+
 def exception():
     error = ValueError("a", ("b", 1))
     return (lambda: (str(error), repr(error))), (lambda i: setattr(error, "args", (str(i), (str(i), i))))
@@ -147,8 +152,8 @@ def template():
 
 
 STATES = (
-    text_wrapper, annotations, encoder, syntax_tree, log_record, log_format, log_arguments, exception, listed,
-    listed_tuples, table, template,
+    text_wrapper, annotations, encoder, syntax_tree, log_record, log_format, log_arguments, log_nested_arguments,
+    exception, listed, listed_tuples, table, template,
 )  # fmt: skip
 
 

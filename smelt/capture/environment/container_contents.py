@@ -114,7 +114,11 @@ def _guard_contents(env: Environment, container: Container) -> bool:
 
 
 def _fix_all(env: Environment, wrapped: Iterable[object], values: Sequence[object]) -> bool:
-    """Call `_fixed` for each value; return whether one was replaced, as tensors are."""
+    """Call `_fixed` for each value and the elements of tuples; return whether one was replaced, as tensors are."""
+    wrapped = list(wrapped)
+    for w, v in zip(wrapped, values):
+        if isinstance(v, tuple):
+            _fix_nested(env, w, v)
     fixed = [_fixed(env, w, v) for w, v in zip(wrapped, values)]
     return any(w is not v for w, v in zip(fixed, values))
 
