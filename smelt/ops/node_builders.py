@@ -39,6 +39,7 @@ CAST: OpOverload = aten._to_copy.default  # dtype, device or memory format by ke
 CLONE: OpOverload = aten.clone.default
 COPY: OpOverload = aten.copy.default  # the second argument with dtype, shape and strides of the first
 FULL: OpOverload = aten.full.default
+STRIDED_SCATTER: OpOverload = aten.as_strided_scatter.default
 MUL: OpOverload = aten.mul.Tensor
 PERMUTE: OpOverload = aten.permute.default
 SCALAR: OpOverload = aten.scalar_tensor.default

@@ -31,6 +31,8 @@ REASONS = {
     "cli/operator_listing.py": "the prefix of all names",
     "torch_private.py": "an arbitrary one, to check that operators have the attributes that smelt reads",
     "tracing/composites/packed_sequences.py": "implements packing and padding by indexing",
+    "tracing/record/changed_defaults.py": "lists what computes the same under a changed dtype or determinism",
+    "tracing/composites/symbolic_parameters.py": "implements functions whose parameters are symbolic floats",
     "tracing/composites/row_indexing.py": "implements the selection of rows by indexing",
     "tracing/composites/symbolic_matmul.py": "implements matmul and linear, which programs call by these names too",
     "tracing/composites/symbolic_resize.py": "implements interpolation, by mode",

@@ -24,7 +24,7 @@ from smelt.graph.pytree import leaves
 from smelt.graph.sample_sizes import syms_of
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.ops.functional_variants import pure_of
-from smelt.ops.node_builders import CLONE, COPY, FULL, PERMUTE, Emitter
+from smelt.ops.node_builders import CLONE, COPY, FULL, PERMUTE, STRIDED_SCATTER, Emitter
 from smelt.ops.registry import row
 from smelt.ops.result_specs import result_spec
 from smelt.ops.symbolic_rules import STRIDED
@@ -58,9 +58,6 @@ class _Storage:
     value: Node
     version: int = 0
     inputs: int = 0  # the number of inputs in this storage
-
-
-STRIDED_SCATTER: OpOverload = torch.ops.aten.as_strided_scatter.default
 
 
 class Functional(NamedTuple):
