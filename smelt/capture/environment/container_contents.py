@@ -114,11 +114,11 @@ def _guard_contents(env: Environment, container: Container) -> bool:
 
 
 def _fix_all(env: Environment, wrapped: Iterable[object], values: Sequence[object]) -> bool:
-    """Call `_fixed` for each value and the elements of tuples; return whether one was replaced, as tensors are."""
+    """Call `_fixed` for each value and guard the strings in tuples; return whether one was replaced, as tensors are."""
     wrapped = list(wrapped)
     for w, v in zip(wrapped, values):
         if isinstance(v, tuple):
-            _fix_nested(env, w, v)
+            _guard_texts(env, w, v)
     fixed = [_fixed(env, w, v) for w, v in zip(wrapped, values)]
     return any(w is not v for w, v in zip(fixed, values))
 
@@ -129,6 +129,15 @@ def _fixed(env: Environment, wrapped: object, value: object) -> object:
         return without_proxies(specialize(wrapped), depth=0)
     env.facts.guard("eq", env.sources[id(wrapped)], value)
     return value
+
+
+def _guard_texts(env: Environment, wrapped: object, value: object) -> None:
+    """Guard the characters of strings in nested tuples. Numbers in them stay symbolic."""
+    if type(wrapped) is TextProxy:
+        _fixed(env, wrapped, value)
+    elif wrapped is not value and isinstance(value, tuple):
+        for w, v in zip(tuple.__iter__(cast("tuple[object, ...]", wrapped)), tuple.__iter__(value)):
+            _guard_texts(env, w, v)
 
 
 def _fix_nested(env: Environment, wrapped: object, value: object) -> None:
