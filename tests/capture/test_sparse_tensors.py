@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.report.inspect import graph_count
+from smelt.report.inspect import graph_count, records
 from tests.harness.agreement import check_no_failure
 
 torch.manual_seed(0)
@@ -97,6 +97,7 @@ def test_graphs_around(fn, odd, graphs):
     for x in (X, X + 1, X.clone().requires_grad_()):
         agree(compiled(odd, x), fn(odd, x))
         check_no_failure(compiled)
+    assert not any(record.reasons for _, record in records(compiled))
     smelt.reset()  # equal compilations share their graphs
     first = smelt.compile(fn)
     first(odd, X)
