@@ -172,14 +172,8 @@ def _compile(model: Any = None, **arguments: Any) -> Any:
         with mock.patch.object(torch._dynamo, "optimize", torch._dynamo.eval_frame.optimize):
             return _compile_of_torch(model, **arguments)
     uses += 1
-    config = torch._dynamo.config
-    if arguments.get("dynamic") is None:
-        if not config.assume_static_by_default:
-            arguments["dynamic"] = True
-        elif not config.automatic_dynamic_shapes:
-            arguments["dynamic"] = False
     arguments["backend"] = _backend(arguments.get("backend"))
-    arguments.setdefault("recompile_limit", config.recompile_limit)
+    arguments.setdefault("recompile_limit", torch._dynamo.config.recompile_limit)
     if model is None:
         return lambda model: _compile(model, **arguments)
     return compile_as_torch(model, **arguments)

@@ -94,12 +94,13 @@ def test_settings_and_errors_of_torchs_compiler(tmp_path):
                 for text in "a bb ccc dddd eeeee ffffff ggggggg hhhhhhhh iiiiiiiii jjjjjjjjjj".split():
                     assert torch.equal(compiled(x, text), longer(x, text))
                 return len(entries(compiled))
-            before = torch.compile(longer)
-            print(count(torch.compile(longer)))
+            def another(): return lambda x, text: longer(x, text)  # equal compilations of one function share entries
+            before = torch.compile(another())
+            print(count(torch.compile(another())))
             torch._dynamo.config.cache_size_limit = 3
-            print(count(before), count(torch.compile(longer, options={"recompile_limit": 5})))
+            print(count(before), count(torch.compile(another(), options={"recompile_limit": 5})))
             torch._dynamo.config.recompile_limit = 64
-            print(count(torch.compile(longer)))
+            print(count(torch.compile(another())))
             grow = torch.compile(lambda x: x * 2)
             for n in (3, 4, 5): grow(torch.ones(n))
             torch._dynamo.config.automatic_dynamic_shapes = False

@@ -8,11 +8,11 @@ from typing import cast
 import numpy as np
 import torch
 
-from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, unsupported
+from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Kwargs, unsupported
 from smelt.capture.proxies.array_proxy import DTYPES, ArrayProxy, storage_of
 from smelt.capture.proxies.numpy_functions import create
 from smelt.capture.proxies.numpy_trial import arrays_in
-from smelt.capture.semantics.calls.native_calls import run_native
+from smelt.capture.semantics.calls.native_calls import registered_or_native
 from smelt.capture.vm.vm import VM
 from smelt.reasons import DATA_DEPENDENT
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -37,7 +37,7 @@ TENSOR_METHODS["numpy"] = _numpy
 
 def _register(function: Callable[..., object], convert: Callable[..., torch.Tensor]) -> None:
     """Register `convert` for calls of `function`, which creates tensors, with an array proxy or an array of the program."""
-    default: Handler | None = BUILTINS.get(function)
+    default = registered_or_native(function)
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if args and type(args[0]) is ArrayProxy:
@@ -47,7 +47,7 @@ def _register(function: Callable[..., object], convert: Callable[..., torch.Tens
         if args and type(args[0]) in (list, tuple) and next(arrays_in(args[0]), None) is not None:
             copied: Callable[..., torch.Tensor] = _copied
             return copied(ArrayProxy(_stacked(args[0])), *args[1:], **kwargs)
-        return default(vm, args, kwargs) if default is not None else run_native(vm, function, args, kwargs)
+        return default(vm, args, kwargs)
 
     BUILTINS[function] = handler
 
@@ -112,12 +112,12 @@ _register(torch.tensor, _copied)
 
 def _register_creation(function: Callable[..., object]) -> None:
     """Handle calls of a function of NumPy that creates arrays with an array proxy, or nested lists of them."""
-    default: Handler | None = BUILTINS.get(function)
+    default = registered_or_native(function)
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if len(args) == 1 and next(arrays_in(args[0]), None) is not None:
             return create(function, args[0], **kwargs)
-        return default(vm, args, kwargs) if default is not None else run_native(vm, function, args, kwargs)
+        return default(vm, args, kwargs)
 
     BUILTINS[function] = handler
 

@@ -13,8 +13,8 @@ from typing import cast
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs
-from smelt.capture.semantics.calls.native_calls import run_native
+from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Kwargs
+from smelt.capture.semantics.calls.native_calls import registered_or_native, run_native
 from smelt.capture.vm.vm import VM
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import Float, Int
@@ -89,10 +89,7 @@ def _converted(
 
 def _register(function: Callable[..., object]) -> None:
     """Register the conversion for calls of `function` with lists of tensors."""
-    default: Handler | None = BUILTINS.get(function)
-
-    def call(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        return default(vm, args, kwargs) if default is not None else run_native(vm, function, args, kwargs)
+    call = registered_or_native(function)
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if len(args) != 1 or kwargs.keys() - {"dtype", "device"}:

@@ -53,13 +53,18 @@ def _is_cast(x: torch.Tensor) -> bool:
 # ---------------------------------------------------------------------------------------------------- losses
 
 
+def _near(error: Any, is_far: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Errors, with zeros for those that are far, and the sizes of all: the square of an infinite one, whose loss is linear,
+    would have the gradient 0 * inf."""
+    size = error.abs()
+    return torch.where(is_far(size), 0.0, error), size
+
+
 def _huber(input: Any, target: Any, reduction: str = "mean", delta: Any = 1.0, weight: Any = None) -> Any:
     valid = _is_valid(reduction) and weight is None
     if not valid or not _are_float(input, target) or input.shape != target.shape or not delta > 0:
         return NotImplemented
-    error = input - target
-    size = error.abs()
-    near = torch.where(size > delta, 0.0, error)  # an infinite error would have the gradient 0 * inf
+    near, size = _near(input - target, lambda size: size > delta)
     return _reduced(torch.where(size > delta, delta * (size - 0.5 * delta), 0.5 * near * near), reduction)
 
 
@@ -74,9 +79,7 @@ def _smooth_l1(
     valid = _is_valid(reduction, size_average, reduce)
     if not valid or not _are_float(input, target) or input.shape != target.shape or not beta > 0:
         return NotImplemented
-    error = input - target
-    size = error.abs()
-    near = torch.where(size >= beta, 0.0, error)  # as in `_huber`
+    near, size = _near(input - target, lambda size: size >= beta)
     return _reduced(torch.where(size >= beta, size - 0.5 * beta, 0.5 * near * near / beta), reduction)
 
 

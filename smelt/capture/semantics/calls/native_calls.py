@@ -30,6 +30,7 @@ from smelt.capture.base.call_handlers import (
     METHODS,
     TENSOR_METHODS,
     Args,
+    Handler,
     Kwargs,
     class_method_of,
     unsupported,
@@ -133,6 +134,11 @@ def _introspect(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
 
 
 _CALLABLES = (FunctionType, MethodType, BuiltinType)
+
+
+def registered_or_native(function: Callable[..., object]) -> Handler:
+    """What calls of `function` run so far: its handler, else `run_native`. For a handler that leaves other calls to it."""
+    return BUILTINS.get(function) or (lambda vm, args, kwargs: run_native(vm, function, args, kwargs))
 
 
 def run_native(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
