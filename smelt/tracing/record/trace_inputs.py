@@ -42,7 +42,8 @@ from smelt.tracing.symbolic.symbolic_layouts import SizeSource, SymbolicLayout
 def _local_references() -> int:
     """Reference count of a scalar operand that C++ just created, as `_is_internal_scalar` sees it.
 
-    It counts the tuple of arguments and our functions on the call path: CPython 3.14 borrows most of those.
+    It counts the tuple of arguments and our functions on the call path: CPython 3.14 borrows most of those. It is not a
+    constant: where any thread has a frame hook, another compiler's too, each Python call adds references.
     """
 
     def referred(real: object) -> int:
@@ -56,9 +57,6 @@ def _local_references() -> int:
 
     (found,) = [argument(a) for a in (object(),)]
     return found
-
-
-_LOCAL_REFERENCES = _local_references()
 
 
 class Inputs(Sequence[FakeTensor]):
@@ -237,7 +235,7 @@ class Inputs(Sequence[FakeTensor]):
 def _is_internal_scalar(real: torch.Tensor) -> bool:
     """Whether C++ created the scalar `real` for this very call (`x.masked_fill(m, 0)`), so that nothing else refers to
     it."""
-    return real.dim() == 0 and real.device.type == "cpu" and sys.getrefcount(real) <= _LOCAL_REFERENCES
+    return real.dim() == 0 and real.device.type == "cpu" and sys.getrefcount(real) <= _local_references()
 
 
 def _require_grad(fake: FakeTensor) -> None:
