@@ -66,6 +66,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return simulated.process_of(super()._split_scope(nodeid))
 
+        def remove_node(self, node: Any) -> Any:
+            """A test that ended its process is not run again in the next one."""
+            ended_it = super().remove_node(node)
+            for tests in self.workqueue.values():
+                if ended_it in tests:
+                    tests[ended_it] = True
+            return ended_it
+
     return Scheduling(config, log)
 
 
