@@ -4,6 +4,7 @@ Files of tests/simulated share a few processes, as each imports torch and the co
 own. `pytest` there writes a report, and each test here says what it said.
 """
 
+import faulthandler
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from tests.simulated import cuda
 ROOT = Path(__file__).parent.parent.parent
 INSIDE = "SMELT_TESTS_INSIDE_SIMULATED_CUDA"
 PROCESSES = 3
-TIMEOUT = 580  # seconds, of all tests of a process
+TIMEOUT = 900  # seconds, of all tests of a process; each has its own limit there
 ALONE = {
     "test_amd_there.py",
     "test_first_attention.py",
@@ -56,6 +57,7 @@ def _repeat_outcome(item: pytest.Item) -> None:
     reports = item.session.stash.setdefault(REPORTS, {})
     process = process_of(_file(item))
     if process not in reports:
+        faulthandler.cancel_dump_traceback_later()  # the limit of one test, not of all that run there
         marked = (i for i in item.session.items if i.get_closest_marker("simulated_cuda"))
         reports[process] = _run([i for i in marked if process_of(_file(i)) == process])
     for said in reports[process][_reported(item)]:
@@ -75,16 +77,24 @@ def _reported(item: pytest.Item) -> tuple[str, str]:
 
 
 def _run(tests: list[pytest.Item]) -> dict[tuple[str, str], Report]:
-    """What was said of each, by its module and name; where the process died, that."""
+    """What was said of each, by its module and name; where the process died or ran out of time, that."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *(t.nodeid for t in tests)]
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {INSIDE: "1"}, capture_output=True, text=True, timeout=TIMEOUT
-        )
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=os.environ | {INSIDE: "1"}, capture_output=True, text=True, timeout=TIMEOUT
+            )
+        except subprocess.TimeoutExpired as error:
+            return _all_failed(tests, f"{error}\n{(error.stdout or b'').decode(errors='replace')}")
         if not report.exists():
-            died = ElementTree.Element("failure")
-            died.text = f"the process ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
-            return {_reported(t): [died] for t in tests}
+            why = f"the process ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+            return _all_failed(tests, why)
         cases = ElementTree.parse(report).iter("testcase")
         return {(str(case.get("classname")), str(case.get("name"))): case for case in cases}
+
+
+def _all_failed(tests: list[pytest.Item], why: str) -> dict[tuple[str, str], Report]:
+    failure = ElementTree.Element("failure")
+    failure.text = why
+    return {_reported(t): [failure] for t in tests}
