@@ -95,7 +95,9 @@ def _seed() -> Iterator[None]:
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     yield
     assert close_autocasts() == 0
-    assert torch._C._dynamo.eval_frame.get_eval_frame_callback() is None, "torch.compile's frame hook is still there"
+    assert torch._C._dynamo.eval_frame.get_eval_frame_callback() is None, (
+        "torch.compile's frame hook is still there"
+    )
     if "smelt.shared_compilations" in sys.modules:  # tests of one function count their own compilations
         sys.modules["smelt.shared_compilations"].forget()
 

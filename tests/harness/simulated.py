@@ -83,7 +83,12 @@ def _run(tests: list[pytest.Item]) -> dict[tuple[str, str], Report]:
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *(t.nodeid for t in tests)]
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=os.environ | {INSIDE: "1"}, capture_output=True, text=True, timeout=TIMEOUT
+                command,
+                cwd=ROOT,
+                env=os.environ | {INSIDE: "1"},
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
             )
         except subprocess.TimeoutExpired as error:
             return _all_failed(tests, f"{error}\n{(error.stdout or b'').decode(errors='replace')}")
