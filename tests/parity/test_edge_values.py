@@ -332,6 +332,8 @@ ODD = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ODD)
 def test_signs_of_zeros(name, dtype):
+    if name == "gelu" and dtype is torch.float32 and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        pytest.skip("eager's gelu(-0.0) is 0.0 here, and -0.0 with AVX-512")
     fn = ODD[name]
     x = torch.tensor([-0.0, 0.0], dtype=dtype).repeat(32)  # whole vectors
 
