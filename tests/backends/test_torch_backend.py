@@ -98,7 +98,7 @@ def test_symbolic_sizes(dynamic):
     inputs = [torch.randn(b, 8) for b in (4, 5, 9, 7, 2, 1)]
     with counted() as counts:
         found = steps(torch.compile(f, backend=compile_fx, dynamic=dynamic), inputs)
-    torch.testing.assert_close(found, steps(f, inputs))
+    torch.testing.assert_close(found, steps(f, inputs), rtol=1e-5, atol=1e-5)
     assert counts["entry-installed"] <= 4 and "graph-break" not in counts
 
 
