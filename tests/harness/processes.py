@@ -6,7 +6,6 @@ that does nothing else. The program sees a process of `python -c`: its arguments
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -86,10 +85,30 @@ class _Server:
             raise subprocess.TimeoutExpired(job["program"], timeout)
         return code
 
+    def end(self) -> None:
+        """End the process, which holds some 300 MB."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with self.lock:
+            self.process.stdin.close()
+            self.process.wait()
+            self.process.stdout.close()
 
-@functools.cache
-def _server(imports: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> _Server:
-    return _Server(imports, dict(env))
+
+_SERVERS = 3  # that wait at a time
+_servers: dict[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], _Server] = {}  # most recently used last
+_lock = threading.Lock()
+
+
+def _server(imports: tuple[str, ...], env: Mapping[str, str]) -> _Server:
+    """The server for these modules and this environment, but for pytest's own variables, which name the test."""
+    key = imports, tuple(sorted((k, v) for k, v in env.items() if not k.startswith("PYTEST_")))
+    with _lock:
+        found = _servers.pop(key, None) or _Server(imports, dict(key[1]))
+        _servers[key] = found
+        ended = [_servers.pop(k) for k in list(_servers)[:-_SERVERS]]
+    for server in ended:
+        server.end()
+    return found
 
 
 def start(
@@ -104,7 +123,7 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     """The ended process of `program`, with the modules `imports` imported. `startup`: what of the environment is read when
     Python starts or torch is imported; the rest is in `env`."""
-    server = _server(imports, tuple(sorted((os.environ if startup is None else startup).items())))
+    server = _server(imports, os.environ if startup is None else startup)
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
         for stream, text in zip(streams, (stdin, "", "")):
