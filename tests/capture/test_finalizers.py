@@ -125,6 +125,12 @@ async def nothing():
     pass
 
 
+def an_object_of_a_variable_with_a_weak_reference_that_calls_back(x, log):
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: log.append("dropped"))
+    return x + 1, reference() is thing
+
+
 def a_coroutine_that_is_not_awaited(x, log):
     waiting = nothing()  # noqa: F841
     os.getpid()
@@ -152,6 +158,7 @@ def a_coroutine_of_which_a_frame_is_taken(x, log):
         a_directory_of_a_function_that_returns,
         an_object_with_a_finalizer,
         an_object_with_a_weak_reference_that_calls_back,
+        an_object_of_a_variable_with_a_weak_reference_that_calls_back,
         a_coroutine_that_is_not_awaited,
         a_coroutine_of_which_a_frame_is_taken,
     ],
@@ -191,3 +198,22 @@ def test_dead_object_without_a_finalizer_is_freed():
     assert "tail(resume_in_fn_at" in after
     assert "thing" not in after and after.count("t0") <= 3
     assert [r.kind.id for r in reasons(compiled)] == ["input-output"]
+
+
+def test_a_callback_that_is_not_captured_prints_nothing(capfd):
+    """CPython prints an exception that the callback of a weak reference raises, a refusal by smelt too."""
+
+    def fn(x, log):
+        thing = Thing()
+        reference = weakref.ref(thing, lambda _: log.append(os.getpid()))  # noqa: F841
+        return x + 1
+
+    def call(run):
+        log = []
+        run(torch.ones(2), log)
+        return log
+
+    compiled = smelt.compile(fn)
+    assert [call(run) for run in (fn, compiled, compiled)] == [[os.getpid()]] * 3
+    assert [reason.kind.id for reason in reasons(compiled)] == ["input-output"]
+    assert "Exception ignored" not in capfd.readouterr().err

@@ -104,6 +104,38 @@ def weak_containers_and_proxies_forget_tensors_of_the_call():
     return fn, calls()
 
 
+class Thing:
+    """Something that a weak reference can refer to."""
+
+
+def held_until_it_returns(ended):
+    thing = Thing()
+    seen = weakref.ref(thing, lambda _: ended.append("inner"))
+    return seen() is thing
+
+
+def never_called_back(ended):
+    seen, things = [], [Thing(), Thing()]
+    for thing in things:
+        seen.append(weakref.ref(thing, lambda _: ended.append("too late")))
+    thing = things = (
+        None  # the first reference ends with the list, before the second object could be seen to die
+    )
+    return len(seen)
+
+
+@program(graphs=1)
+def callbacks_run_when_a_function_returns():
+    """CPython clears local variables in their order: an object before, or after, the reference that would call back."""
+
+    def fn(x):
+        ended = []
+        alive = held_until_it_returns(ended), never_called_back(ended)
+        return x + len(ended), ended, alive
+
+    return fn, calls()
+
+
 @program(graphs=1)
 def a_tensor_in_a_variable_is_alive():
     def fn(x):

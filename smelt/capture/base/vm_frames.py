@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY313, Code
 from smelt.capture.base.value_kinds import FunctionType, Sentinel
+from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 
 
@@ -405,7 +406,12 @@ class VMCallable:
     def __call__(self, *args: object, **kwargs: object) -> object:
         if self.vm.released:  # native code outlives the capture
             return self.function(*args, **kwargs)
-        result = self.vm.call(self.function, args, kwargs)
+        try:
+            result = self.vm.call(self.function, args, kwargs)
+        except Unsupported:
+            if _is_weakref_callback(args):
+                return None  # CPython would print and drop the refusal, by which the capture fails anyway
+            raise
         return result if self.convert is None else self.convert(result)
 
     def __repr__(self) -> str:
@@ -418,6 +424,11 @@ class VMCallable:
 
     def __eq__(self, other: object) -> bool:
         return self.function == (other.function if type(other) is VMCallable else other)
+
+
+def _is_weakref_callback(args: tuple[object, ...]) -> bool:
+    """Whether a function gets what the callback of a weak reference gets: the reference, its object dead."""
+    return len(args) == 1 and isinstance(args[0], weakref.ref) and args[0]() is None
 
 
 class VMIterator:

@@ -252,7 +252,7 @@ class Interpreter(VM):
                             self.check_stop(frame)
                         handler, arg = instructions[pc]
                         if handler(self, frame, arg):
-                            return self.ended(frame) if self.frames.generators else frame.result
+                            return self.ended(frame)
                 except Unsupported as e:
                     self.locate(e)
                     raise
