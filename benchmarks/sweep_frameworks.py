@@ -1,4 +1,4 @@
-"""`make sweep`: programs of frameworks (`frameworks.py`), compiled the way their users compile, against eager.
+"""`make sweep`: programs of frameworks (`frameworks/`), compiled the way their users compile, against eager.
 
     python -m benchmarks.sweep_frameworks [--only PART-OF-A-NAME ...] [--short] [--limit SECONDS] [--out DIR]
 
@@ -35,7 +35,8 @@ from typing import Any
 import numpy
 import torch
 
-from benchmarks import errors, frameworks, sweep_models
+from benchmarks import errors, sweep_models
+from benchmarks.frameworks import programs
 
 TOLERANCE = 1e-3  # of the largest magnitude of a tensor, after a few steps of training
 LIMIT = 120.0  # seconds of CPU time a run
@@ -77,7 +78,7 @@ def _run(name: str, is_compiled: bool, folder: str, limit: float) -> None:
     try:
         with _collected(found) if is_compiled else contextlib.nullcontext():
             _seed()
-            facts, step = frameworks.PROGRAMS[name](frameworks.Run(is_compiled))
+            facts, step = programs.PROGRAMS[name](programs.Run(is_compiled))
             found["facts"] = _plain(
                 {**facts, "generators": _generators()}
             )  # before the step changes what they hold
@@ -97,7 +98,7 @@ def _generators() -> dict[str, Any]:
     return {"torch": torch.get_rng_state(), "random": hash(random.getstate()), "numpy": numpy.random.random()}
 
 
-def _seconds(step: frameworks.Step) -> float:
+def _seconds(step: programs.Step) -> float:
     """CPU seconds of a call after ten: the best of several blocks, as the clock of CPU time may be coarse."""
     for _ in range(WARM_UP):
         step()
@@ -235,8 +236,8 @@ def _only(got: dict[str, Any], want: dict[str, Any]) -> list[tuple[str, str]]:
 def measured(name: str, limit: float) -> dict[str, Any]:
     """The row of a program."""
     row: dict[str, Any] = {"name": name}
-    if not frameworks.is_installed(name):
-        return {**row, "skipped": f"no {frameworks.package_of(name)}", "measured": _circumstances()}
+    if not programs.is_installed(name):
+        return {**row, "skipped": f"no {programs.package_of(name)}", "measured": _circumstances()}
     start = time.perf_counter()
     _import(name)
     with tempfile.TemporaryDirectory() as top:
@@ -267,7 +268,7 @@ LATER = {
 
 def _import(name: str) -> None:
     """Import the package of a program before the forks: once for all."""
-    package = frameworks.package_of(name)
+    package = programs.package_of(name)
     warnings.simplefilter("ignore")
     for module in (package, *(f"{package}.{part}" for part in LATER.get(package, ()))):
         importlib.import_module(module)
@@ -292,7 +293,7 @@ def _circumstances() -> str:
 
 
 def _version(name: str) -> str:
-    package = frameworks.package_of(name)
+    package = programs.package_of(name)
     for distribution in importlib.metadata.packages_distributions().get(package, [package]):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{distribution} {importlib.metadata.version(distribution)}"
@@ -360,8 +361,8 @@ def remarks(row: dict[str, Any]) -> list[str]:
 
 def selected(only: list[str], short: bool) -> list[str]:
     """The names of the programs to run."""
-    names = [n for n in frameworks.PROGRAMS if not only or any(part in n for part in only)]
-    return list({frameworks.package_of(n): n for n in reversed(names)}.values()) if short else names
+    names = [n for n in programs.PROGRAMS if not only or any(part in n for part in only)]
+    return list({programs.package_of(n): n for n in reversed(names)}.values()) if short else names
 
 
 def main() -> int:
@@ -387,7 +388,7 @@ def write(row: dict[str, Any], table: Path) -> None:
     table.parent.mkdir(parents=True, exist_ok=True)
     rows = {r["name"]: r for r in json.loads(table.read_text())} if table.exists() else {}
     rows[row["name"]] = row
-    ordered = [rows[name] for name in frameworks.PROGRAMS if name in rows]
+    ordered = [rows[name] for name in programs.PROGRAMS if name in rows]
     table.write_text(json.dumps(ordered, indent=1) + "\n")
     table.with_suffix(".md").write_text(markdown(ordered))
 
