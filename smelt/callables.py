@@ -233,7 +233,26 @@ class CompiledModule:
         return _rebuild_function(copy.deepcopy(self._smelt.original, memo), self._smelt.settings)
 
 
-def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
+# Lightning's Trainer calls these methods of a module, not the module.
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+_LIGHTNING = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
+
+
+def _compiled_steps(cls: type[nn.Module], settings: Settings) -> dict[str, Any]:
+    """The steps that the class of a LightningModule defines, compiled, by name; empty for other classes. Those that it
+    inherits from Lightning stay, so that the Trainer finds out that they are not defined."""
+    base = next((base for base in cls.__mro__ if base.__module__ in _LIGHTNING), None)
+    if base is None:
+        return {}
+    steps = {name: inspect.getattr_static(cls, name) for name in _STEPS}
+    return {
+        name: _compiled_function(step, settings)
+        for name, step in steps.items()
+        if isinstance(step, types.FunctionType) and step is not getattr(base, name)
+    }
+
+
+def _compiled_class(cls: type[nn.Module], settings: Settings) -> type[nn.Module]:
     """The class of compiled modules of class `cls`. Calling it, as methods do with the class of their instance
     (`Sequential.__getitem__` of a slice), returns an instance of `cls`, which is not compiled."""
 
@@ -252,6 +271,7 @@ def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__new__": new,
+        **_compiled_steps(cls, settings),
     }
     if cls.__call__ is not nn.Module.__call__:
         members["__call__"] = _call_like(cls)
@@ -276,7 +296,7 @@ def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:
         module = module._smelt.original
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError("smelt.compile: model is a ScriptModule; compile a function that calls it")
-    compiled = object.__new__(_compiled_class(type(module)))
+    compiled = object.__new__(_compiled_class(type(module), settings))
     object.__setattr__(compiled, "__dict__", module.__dict__)
 
     def make() -> _native.Wrapped:

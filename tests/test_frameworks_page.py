@@ -50,6 +50,18 @@ def test_form_leaves_what_eager_leaves(
     assert _saved(tmp_path / "compiled") == _saved(tmp_path / "eager")
 
 
+def test_unwrapped_models_are_the_original_after_compilation_in_place():
+    accelerate = pytest.importorskip("accelerate", reason="requirements/libraries.txt")
+    accelerator, net = accelerate.Accelerator(cpu=True), torch.nn.Sequential(torch.nn.Linear(2, 2))
+    compiled = accelerator.prepare(smelt.compile(net))
+    for keep in (True, False):
+        unwrapped = accelerator.unwrap_model(compiled, keep_torch_compile=keep)
+        assert unwrapped is compiled and unwrapped._orig_mod is net
+        assert list(unwrapped.state_dict()) == list(net.state_dict())
+    smelt.compile_(net)
+    assert accelerator.unwrap_model(accelerator.prepare(net), keep_torch_compile=False) is net
+
+
 def _blocks() -> list[tuple[str, str]]:
     """(section, block of Python) of the page."""
     sections = PAGE.read_text().split("\n## ")[1:]

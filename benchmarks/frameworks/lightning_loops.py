@@ -35,14 +35,16 @@ def lightning_fit(run: Run, form: str) -> Any:
 
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
             x, y = batch
-            loss = F.cross_entropy(self(x), y)
-            self.log("loss", loss)
+            loss = F.cross_entropy(self.net(x) if form == "steps" else self(x), y)
+            if self.trainer.training:
+                self.log("loss", loss)
             self.seen.append(loss.item())
             return loss
 
         def validation_step(self, batch: Any, index: int) -> None:
             x, y = batch
-            self.log("accuracy", (self(x).argmax(1) == y).float().mean())
+            out = self.net(x) if form == "steps" else self(x)
+            self.log("accuracy", (out.argmax(1) == y).float().mean())
 
         def configure_optimizers(self) -> Any:
             optimizer = sgd(self)
@@ -50,7 +52,7 @@ def lightning_fit(run: Run, form: str) -> Any:
 
     L.seed_everything(0, verbose=False)
     lit = Lit()
-    given = run.compile(lit) if form == "module" else lit
+    given = run.compile(lit) if form in ("module", "steps") else lit
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows(64)), batch_size=16)
     trainer = L.Trainer(
         max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
@@ -62,8 +64,10 @@ def lightning_fit(run: Run, form: str) -> Any:
     os.remove("saved.ckpt")  # its file names the loops' times
     x, y = rows(16)
     step = fitting(given, [(x, y)], sgd(lit))
+    if form == "steps":
+        step = fitting(lambda x: x, [(x, y)], sgd(lit), lambda x, y: given.training_step((x, y), 0))
     facts = {
-        "losses": lit.seen,
+        "losses": list(lit.seen),
         "state": found["state_dict"],
         "optimizer": found["optimizer_states"],
         "accuracy": float(trainer.callback_metrics["accuracy"]),
@@ -85,6 +89,57 @@ def _(run: Run) -> Any:
 @program("lightning: the LightningModule compiled")
 def _(run: Run) -> Any:
     return lightning_fit(run, "module")
+
+
+@program("lightning: the LightningModule compiled, whose steps call a module within")
+def _(run: Run) -> Any:
+    return lightning_fit(run, "steps")
+
+
+@program("lightning: two optimizers by hand")
+def _(run: Run) -> Any:
+    import lightning as L
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    class Adversaries(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.maker, self.judge = Net(8, 16), Net(16, 1)
+            self.seen: list[torch.Tensor] = []
+
+        def training_step(self, batch: Any, index: int) -> None:
+            x, _ = batch
+            for_maker, for_judge = self.optimizers()
+            made = self.maker(torch.randn(len(x), 8))
+            self.improve(for_maker, F.softplus(-self.judge(made)).mean())
+            real, false = self.judge(x), self.judge(made.detach())
+            self.improve(for_judge, F.softplus(-real).mean() + F.softplus(false).mean())
+
+        def improve(self, optimizer: Any, loss: torch.Tensor) -> None:
+            if self.trainer.training:
+                self.log("loss", loss, prog_bar=True)
+            self.seen.append(loss.detach())
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return sgd(self.maker), sgd(self.judge)
+
+    L.seed_everything(0, verbose=False)
+    lit = Adversaries()
+    given = run.compile(lit)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows(64)), batch_size=16)
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(given, data)
+    facts = {"losses": list(lit.seen), "state": dict(lit.state_dict())}
+    batch = rows(16)
+    return facts, lambda: given.training_step(batch, 0)
 
 
 @program("lightning: Fabric")

@@ -335,6 +335,23 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.autograd.graph.allow_mutation_on_saved_tensors: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     **dict.fromkeys(CHANGING_MODES, (UNSUPPORTED_CALL, "modes of torch are left or entered again")),
 }
+# Methods of Lightning that run its Trainer: callbacks, strategies, counters, loggers. By module and name: it may be absent.
+_OF_TRAINER = {
+    "module": (
+        "LightningModule.",
+        "log log_dict manual_backward toggle_optimizer untoggle_optimizer clip_gradients",
+    ),
+    "optimizer": ("LightningOptimizer.", "step"),
+}
+REFUSED_BY_NAME: dict[tuple[str, str], tuple[ReasonKind, str]] = {
+    (f"{package}.core.{module}", prefix + name): (
+        UNSUPPORTED_EFFECT,
+        f"{prefix}{name} runs Lightning's Trainer",
+    )
+    for package in ("lightning.pytorch", "pytorch_lightning")
+    for module, (prefix, names) in _OF_TRAINER.items()
+    for name in names.split()
+}
 for _found, _what in (  # since torch 2.14
     (getattr(torch.autograd.graph, "node_creation_hook", None), "hooks of nodes"),
     (

@@ -28,8 +28,8 @@ from smelt.reasons import UNSUPPORTED_EFFECT
 _MAX_CHILDREN = 500  # of one object
 # Objects that something else holds, or whose deletion has no visible effect.
 _NOT_FOLLOWED = (
-    torch.Tensor, torch.nn.Module, types.FunctionType, types.ModuleType, types.CodeType, type, Generator,
-    types.GeneratorType, types.AsyncGeneratorType,
+    torch.Tensor, torch.nn.Module, torch.optim.Optimizer, types.FunctionType, types.ModuleType, types.CodeType, type,
+    Generator, types.GeneratorType, types.AsyncGeneratorType,
 )  # fmt: skip
 _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _Children = Callable[[Any], Iterable[Any]]

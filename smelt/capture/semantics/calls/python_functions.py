@@ -14,7 +14,12 @@ from smelt.capture.base.call_handlers import (
     substitute_of,
     unsupported,
 )
-from smelt.capture.base.native_functions import REFUSED, is_never_interpreted, runs_natively
+from smelt.capture.base.native_functions import (
+    REFUSED,
+    REFUSED_BY_NAME,
+    is_never_interpreted,
+    runs_natively,
+)
 from smelt.capture.base.value_kinds import FunctionType, is_constant
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.semantics.calls.argument_binding import bind
@@ -50,8 +55,9 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
     inlined = _torch_compile_original(fn) if definition[0].startswith("torch._dynamo.") else None
     if inlined is not None:
         return vm.call(inlined, args, kwargs)
-    if fn in REFUSED:
-        raise Unsupported(Reason(*REFUSED[fn]))
+    refused = REFUSED.get(fn) or REFUSED_BY_NAME.get(definition)
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
     if fn.__dict__:
         original = _disabled_original(fn)
         if original is not None:
