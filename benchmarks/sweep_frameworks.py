@@ -380,7 +380,7 @@ def main() -> int:
         print(f"{len(rows)}/{len(names)} {name} ({about}", *remarks(row), sep="\n    ", flush=True)
         if not args.short:
             write(row, Path(args.out, "frameworks.json"))
-    return int(any(verdict(r) in ("differs", "raised", "ran out") for r in rows))
+    return int(any(verdict(r) in ("differs", "raised", "ran out", "slower") for r in rows))
 
 
 def write(row: dict[str, Any], table: Path) -> None:
