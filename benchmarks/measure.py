@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,43 @@ def per_call(
                 run()
             best[name] = min(best[name], (time.perf_counter() - start) / calls * 1e6)
     return best
+
+
+SLOWER = 1.2  # beyond noise
+WARM_UP = 10
+BLOCKS = 4
+BLOCK_S = 0.25  # seconds of CPU time
+LEAST_CALLS = 2
+
+
+def after_ten(call: Callable[[], Any]) -> float:
+    """CPU seconds of a call after ten: the best of several blocks, as the clock of CPU time may be coarse."""
+    for _ in range(WARM_UP):
+        call()
+    best = float("inf")
+    for _ in range(BLOCKS):
+        calls, start = 0, time.process_time()
+        while calls < LEAST_CALLS or time.process_time() - start < BLOCK_S:
+            call()
+            calls += 1
+        best = min(best, (time.process_time() - start) / calls)
+    return best
+
+
+def beside_eager(pairs: Iterable[tuple[float, float]]) -> dict[str, float]:
+    """Milliseconds of a call of eager and of smelt, whose seconds each of `pairs` measures anew: up to the first in which
+    smelt is not slower beyond noise. The lowest ratio counts."""
+    best = (1.0, float("inf"))
+    for pair in pairs:
+        best = min(best, pair, key=lambda p: p[1] / p[0])
+        if not is_slower(*best):
+            break
+    return {"eager": round(best[0] * 1e3, 3), "smelt": round(best[1] * 1e3, 3)}
+
+
+def is_slower(eager: float, smelt: float) -> bool:
+    """Whether smelt is slower than eager beyond noise."""
+    return smelt > SLOWER * eager
 
 
 def process(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:

@@ -35,16 +35,11 @@ from typing import Any
 import numpy
 import torch
 
-from benchmarks import errors, sweep_models
+from benchmarks import errors, measure, sweep_models
 from benchmarks.frameworks import programs
 
 TOLERANCE = 1e-3  # of the largest magnitude of a tensor, after a few steps of training
 LIMIT = 120.0  # seconds of CPU time a run
-WARM_UP = 10
-BLOCKS = 4
-BLOCK_S = 0.25  # seconds of CPU time
-LEAST_CALLS = 2
-SLOWER = 1.2  # beyond noise
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 UNSTABLE = (
@@ -82,7 +77,7 @@ def _run(name: str, is_compiled: bool, folder: str, limit: float) -> None:
             found["facts"] = _plain(
                 {**facts, "generators": _generators()}
             )  # before the step changes what they hold
-            found["seconds"] = _seconds(step)
+            found["seconds"] = measure.after_ten(step)
     except Exception as error:
         found["raised"] = f"{type(error).__name__}: {error}"[:400]
     Path(folder, "facts.pickle").write_bytes(pickle.dumps(_plain(found)))
@@ -96,20 +91,6 @@ def _seed() -> None:
 
 def _generators() -> dict[str, Any]:
     return {"torch": torch.get_rng_state(), "random": hash(random.getstate()), "numpy": numpy.random.random()}
-
-
-def _seconds(step: programs.Step) -> float:
-    """CPU seconds of a call after ten: the best of several blocks, as the clock of CPU time may be coarse."""
-    for _ in range(WARM_UP):
-        step()
-    best = float("inf")
-    for _ in range(BLOCKS):
-        calls, start = 0, time.process_time()
-        while calls < LEAST_CALLS or time.process_time() - start < BLOCK_S:
-            step()
-            calls += 1
-        best = min(best, (time.process_time() - start) / calls)
-    return best
 
 
 @contextlib.contextmanager
@@ -250,7 +231,8 @@ def measured(name: str, limit: float) -> dict[str, Any]:
             row["differs"] = differences(compiled["facts"], eager["facts"], "facts")
             got, want = (_saved(Path(top, who, "files")) for who in ("smelt", "eager"))
             row |= {"differs": row["differs"] + differences(got, want, "files"), "files": len(want)}
-            row["ms"] = _times(name, limit, Path(top), eager["seconds"], compiled["seconds"])
+            seconds = eager["seconds"], compiled["seconds"]
+            row["ms"] = measure.beside_eager(_times(name, limit, Path(top), *seconds))
     return {
         **row,
         "seconds": round(time.perf_counter() - start, 1),
@@ -274,17 +256,15 @@ def _import(name: str) -> None:
         importlib.import_module(module)
 
 
-def _times(name: str, limit: float, top: Path, eager: float, compiled: float) -> dict[str, float]:
-    """Milliseconds of a call; measured again where smelt is slower."""
-    pairs = [(eager, compiled)]
+def _times(
+    name: str, limit: float, top: Path, eager: float, compiled: float
+) -> Iterator[tuple[float, float]]:
+    """CPU seconds of a call, eager and compiled: those given, then measured again."""
+    yield eager, compiled
     for turn in range(2):
-        if min(c / e for e, c in pairs) <= SLOWER:
-            break
         again = [_fork(name, who, top / f"{turn}{who}", limit).get("seconds", 0.0) for who in (False, True)]
         if all(again):
-            pairs.append((again[0], again[1]))
-    best = min(pairs, key=lambda p: p[1] / p[0])
-    return {"eager": round(best[0] * 1e3, 3), "smelt": round(best[1] * 1e3, 3)}
+            yield again[0], again[1]
 
 
 def _circumstances() -> str:
@@ -313,7 +293,7 @@ def verdict(row: dict[str, Any]) -> str:
         return "differs"
     if ran_out(row):
         return "ran out"
-    return "slower" if row["ms"]["smelt"] > SLOWER * row["ms"]["eager"] else "ok"
+    return "slower" if measure.is_slower(**row["ms"]) else "ok"
 
 
 def ran_out(row: dict[str, Any]) -> list[str]:
@@ -331,7 +311,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "",
         "`python -m benchmarks.sweep_frameworks`. Each program runs eager and compiled, in processes of their own; what it "
         "returns, the files that it saves and the random generators are compared. Times: CPU milliseconds of a step after "
-        f"ten, one thread. Slower: by more than {SLOWER - 1:.0%}. Ran out: a function ended eager for want of entries.",
+        f"ten, one thread. Slower: by more than {measure.SLOWER - 1:.0%}. Ran out: a function ended eager for want of "
+        "entries.",
         "",
         *(f"* {where}" for where in sorted({r["measured"] for r in rows})),
         "",

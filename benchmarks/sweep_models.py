@@ -9,10 +9,11 @@ words and heads and narrower feed-forward layers), random weights, 2 x 16 tokens
 same architectures, all narrow, in train mode (`compare_training`), with labels where they take them.
 timm: the smallest model of each family by name, 2 pictures of 96 x 96 where it takes them, eval mode and train mode.
 libraries: the programs of `libraries.py`, eval mode and train mode.
-A row a model: does it agree, in how many graphs, why it broke or ran eagerly, and in how many graphs torch.compile
-captures it. Each model runs in a process of its own on one thread, so that a crash is a row; the slowest start first. The
-table is written after each row; `--resume` measures what it lacks, and each row knows what it was measured on and the
-commit of the code; `--again NAME` measures rows anew that the table has.
+A row a model: does it agree, in how many graphs, why it broke or ran eagerly, whether a function ended eager for want of
+entries, the CPU time of a call (in train mode: a step) after ten, and in how many graphs torch.compile captures it. Each
+model runs in a process of its own on one thread, so that a crash is a row; the slowest start first. The table is written
+after each row; `--resume` measures what it lacks, and each row knows what it was measured on and the commit of the code;
+`--again NAME` measures rows anew that the table has.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import errors, libraries, weights
+from benchmarks import errors, libraries, measure, weights
 from benchmarks.compare_training import NotComparable, agrees, compare, no_worse, tensors
 
 TOLERANCE = 1e-4  # of the largest magnitude of a tensor
@@ -326,10 +327,22 @@ def _evaluate(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         got = compiled(**inputs)
         torch.manual_seed(0)
         again = compiled(**inputs)
-    found: dict[str, Any] = {"error": max(_error(got, want), _error(again, want)), **_describe(compiled)}
+        found: dict[str, Any] = {
+            "error": max(_error(got, want), _error(again, want)),
+            **_describe(compiled),
+        }
+        found |= after_ten_calls(compiled, lambda: model(**inputs), lambda: compiled(**inputs))
     if found["error"] > TOLERANCE:
         found["float64"] = _beside_float64(model, inputs, smelt=got, eager=want)
     return found
+
+
+def after_ten_calls(compiled: Any, eager: Callable[[], Any], smelt: Callable[[], Any]) -> dict[str, Any]:
+    """Milliseconds of a call, and the reasons of functions that ended eager for want of entries."""
+    pairs = ((measure.after_ten(eager), measure.after_ten(smelt)) for _ in range(3))
+    times = measure.beside_eager(pairs)
+    ran_out = [why for why in _describe(compiled)["eager"] if why.startswith("recompile-limit")]
+    return {"ms": times, "ran_out": ran_out}
 
 
 def _beside_float64(model: nn.Module, inputs: dict[str, Any], **who: Any) -> dict[str, float] | str:
@@ -344,7 +357,14 @@ def _beside_float64(model: nn.Module, inputs: dict[str, Any], **who: Any) -> dic
 
 def _train(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     compiled, found = compare(model, inputs)
-    return {**found, **_describe(compiled)}
+    step, ours = (functools.partial(_step, of, inputs) for of in (copy.deepcopy(model), compiled))
+    return {**found, **_describe(compiled), **after_ten_calls(compiled, step, ours)}
+
+
+def _step(model: nn.Module, inputs: dict[str, Any]) -> None:
+    model.zero_grad(set_to_none=True)
+    losses = [t.sum().double() for t in tensors(model(**inputs)) if t.requires_grad and t.is_floating_point()]
+    torch.stack(losses).sum().backward()
 
 
 def _rival(model: nn.Module, inputs: dict[str, Any]) -> int | str:
@@ -509,8 +529,11 @@ def _circumstances(kind: str, name: str) -> str:
 # ------------------------------------------------------------------------------------------------------ the table
 
 
+VERDICTS = ("ok", "slower", "ran out", "differs", "raised", "died", "skipped")
+
+
 def verdict(row: dict[str, Any]) -> str:
-    """ok, differs, raised, died or skipped."""
+    """ok, slower, ran out, differs, raised, died or skipped."""
     if "died" in row:
         return "died"
     results = _results(row)
@@ -518,7 +541,15 @@ def verdict(row: dict[str, Any]) -> str:
         return "skipped"
     if any("raised" in r or _failed(r) for r in results):
         return "raised"
-    return "ok" if all(_agrees(r) for r in results) else "differs"
+    if not all(map(_agrees, results)):
+        return "differs"
+    if any(r.get("ran_out") for r in results):
+        return "ran out"
+    return "slower" if any(map(_is_slower, results)) else "ok"
+
+
+def _is_slower(result: dict[str, Any]) -> bool:
+    return "ms" in result and measure.is_slower(**result["ms"])
 
 
 def _failed(result: dict[str, Any]) -> bool:
@@ -534,8 +565,7 @@ def _agrees(result: dict[str, Any]) -> bool:
 
 def _is_done(row: dict[str, Any]) -> bool:
     """Neither dead nor failed, nor of a sweep that looked at less."""
-    trained = row.get("train", {})
-    return ("graphs" not in trained or "backward" in trained) and verdict(row) not in ("died", "raised")
+    return all("ms" in r for r in _results(row)) and verdict(row) not in ("died", "raised")
 
 
 def _why_skipped(row: dict[str, Any]) -> str:
@@ -574,7 +604,10 @@ def _cells(row: dict[str, Any], modes: tuple[str, ...]) -> list[str]:
 
 def _remarks(result: dict[str, Any]) -> list[str]:
     """Why it is not one graph, whose backward is not compiled, and what differs."""
-    found = [x.split(" at ")[0][:90] for x in (*result["eager"], *result["breaks"])]
+    reasons = (*result["eager"], *result.get("ran_out", ()), *result["breaks"])
+    found = [reason.split(" at ")[0][:90] for reason in reasons]
+    if _is_slower(result):
+        found.append("after ten: {smelt} ms, eager {eager} ms".format(**result["ms"]))
     found += [f"no joint graph: {x.split(': ')[-1][:80]}" for x in result.get("no_joint", ())]
     if result.get("generators", 0) > TOLERANCE:
         found.append("generators differ")
@@ -594,14 +627,16 @@ def _remarks(result: dict[str, Any]) -> list[str]:
 def markdown(kind: str, rows: list[dict[str, Any]], total: int) -> str:
     """`total`: of how many the rows are those that were measured so far."""
     modes = MODES[kind]
-    counts = {v: sum(verdict(r) == v for r in rows) for v in ("ok", "differs", "raised", "died", "skipped")}
+    counts = {v: sum(verdict(r) == v for r in rows) for v in VERDICTS}
     columns = ["model", "", *(c for m in modes for c in COLUMNS[m])]
     columns += ["torch.compile's graphs"] if "eval" in modes else []
     columns.append("measured")
     head = [
         f"# Sweep of {kind}",
         "",
-        f"`python -m benchmarks.sweep_models {kind}`. Skipped: does not run in eager as it is, or is too large here.",
+        f"`python -m benchmarks.sweep_models {kind}`. Skipped: does not run in eager as it is, or is too large here. "
+        f"Slower: a call after ten takes more than {measure.SLOWER - 1:.0%} longer than eager's (CPU time, one thread). "
+        "Ran out: a function ended eager for want of entries.",
         *([TRAINED] if "train" in modes else []),
         "",
         *_measured_on(rows),
@@ -648,6 +683,11 @@ def _beside_rival(rows: list[dict[str, Any]]) -> list[str]:
 def _summary(mode: str, results: list[dict[str, Any]]) -> list[str]:
     ran = len(results)
     lines = [f"{mode}: whole in one graph: {sum(map(_whole, results))} of {ran}."]
+    timed = [r["ms"]["eager"] / r["ms"]["smelt"] for r in results if "ms" in r]
+    if timed:
+        lines[0] += (
+            f" After ten calls {measure.geomean(timed):.2f} times as fast as eager (geometric mean of {len(timed)})."
+        )
     if mode == "train" and results:
         one = sum(_whole(r) and r["backward"] == 1 and not r["no_joint"] for r in results)
         own = sum(bool(r["no_joint"]) for r in results)
@@ -725,7 +765,7 @@ def main() -> int:
             print(_progress(row, f"{len(rows)}/{len(names)}"), flush=True)
     if args.only:
         print(json.dumps([rows[n] for n in names], indent=1))
-    return int(any(verdict(r) in ("differs", "raised", "died") for r in rows.values()))
+    return int(any(verdict(r) not in ("ok", "skipped") for r in rows.values()))
 
 
 def _rows_in(table: Path) -> list[dict[str, Any]]:
