@@ -99,7 +99,7 @@ def detached_and_data():
     return fn, three(3)
 
 
-@program(graphs=2, breaks=["unsupported-effect"])
+@program(graphs=1)
 def data_is_assigned():
     x = tensor(3)
 

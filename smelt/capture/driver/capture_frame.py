@@ -283,6 +283,7 @@ def _capture(
             # under the modes of the trace, as when the contexts were entered
             context_managers.revert_contexts(vm)
             function_transforms.restore(vm.contexts.transforms)
+        tensor_state.replay_versions(vm)
         effects = (*env.log.effects(), *settings)
         custom_functions.record_backward(vm, _live_values(frame_exit, effects))
         environment_mutations.guard_distinct(env)
@@ -295,6 +296,7 @@ def _capture(
         env.log.roll_back()
         fakes = _fakes(vm, frame_exit, effects)
         tensor_state.check_left(vm, fakes)
+        tensor_state.check_counters(vm, fakes)
         if vm.contexts.under_modes:
             custom_functions.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.addressed_from_start))

@@ -83,6 +83,9 @@ def _uses_default_device(func: Any, arguments: Any, out: Any) -> bool:
     )
 
 
+_DATA = (torch.Tensor.data.__get__, torch.Tensor.detach)  # type: ignore[attr-defined]
+
+
 class FunctionMode(TorchFunctionMode):
     """Runs each call with the mode itself disabled, so that only the outermost call is recorded, and only if it
     returns or changes tensors."""
@@ -140,6 +143,8 @@ class FunctionMode(TorchFunctionMode):
             if value is not UNKNOWN:
                 return value
             raise call.unsupported(*REFUSED[func])
+        if self._inputs.rebound and func not in _DATA:
+            self._inputs.check_rebound(name_of(func), (args, kwargs), func in STATEFUL)
         if call.wrappers and (wrappers := wrappers_in(call, args, kwargs)):
             return self._run_on_wrappers(func, args, kwargs, wrappers)
         if call.is_opaque:

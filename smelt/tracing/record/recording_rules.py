@@ -142,7 +142,7 @@ def _empty_with_layout(fake: FakeTensor, spec: TensorSpec) -> torch.Tensor:
 def _change_metadata(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`squeeze_`, `t_`, ...: the tensor becomes a view of its former value, recorded as the view operator."""
     fake = args[0]
-    if recorder.inputs.holds(fake):
+    if recorder.inputs.holds(fake) or id(fake) in recorder.inputs.rebound:
         raise recorder.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an input tensor")
     view = row(func).view
     assert view is not None

@@ -87,9 +87,9 @@ class Tape:
             fake.torch_node = self.torch.make("get_attr", name, (), {}, name, fake.spec, node.line)
         return fake
 
-    def rebind(self, fake: FakeTensor, view: FakeTensor) -> None:
-        """Turn `fake` into `view`, a view of it. Its former value becomes another fake, so that earlier nodes keep their
-        results."""
+    def rebind(self, fake: FakeTensor, view: FakeTensor) -> FakeTensor:
+        """Turn `fake` into `view`. Its former value becomes another fake, which is returned, so that earlier nodes keep
+        their results."""
         before = wrap(fake.elem, fake.device, fake.spec)
         before.aten_node, before.torch_node = fake.aten_node, fake.torch_node
         for entry in self.entries:
@@ -99,3 +99,4 @@ class Tape:
         self._call.mutated = True
         if self._call.node is not None:
             self.effectful.add(self._call.node)
+        return before

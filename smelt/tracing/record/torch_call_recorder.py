@@ -117,6 +117,8 @@ class TorchCallRecorder:
             return run()
         if call.has_subclasses:
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(target)} with tensors of a subclass")
+        if self._inputs.rebound:
+            self._inputs.check_rebound(name_of(target), target.operands)
         if call.modes:
             raise call.unsupported(UNSUPPORTED_CALL, f"{name_of(target)} under a mode of the user's")
         symbols = self._numbers.symbols

@@ -111,6 +111,10 @@ class Trace(TraceParts):
         """Whether `fake` is an input of the trace."""
         return self.inputs.holds(fake)
 
+    def is_environment(self, fake: torch.Tensor) -> bool:
+        """Whether `fake` is the fake of a tensor that exists outside of the trace, even if its `data` was set since."""
+        return self.inputs.holds(fake) or id(fake) in self.inputs.rebound
+
     def paused(self) -> AbstractContextManager[None]:
         """Context for real torch computation by smelt itself, which is not recorded."""
         return self.call.paused()

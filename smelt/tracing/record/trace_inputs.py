@@ -11,7 +11,8 @@ import torch
 
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import Node
-from smelt.reasons import INTERNAL, UNSUPPORTED_OBJECT, Reason
+from smelt.graph.pytree import leaves
+from smelt.reasons import INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.shapes.divisibility import as_divided
 from smelt.shapes.expr import Sym
 from smelt.torch_private import (
@@ -66,6 +67,9 @@ class Inputs(Sequence[FakeTensor]):
     input is a leaf of autograd's graph if and only if its tensor is. `first_history` has, by id of the fake, the
     initial `grad_fn` of an input that requires grad. `size_sources` has the inputs and dimensions that carry a symbol.
 
+    `rebound` has, by id, the fakes of tensors to whose `data` the program assigned, which are no inputs any more, each
+    with the input of its former value.
+
     `on_unknown_tensor(real)` returns the fake of a real tensor found inside native code; without it such a tensor is
     Unsupported.
     """
@@ -76,6 +80,7 @@ class Inputs(Sequence[FakeTensor]):
         self.size_sources: dict[Sym, list[tuple[FakeTensor, SizeSource]]] = {}
         self.on_unknown_tensor: Callable[[torch.Tensor], FakeTensor] | None = None
         self.first_history: dict[int, Any] = {}
+        self.rebound: dict[int, tuple[FakeTensor, FakeTensor]] = {}
         self._tape = tape
         self._fakes: list[FakeTensor] = []
         self._names: dict[int, str] = {}  # by id of the fake
@@ -181,6 +186,40 @@ class Inputs(Sequence[FakeTensor]):
     def holds(self, fake: torch.Tensor) -> bool:
         """Whether `fake` is an input."""
         return id(fake) in self._reals
+
+    def rebind(self, fake: FakeTensor, view: FakeTensor) -> FakeTensor:
+        """Turn `fake` into `view`, as an assignment to the tensor's `data` does, and return the input of its former value.
+        `fake` remains the fake of its tensor and keeps its version counter. Call it with the recording modes disabled."""
+        fake.elem = fake.elem.data
+        before = self._tape.rebind(fake, view)
+        fake.torch_node = view.torch_node
+        if not self.holds(fake):
+            return before
+        self.rebound[id(fake)] = fake, before
+        self._fakes = [before if f is fake else f for f in self._fakes]
+        of_storage = self._by_storage[before.storage_key]
+        of_storage[:] = (before if f is fake else f for f in of_storage)
+        for sources in self.size_sources.values():
+            sources[:] = ((before if f is fake else f, source) for f, source in sources)
+        self._reals[id(before)] = self._reals.pop(id(fake))
+        self._names[id(before)] = self._names.pop(id(fake))
+        if fake.requires_grad:
+            _require_grad(before)
+            self.first_history[id(before)] = self.first_history.pop(id(fake))
+        return before
+
+    def former(self, fake: FakeTensor) -> FakeTensor:
+        """The input of the tensor whose fake is `fake`: another fake if the program has assigned to its `data`."""
+        _, before = self.rebound.get(id(fake), (fake, fake))
+        return before
+
+    def check_rebound(self, name: str, arguments: Any, sets_state: bool = False) -> None:
+        """Raise Unsupported where `name` would have, or set, a history of a tensor whose `data` was set: the graph has the
+        input of its former value."""
+        for fake in leaves(arguments, FakeTensor):
+            differentiates = torch.is_grad_enabled() and fake.requires_grad
+            if id(fake) in self.rebound and (differentiates or sets_state):
+                raise self.call.unsupported(UNSUPPORTED_EFFECT, f"{name} of a tensor whose data was set")
 
     def fake_for_native(self, real: torch.Tensor) -> FakeTensor:
         """The fake of a real tensor found inside native code: its input, or a constant. Raises Unsupported."""

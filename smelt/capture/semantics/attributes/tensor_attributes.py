@@ -40,13 +40,15 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     if name in own and name != "_is_param":
         return own[name]
     vm.env.facts.use_class(torch.Tensor)
-    real = vm.trace.real(tensor)
+    real = vm.trace.real(vm.trace.inputs.former(tensor))
     if real is None and vm.trace.autograd.reentrant and name in HISTORY_ATTRIBUTES:
         raise refuse(
             f"Tensor.{name} inside of a reentrant checkpoint, whose forward eager runs without gradients"
         )
     if name in TENSOR_STATE:
         vm.trace.copies.record_query(tensor)
+        if name != "grad" and id(tensor) in vm.trace.inputs.rebound:
+            raise unsupported(f"Tensor.{name} of a tensor whose data was set")
     if real is not None and name in TENSOR_STATE:
         return TENSOR_STATE[name](vm, tensor, real, name)
     if real is not None and name in real.__dict__:
@@ -196,7 +198,7 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
         vm.env.facts.use_class(tensor.subclass)
         if owner not in PLAIN_MROS and how not in _METHOD_KINDS:
             check_class(tensor, name)
-    if vm.trace.is_input(tensor):
+    if vm.trace.is_environment(tensor):
         if hasattr(torch.Tensor, name) or name in FakeTensor.__slots__:
             raise unsupported(f"attribute {name!r} of a tensor of the environment is set", UNSUPPORTED_EFFECT)
         vm.env.log.set_tensor_attribute(tensor, name, value)

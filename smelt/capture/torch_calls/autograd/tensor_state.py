@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 import torch.utils.checkpoint
 from torch import nn
 
 from smelt.capture.base.call_handlers import TENSOR_METHODS, TENSOR_SETTERS, unsupported
+from smelt.capture.environment.side_effects import Call
 from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import DisableTorchDispatch
-from smelt.tracing.fake.fake_tensor import FakeTensor, check_class
+from smelt.tracing.fake.fake_tensor import FakeTensor, check_class, fakes_in
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
 
 
@@ -36,7 +38,7 @@ def make_parameter(vm: VM, data: torch.Tensor, requires_grad: bool) -> torch.Ten
 def set_requires_grad(vm: VM, tensor: FakeTensor, requires_grad: object = True) -> torch.Tensor:
     """`tensor.requires_grad_(requires_grad)`, which the torch-level graph records."""
     wanted = vm.truth(requires_grad)
-    if vm.trace.is_input(tensor) and wanted == tensor.requires_grad:
+    if vm.trace.is_environment(tensor) and wanted == tensor.requires_grad:
         return tensor
     return tensor.requires_grad_(wanted)
 
@@ -54,7 +56,7 @@ def set_grad(vm: VM, tensor: FakeTensor, value: object) -> None:
         )
     with vm.trace.paused(), DisableTorchDispatch():
         tensor.grad = value
-    if vm.trace.is_input(tensor):
+    if vm.trace.is_environment(tensor):
         vm.env.log.set_tensor_attribute(tensor, "grad", value)
     else:
         vm.held.with_grad.append(tensor)
@@ -68,8 +70,63 @@ def check_left(vm: VM, fakes: Iterable[FakeTensor]) -> None:
 
 
 def set_data(vm: VM, tensor: FakeTensor, value: object) -> None:
-    """Refuse `tensor.data = value`."""
-    raise unsupported("the data of a tensor is set", UNSUPPORTED_EFFECT)
+    """`tensor.data = value`: from here on, `tensor` has the memory and metadata of `value`, and its own autograd state.
+    The compiled frame assigns the data after the graph."""
+    for part in (tensor, value):
+        check_class(part, "the data")
+    if type(value) is not FakeTensor:
+        raise TypeError(f"Variable data has to be a tensor, but got {type(value).__name__}")
+    _check_rebindable(vm, tensor, value)
+    data, view = value.data, value.data
+    with vm.trace.paused(), DisableTorchDispatch():
+        tensor.data = view
+        before = vm.trace.inputs.rebind(tensor, cast(FakeTensor, view))
+    vm.env.sources.register(before, vm.env.sources[id(tensor)])
+    vm.env.log.defer_call(Call(_assign_data, (tensor, data)))
+
+
+def _check_rebindable(vm: VM, tensor: FakeTensor, value: FakeTensor) -> None:
+    """Raise Unsupported for tensors whose `data` cannot be assigned after the graph: those that the program created, or
+    wrote before, and those that autograd may have saved."""
+    trace, rebound = vm.trace, vm.trace.inputs.rebound
+    with trace.paused():
+        computed = (f for entry in trace.tape.entries for f in fakes_in(entry.out) if id(f) not in rebound)
+        if (
+            not trace.is_environment(tensor)
+            or tensor.is_inference()
+            or value.is_inference()
+            or (id(tensor) not in rebound and tensor.storage_key in trace.writes.storages)
+            or (vm.env.log.is_set_on_tensor(tensor, "grad") and tensor.spec != value.spec)
+            or (tensor.requires_grad and (not tensor.is_leaf or any(f.requires_grad for f in computed)))
+        ):
+            raise unsupported("the data of a tensor is set", UNSUPPORTED_EFFECT)
+
+
+def _assign_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    tensor.data = data
+
+
+def replay_versions(vm: VM) -> None:
+    """Replay the writes since their `data` was set in the versions of those tensors: the graph writes another tensor."""
+    with vm.trace.paused():
+        for fake, _ in vm.trace.inputs.rebound.values():
+            if fake._version:
+                vm.env.log.defer_call(Call(_increment_version, (fake, fake._version)))
+
+
+def _increment_version(tensor: torch.Tensor, times: int) -> None:
+    for _ in range(times):
+        torch.autograd.graph.increment_version([tensor])
+
+
+def check_counters(vm: VM, fakes: Iterable[FakeTensor]) -> None:
+    """Raise Unsupported if a tensor that leaves shares the version counter, as views do, of one whose `data` was set."""
+    with vm.trace.paused():
+        counted = [fake for fake in fakes if not fake.is_inference()]
+        before = [fake._version for fake in counted]
+        torch.autograd.graph.increment_version([fake for fake, _ in vm.trace.inputs.rebound.values()])
+        if before != [fake._version for fake in counted]:
+            raise unsupported("a view of a tensor whose data was set is returned", UNSUPPORTED_EFFECT)
 
 
 def set_flag(vm: VM, tensor: FakeTensor, value: object) -> None:
