@@ -139,6 +139,7 @@ NAMED = {
         "torch.jit.is_scripting",
     ): "user code that asks is answered",
     ("smelt.capture.torch_calls.compiler_queries", "torch.jit.is_tracing"): "user code that asks is answered",
+    ("smelt.capture.torch_calls.nested_compiles", "torch.compile"): "the program calls it inside",
     ("smelt.capture.base.native_functions", "torch.jit"): "the marks of methods are interpreted",
     ("smelt.capture.semantics.calls.calls", "torch.jit.ScriptModule"): "is told from other modules",
 }

@@ -71,9 +71,6 @@ def compile(
     )
 
 
-compile.__smelt_disable__ = True  # type: ignore[attr-defined]  # within a compiled function it breaks the graph, as torch's
-
-
 def _known(options: dict[str, Any] | None) -> dict[str, Any] | None:
     if options is None:
         return None

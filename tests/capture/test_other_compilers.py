@@ -176,3 +176,69 @@ def test_functions_with_weakref_callbacks():
     weakref.finalize(inner, functools.partial(int, "1"))
     x = torch.ones(3)
     assert torch.equal(smelt.compile(lambda x: inner(x) + 1, fullgraph=True)(x), inner(x) + 1)
+
+
+# ------------------------------------------------------------------------------- torch.compile in a compiled function
+
+
+def scaled(x, by=None):
+    return x * (2 if by is None else by)
+
+
+def compiled_and_called(x):
+    return torch.compile(scaled, backend="eager")(x)
+
+
+def compiled_by_a_decorator(x):
+    @torch.compile(backend="eager", dynamic=False)
+    def inner(y):
+        return y + x
+
+    return inner(x) * 2
+
+
+def compiled_once_called_twice(x):
+    f = torch.compile(scaled, backend="eager", dynamic=True)
+    return f(x, by=3) + f(x, 1)
+
+
+def passed_to_native_code(x):
+    f = torch.compile(scaled, backend="eager")
+    return sum(map(f, [x, x])), callable(f)
+
+
+@pytest.mark.parametrize(
+    "fn", [compiled_and_called, compiled_by_a_decorator, compiled_once_called_twice, passed_to_native_code]
+)
+def test_torch_compile_inside(fn):
+    run = smelt.compile(fn, fullgraph=True)
+    got, want = run(X), fn(X)
+    assert all(map(torch.equal, got, want)) if isinstance(got, torch.Tensor) else str(got) == str(want)
+
+
+def test_the_result_of_torch_compile_outlives_the_graph():
+    def returned(x):
+        f = torch.compile(scaled, backend="eager")
+        return f(x), f
+
+    def live_at_a_break(x):
+        f = torch.compile(scaled, backend="eager")
+        smelt.graph_break()
+        return f(x)
+
+    got, f = smelt.compile(returned, fullgraph=True)(X)
+    assert torch.equal(got, X * 2) and torch.equal(f(X, 3), X * 3) and f is not scaled
+    assert torch.equal(smelt.compile(live_at_a_break)(X), X * 2)
+
+
+def test_attributes_and_modules_of_torch_compile_break_the_graph():
+    def named(x):
+        return torch.compile(scaled, backend="eager").__name__, x + 1
+
+    def of_a_module(x):
+        return torch.compile(PLAIN, backend="eager")(x)
+
+    for fn in (named, of_a_module):
+        run = smelt.compile(fn)
+        with torch.no_grad():
+            assert str(run(X)) == str(fn(X)) and reasons(run)[0].kind.id == "unsupported-call"

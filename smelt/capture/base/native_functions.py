@@ -155,6 +155,7 @@ def runs_natively(function: types.FunctionType) -> bool:
         or _is_generated(function)
         or code in _interpreted_codes()
         or is_resume(code)
+        or "__smelt_disable__" in function.__dict__  # it calls the program's function
         or _warns(function)
     ):
         return False
@@ -304,7 +305,7 @@ _REFUSED_NAMES: tuple[tuple[ReasonKind, object, str, str], ...] = (
         "utils.swap_tensors",
     ),
     (SIDE_EFFECT_IO, torch, "torch.", "save load cuda.synchronize"),
-    (UNSUPPORTED_CALL, torch, "torch.", "compile jit.script jit.trace"),
+    (UNSUPPORTED_CALL, torch, "torch.", "jit.script jit.trace"),
     (UNSUPPORTED_CALL, torch.autograd.graph, "", "register_multi_grad_hook get_gradient_edge"),
     (UNSUPPORTED_EFFECT, torch.autograd.graph, "", "increment_version"),
     (UNSUPPORTED_EFFECT, logging, "logging.", "basicConfig disable"),

@@ -73,6 +73,7 @@ from smelt.capture.torch_calls import (
     function_modes,
     function_transforms,
     higher_order_operators,
+    nested_compiles,
     numpy_conversions,
     optimizers,
     other_tracers,
@@ -111,10 +112,11 @@ REGISTERED = (
     compiler_queries, container_constructors, container_methods, context_variables, control_flow, copy_functions,
     custom_functions, unbacked_reads, descriptor_functions, eval_exec, exception_functions, function_modes,
     functools_wrappers, generator_reconstruction, gradients, higher_order_operators, hooks, iteration,
-    itertools_functions, lengths, locale_settings, locks, logging_calls, numpy_conversions, optimizers, other_tracers,
-    unknown_lengths, print_calls, backend_flag_calls, random_functions, random_seeds, symbolic_range_calls,
-    shape_functions, special_methods, stack_frames, subscripts, iterator_reconstruction, tensor_constructors,
-    tensor_methods, tensor_state, torch_function_calls, triton_kernels, warnings_calls, weak_references, wrapper_calls,
+    itertools_functions, lengths, locale_settings, locks, logging_calls, nested_compiles, numpy_conversions, optimizers,
+    other_tracers, unknown_lengths, print_calls, backend_flag_calls, random_functions, random_seeds,
+    symbolic_range_calls, shape_functions, special_methods, stack_frames, subscripts, iterator_reconstruction,
+    tensor_constructors, tensor_methods, tensor_state, torch_function_calls, triton_kernels, warnings_calls,
+    weak_references, wrapper_calls,
 )  # fmt: skip
 arity.record_arities((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
