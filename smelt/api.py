@@ -53,7 +53,8 @@ def compile(
     """Return `model` compiled: called with the same arguments, it returns the same results, faster.
 
     Args:
-        model: a function, method, callable object or nn.Module. None: return a decorator.
+        model: a function, method, callable object or nn.Module; or a class, whose `__call__` it compiles in place. None:
+            return a decorator.
         fullgraph: raise `smelt.errors.Unsupported` (on the user's line) if the graph would break or capture fails.
         dynamic: which sizes of tensors, from 2 on, and which numbers are symbols, so that one entry serves them all
             (docs/dynamic-shapes.md). None: those that change between calls, or are marked (`mark_dynamic`); True: all
@@ -124,7 +125,8 @@ def reset() -> None:
 
 
 def disable(fn: Any = None, recursive: bool = True) -> Any:
-    """Mark a function, callable or module to run eagerly and never be captured. Usable as a decorator.
+    """Mark a function, callable or module to run eagerly and never be captured; of a class, the creation and the calls of
+    its instances. Usable as a decorator.
 
     A compiled function that calls it breaks the graph there. Nothing compiles while it runs,
     except, with `recursive=False`, compiled functions that it calls.

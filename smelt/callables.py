@@ -90,11 +90,14 @@ def compile(
 
 
 def _compile(model: Any, settings: Settings, disable: bool) -> Any:
-    if isinstance(model, type) or not callable(model):
-        what = f"the class {model.__name__}: compile an instance" if isinstance(model, type) else repr(model)
+    is_class = isinstance(model, type)
+    if not callable(model) or (is_class and not _has_calls(model)):
+        what = f"the class {model.__name__}, whose instances are not callable" if is_class else repr(model)
         raise TypeError(f"smelt.compile: model must be a function, a callable or an nn.Module, got {what}")
     if disable:
         return model
+    if is_class:
+        return _compile_calls(model, settings)
     if isinstance(model, nn.Module):
         return _compiled_module(model, settings)
     if isinstance(model, types.MethodType):
@@ -105,6 +108,20 @@ def _compile(model: Any, settings: Settings, disable: bool) -> Any:
         make = functools.partial(_compiled_function, model, settings)
         return shared_compilations.of_function(model, settings.key, make)
     return _compiled_function(_trampoline(model), settings, original=model)
+
+
+def _has_calls(cls: type) -> bool:
+    """Whether instances of the class are callable by a function in Python."""
+    return isinstance(inspect.getattr_static(cls, "__call__", None), (types.FunctionType, _native.Wrapped))
+
+
+def _compile_calls(cls: Any, settings: Settings) -> Any:
+    """Compile the calls of the instances of a class, in place; return the class."""
+    call = getattr(cls.__call__, "_smelt_original", cls.__call__)
+    trampoline = _trampoline(call)
+    trampoline.__name__, trampoline.__qualname__ = cls.__name__, cls.__qualname__
+    cls.__call__ = _compiled_function(trampoline, settings, original=call)
+    return cls
 
 
 def _checked(
@@ -370,6 +387,12 @@ def disable(fn: Any, recursive: bool) -> Any:
     if not callable(fn):
         raise TypeError(f"smelt.disable: fn must be callable, got {fn!r}")
     target = fn._smelt_original if isinstance(fn, _native.Wrapped) else fn
+    if isinstance(fn, type):
+        for name in ("__init__", "__call__"):
+            method = getattr(fn, name, None)
+            if isinstance(method, (types.FunctionType, _native.Wrapped)):
+                setattr(fn, name, disable(method, recursive))
+        return fn
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with set_disabled() if recursive else nullcontext():

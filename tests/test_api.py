@@ -74,8 +74,6 @@ def test_a_wrong_argument_raises_at_once(arguments, error, words):
 
 
 def test_what_cannot_be_called_is_refused():
-    with pytest.raises(TypeError, match="instance"):
-        smelt.compile(Net)
     with pytest.raises(TypeError, match="3"):
         smelt.compile(3)
 
@@ -455,6 +453,95 @@ class Marked(nn.Module):
 
     def forward(self, x, by=1):
         return self.inner(x) * by + (1 if torch.compiler.is_compiling() else 0)
+
+
+@smelt.disable
+class Disabled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.created_in_graph = torch.compiler.is_compiling()
+
+    def forward(self, x):
+        return torch.sigmoid(x) + torch.compiler.is_compiling()
+
+
+@smelt.compile
+class OfCompiledClass(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.layer = Disabled(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(self.inner(torch.sin(x))) + torch.compiler.is_compiling()
+
+
+@smelt.compile(fullgraph=True)
+class Scale:
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, x):
+        return x * self.by + torch.compiler.is_compiling()
+
+
+def test_a_class_is_compiled_in_place():
+    module, x = OfCompiledClass(), torch.randn(2, 4)
+    want = module.layer(torch.sin(x).sigmoid()) + 1
+    torch.testing.assert_close(module(x), want)
+    assert type(module) is OfCompiledClass and isinstance(Scale(1), Scale)
+    assert [r.kind.id for r in reasons(OfCompiledClass.__call__)] == ["disabled-function"]
+    torch.testing.assert_close(copy.deepcopy(module)(x), want)
+    module.register_forward_hook(lambda module, args, out: out * 2)
+    torch.testing.assert_close(module(x), want * 2)
+    assert torch.equal(Scale(3)(x), x * 3 + 1)
+
+
+def test_instances_of_a_compiled_class_in_other_compiled_code():
+    module, scale, x = OfCompiledClass(), Scale(2), torch.randn(2, 4)
+    module.inner = nn.Identity()
+    compiled = smelt.compile(lambda x: module(scale(x)), fullgraph=True)
+    torch.testing.assert_close(compiled(x), module.layer(torch.sin(x * 2 + 1)) + 1)
+
+    class Derived(OfCompiledClass):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    derived = Derived()
+    torch.testing.assert_close(derived(x), (derived.layer(torch.sin(x).sigmoid()) + 1) * 2)
+    torch.testing.assert_close(smelt.compile(derived)(x), derived(x))
+
+
+def test_a_class_whose_creation_is_disabled():
+    compiled = smelt.compile(lambda x: (x + 1, Disabled().created_in_graph))
+    assert compiled(torch.ones(2))[1] is False
+    assert [r.kind.id for r in reasons(compiled)] == ["disabled-function"]
+
+
+def test_a_disabled_constructor_runs_at_each_call():
+    calls = []
+
+    class Counted:
+        @smelt.disable
+        def __new__(cls, x):
+            calls.append("new")
+            return object.__new__(cls)
+
+        @smelt.disable
+        def __init__(self, x):
+            calls.append("init")
+
+    compiled = smelt.compile(lambda x: type(Counted(x + 1)))
+    assert [compiled(torch.ones(2)) for _ in range(3)] == [Counted] * 3 and calls == ["new", "init"] * 3
+
+
+def test_a_class_without_calls_is_no_model():
+    for cls in (int, Empty):
+        with pytest.raises(TypeError, match="whose instances are not callable"):
+            smelt.compile(cls)
+
+
+class Empty:
+    pass
 
 
 def test_a_module_is_compiled_in_place():

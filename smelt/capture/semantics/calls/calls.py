@@ -18,6 +18,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import CYTHON_FUNCTIONS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import PURE_TYPES
@@ -114,6 +115,8 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     """Call of an instance through the `__call__` of its class. Raises TypeError if there is none."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
     vm.env.facts.use_lookups(type(obj))
+    if type(found) is _native.Wrapped:  # of a compiled class
+        found, how = found._smelt_original, FUNCTION
     if isinstance(obj, torch.jit.ScriptModule):
         return call_script_module(vm, obj, args, kwargs)
     if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.callables"):
