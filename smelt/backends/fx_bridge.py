@@ -26,7 +26,8 @@ ForeignBackend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[.
 
 def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule:
     """`graph` as a torch.fx.GraphModule. Every tensor is a placeholder, parameters included; constants become buffers. Each
-    node's `meta` holds the user's line (`stack_trace`) and the result's spec (`spec`)."""
+    node's `meta` holds the user's line (`stack_trace`), the result's spec (`spec`), and of a call, as
+    torch.fx.passes.utils.source_matcher_utils reads it, its function (`source_fn_stack`)."""
     root = torch.nn.Module()
     for name, value in graph.constants.items():
         root.register_buffer(name, value)
@@ -44,6 +45,8 @@ def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule
                 f'  File "{node.line.filename}", line {node.line.line}, in {node.line.function}\n'
             )
         new.meta["spec"] = node.spec
+        if node.op.startswith("call"):
+            new.meta["source_fn_stack"] = [(new.name, node.target)]
     return torch.fx.GraphModule(root, out, class_name)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
+from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
 from torch.utils.checkpoint import checkpoint
 
 import smelt
@@ -61,6 +62,19 @@ def test_foreign_backend_gets_a_real_graph_module():
     for got, want in zip(backend_registry.lookup(backend)(traced, config.DEFAULT)(inputs), model(x)):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
     assert [n.target for n in seen[0].graph.nodes if n.op == "call_function"][:1] == [torch._C._nn.linear]
+
+
+def test_a_foreign_backend_finds_calls_by_their_function():
+    found = []
+
+    def backend(gm, example_inputs):
+        partitions = get_source_partitions(gm.graph, [torch.relu, "split", torch.sin])
+        found.append({target: [len(p.nodes) for p in parts] for target, parts in partitions.items()})
+        return gm.forward
+
+    model, x = Model(), torch.randn(5, 4)
+    smelt.compile(lambda x: (model(x), x.relu(), torch.relu(x)), backend=backend)(x)
+    assert found == [{torch.relu: [1, 1], "split": [1]}]
 
 
 def test_names():
