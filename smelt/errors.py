@@ -39,6 +39,10 @@ class RecordsWarnings(Unsupported):
     """The graph breaks inside of a `catch_warnings(record=True)`, whose list no compiled frame can share."""
 
 
+class SharesCounter(Unsupported):
+    """A result shares the version counter of a tensor whose `data` was set. The graph breaks before that assignment."""
+
+
 class CreatesSizes(Unsupported):
     """The fake kernel of a custom operator creates sizes that data decide."""
 

@@ -1371,7 +1371,7 @@ def test_attribute_of_a_computed_tensor():
     return fn, [(leaf(3),), (tensor(3),), (tensor(3),)], None
 
 
-@on_both_backends(graphs=2, later=2, breaks=["unsupported-effect"])
+@on_both_backends(graphs=1, later=1, breaks=["unsupported-effect"])
 def test_data_is_set():
     def fn(w, x):
         w.data = x * 2

@@ -249,6 +249,14 @@ def _index(x, y):
     return y[i]
 
 
+SPARSE = torch.eye(6).to_sparse()
+
+
+def _sparse_outside(x, y):
+    x.data = SPARSE
+    return x.is_sparse
+
+
 def _sparse(x, y):
     x.data = y.to_sparse()
     return x.is_sparse
@@ -266,12 +274,30 @@ def _function(x, y):
     return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
 
 
+def _reshaped_in_place(x, y):
+    x.data = y
+    x.unsqueeze_(0)
+    return x + 1
+
+
+def _deleted_attribute(x, y):
+    x.note = 1
+    x.data = y
+    del x.note
+    return hasattr(x, "note"), x + 1
+
+
+def _keys(x, y):
+    x.data = y
+    return len({x: 1, y: 2}), x in {x, y}
+
+
 @pytest.mark.parametrize(
     "fn",
     [
-        _view_of_x, _detached_x, _view_before, _written_before, _written_through_data, _item, _branch, _numpy, _text,
-        _inplace_shape, _storage, _created, _no_tensor, _copies, _attribute, _requires_grad, _iterated, _index, _sparse,
-        _under_inference, _function,
+        _sparse_outside, _reshaped_in_place, _deleted_attribute, _keys, _view_of_x, _detached_x, _view_before,
+        _written_before, _written_through_data, _item, _branch, _numpy, _text, _inplace_shape, _storage, _created,
+        _no_tensor, _copies, _attribute, _requires_grad, _iterated, _index, _sparse, _under_inference, _function,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["two", "same", "views"])
@@ -481,7 +507,7 @@ def test_sizes_that_change():
             return x.sum(0) + x.shape[0], x
 
         run = compile(f)
-        return [run(tensor(n, 2), tensor(m, 2)) for n, m in ((3, 3), (4, 4), (5, 5), (6, 2), (7, 8))]
+        return [run(tensor(n, 2), tensor(m, 2)) for n, m in ((3, 3), (4, 4), (1, 1), (6, 2), (7, 8), (0, 2))]
 
     _both(program)
 
@@ -541,3 +567,9 @@ def test_a_break_after_it():
         return [(run(x, tensor(3)), x, x._version) for x in (tensor(3), tensor(3))]
 
     _both(program, graphs=[1])
+
+
+@pytest.mark.parametrize("fn", [_view_of_x, _detached_x])
+def test_a_view_that_leaves_breaks_the_graph_before_the_assignment(fn):
+    compiled = same_as_eager(fn, lambda: (tensor(6), tensor(6)), graphs=None)
+    assert [r.detail for r in reasons(compiled)] == ["the data of a tensor is set"]

@@ -18,7 +18,14 @@ from smelt.capture.driver.capture_errors import NotRepeatable, UserException, Wo
 from smelt.capture.environment.symbolic_size_policy import NO_SYMBOLIC_SIZES, Range, SymbolicSizes
 from smelt.capture.graph_breaks.resume_argument_facts import ResumeFacts
 from smelt.capture.proxies.text_proxy import Unreadable
-from smelt.errors import BackendError, NeedsFixedSize, RecordsWarnings, RefusedOperator, Unsupported
+from smelt.errors import (
+    BackendError,
+    NeedsFixedSize,
+    RecordsWarnings,
+    RefusedOperator,
+    SharesCounter,
+    Unsupported,
+)
 from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason
 from smelt.shapes.expr import Size
 from smelt.tracing.backward.not_differentiable import NotDifferentiable
@@ -66,6 +73,7 @@ class Attempt:
     `selects`: both branches of a small `torch.cond` are computed, and one result is selected.
     `trusts_marks`: functions marked with `torch.compiler.allow_in_graph` run natively, as functions of their arguments.
     `records_warnings`: a `catch_warnings(record=True)` is captured; the graph does not break inside of it.
+    `assigns_data`: assignments to the `data` of a tensor are captured.
     `may_break`: the graph may break before an instruction that cannot be captured.
     `stop`: the instruction before which it breaks.
     """
@@ -85,6 +93,7 @@ class Attempt:
     selects: bool = False
     trusts_marks: bool = False
     records_warnings: bool = True
+    assigns_data: bool = True
     may_break: bool = True
     stop: Stop | None = None
 
@@ -300,6 +309,13 @@ def _break_before_records(start: Attempt, attempt: Attempt, failed: FailedAttemp
     """The graph cannot break while the program records warnings. Starts over: now it breaks before the recording. Persists:
     the next capture would break there, too."""
     return replace(start, records_warnings=False) if attempt.records_warnings else None
+
+
+@_rule(SharesCounter, persists=True)
+def _break_before_assignment(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The graph cannot return a view of a tensor whose `data` it set. Starts over: now it breaks before the assignment.
+    Persists: the next capture would break there, too."""
+    return replace(start, assigns_data=False) if attempt.assigns_data else None
 
 
 @_rule(Unsupported)

@@ -157,6 +157,7 @@ def _new_vm(attempt: Attempt) -> VM:
     vm.assumptions.selects = attempt.selects
     vm.assumptions.trusts_marks = attempt.trusts_marks
     vm.assumptions.records_warnings = attempt.records_warnings
+    vm.assumptions.assigns_data = attempt.assigns_data
     vm.assumptions.may_break = attempt.may_break
     return vm
 
@@ -453,7 +454,7 @@ def _live_values(frame_exit: FrameExit, effects: Sequence[Effect]) -> list[objec
 
 def _guard_hashed(vm: VM) -> None:
     """Guard that tensors which were put into sets or used as keys are distinct."""
-    sources = tuple(vm.env.sources[id(f)] for f in hashed_fakes.values() if vm.trace.is_input(f))
+    sources = tuple(vm.env.sources[id(f)] for f in hashed_fakes.values() if vm.trace.is_environment(f))
     hashed_fakes.clear()
     if len(sources) > 1:
         vm.env.facts.guard("distinct", sources[0], sources, key="hashed")

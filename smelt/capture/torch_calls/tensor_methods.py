@@ -74,7 +74,7 @@ TENSOR_METHODS["as_subclass"] = as_subclass
 
 
 def _check_not_input(vm: VM, tensor: FakeTensor, name: str) -> None:
-    if vm.trace.is_input(tensor):
+    if vm.trace.is_environment(tensor):
         raise unsupported(f"Tensor.{name} of a tensor of the environment", UNSUPPORTED_EFFECT)
 
 

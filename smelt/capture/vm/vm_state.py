@@ -199,6 +199,7 @@ class Assumptions:
     choosing: int = 0  # the number of conditions whose branches are running
     may_break: bool = True  # the graph may break before an instruction that cannot be captured
     records_warnings: bool = True  # a `catch_warnings(record=True)` is captured
+    assigns_data: bool = True  # assignments to the `data` of a tensor are captured
     trusts_marks: bool = False  # functions marked with `torch.compiler.allow_in_graph` run natively
     marked_depth: int = 0  # the number of running functions that are so marked
     # the paths of symbolic numbers, and the symbols of sizes, that the program formatted into text

@@ -164,7 +164,7 @@ def _prepare_class_mutation(vm: VM, owner: type, name: str) -> None:
 
 def delete_attr(vm: VM, obj: object, name: str) -> None:
     """`del obj.name`."""
-    if type(obj) is FakeTensor and vm.trace.is_input(obj):
+    if type(obj) is FakeTensor and vm.trace.is_environment(obj):
         raise unsupported(f"attribute {name!r} of a tensor of the environment is deleted", UNSUPPORTED_EFFECT)
     info = vm.type_info(type(obj))
     how, found, _ = info.find("__delattr__")

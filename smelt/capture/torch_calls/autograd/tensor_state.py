@@ -12,7 +12,8 @@ from torch import nn
 from smelt.capture.base.call_handlers import TENSOR_METHODS, TENSOR_SETTERS, unsupported
 from smelt.capture.environment.side_effects import Call
 from smelt.capture.vm.vm import VM
-from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.errors import SharesCounter
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.torch_private import DisableTorchDispatch
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_class, fakes_in
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
@@ -75,7 +76,7 @@ def set_data(vm: VM, tensor: FakeTensor, value: object) -> None:
     for part in (tensor, value):
         check_class(part, "the data")
     if type(value) is not FakeTensor:
-        raise TypeError(f"Variable data has to be a tensor, but got {type(value).__name__}")
+        raise unsupported(f"the data of a tensor is set to a {type(value).__qualname__}", UNSUPPORTED_EFFECT)
     _check_rebindable(vm, tensor, value)
     data, view = value.data, value.data
     with vm.trace.paused(), DisableTorchDispatch():
@@ -92,7 +93,8 @@ def _check_rebindable(vm: VM, tensor: FakeTensor, value: FakeTensor) -> None:
     with trace.paused():
         computed = (f for entry in trace.tape.entries for f in fakes_in(entry.out) if id(f) not in rebound)
         if (
-            not trace.is_environment(tensor)
+            not vm.assumptions.assigns_data
+            or not trace.is_environment(tensor)
             or tensor.is_inference()
             or value.is_inference()
             or (id(tensor) not in rebound and tensor.storage_key in trace.writes.storages)
@@ -120,13 +122,13 @@ def _increment_version(tensor: torch.Tensor, times: int) -> None:
 
 
 def check_counters(vm: VM, fakes: Iterable[FakeTensor]) -> None:
-    """Raise Unsupported if a tensor that leaves shares the version counter, as views do, of one whose `data` was set."""
+    """Raise SharesCounter if a tensor that leaves shares the version counter, as views do, of one whose `data` was set."""
     with vm.trace.paused():
         counted = [fake for fake in fakes if not fake.is_inference()]
         before = [fake._version for fake in counted]
         torch.autograd.graph.increment_version([fake for fake, _ in vm.trace.inputs.rebound.values()])
         if before != [fake._version for fake in counted]:
-            raise unsupported("a view of a tensor whose data was set is returned", UNSUPPORTED_EFFECT)
+            raise SharesCounter(Reason(UNSUPPORTED_EFFECT, "a view of a tensor whose data was set leaves"))
 
 
 def set_flag(vm: VM, tensor: FakeTensor, value: object) -> None:
