@@ -63,7 +63,8 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         and all(call.repeatable for call in opaque)
         and joint.flags.repeatable
     )
-    tensors = {i: tensor for i in joint.tangents if (tensor := joint.torch_level_tensors[i]) is not None}
+    known = joint.torch_level_tensors
+    tensors = {i: tensor for i in joint.tangents if known and (tensor := known[i]) is not None}
     nodes = {node for tensor in tensors.values() for node in (tensor.node, tensor.history_node)}
     if not repeatable or len(tensors) < len(joint.tangents) or not nodes <= {*traced.torch_graph}:
         return None

@@ -5,6 +5,7 @@ whole programs, eager and compiled
     accuracy       errors against float64, beside eager's
     catalogue      `@program`, a row of tests/catalogue: everything reachable is compared, the graphs are counted
     subclasses     subclasses of tensors whose handlers note what they are asked
+    wrappers       traceable wrapper subclasses, and what such tensors hold
     settings       settings of torch that a test must not leave behind
     snapshot       every place that can be reached from an object, as facts that can be compared
     training       `@both`, a program that trains: the same lines eager and compiled

@@ -23,7 +23,7 @@ from smelt.capture.base.value_kinds import MISSING, NULL, FunctionType
 from smelt.capture.base.vm_frames import Frame, is_smelt_scope
 from smelt.capture.driver.capture_attempts import Attempt, FailedAttempt, Stop
 from smelt.capture.driver.capture_errors import UserException
-from smelt.capture.emit.compiled_frame import collected, is_drawn
+from smelt.capture.emit.compiled_frame import collected, is_created
 from smelt.capture.environment import environment_mutations, wrap_values
 from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.python_random import Draw
@@ -294,6 +294,8 @@ def _capture(
         _guard_deletions(vm)
         hooks.check_unwritten(vm)
         opaque_calls.check_held(vm)
+        for fake, wrapper, path in trace.wrapper_gradients.gradient_inputs():
+            env.sources[id(fake)] = env.sources[id(wrapper)].child("gradient", path)
         env.log.roll_back()
         fakes = _fakes(vm, frame_exit, effects)
         tensor_state.check_left(vm, fakes)
@@ -493,7 +495,7 @@ def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
     """Guards that mutated inputs share no memory with other inputs. Those that share a storage with a mutated input in this
     call must share it, at the same offsets, in every call."""
     inputs = [(f, vm.env.sources[id(f)]) for f in traced.inputs]
-    existing = [(f, collected(source)) for f, source in inputs if not is_drawn(source)]
+    existing = [(f, collected(source)) for f, source in inputs if not is_created(source)]
     mutated = {traced.inputs[i].storage_key for i in traced.mutated}
     if not mutated.intersection(f.storage_key for f, _ in existing) or len(existing) < 2:
         return []

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import FunctionType
 
+import torch
+
 from smelt import _native, events
 from smelt._native import isinstance
+from smelt.autograd.save_costs import Memory
 from smelt.capture.driver.cache_entries import Backend, Graph
 from smelt.capture.driver.capture_errors import summary
 from smelt.capture.driver.capture_frame import CapturedFrame
@@ -107,7 +110,36 @@ def compiled_frame(
             captured.has_handlers,
             captured.draws,
             captured.lifetimes.sources,
+            captured.env.trace.wrapper_gradients
+            if traced.joint and captured.env.trace.wrapper_gradients.is_used
+            else None,
+            saved_wrappers(captured),
         )
+
+
+def saved_wrappers(captured: CapturedFrame) -> list[torch.Tensor]:
+    """The wrapper subclasses' tensors whose inner tensors eager's backward reads."""
+    env, joint = captured.env, captured.traced.joint
+    wrappers = env.trace.wrapper_gradients
+    if joint is None or not wrappers.is_used:
+        return []
+    memory = Memory(joint)
+    of_source = {env.sources[wrapper]: env.trace.call.wrappers[wrapper] for wrapper in wrappers.environment}
+    found: dict[int, torch.Tensor] = {}
+    for primal, i in memory.primals.items():
+        at = captured.input_sources[i] if primal in memory.eager and i < len(captured.input_sources) else None
+        while at is not None:
+            if at in of_source:
+                found[id(of_source[at])] = of_source[at]
+            at = at.base
+    outputs = joint.graph.output.args[0]
+    values = {
+        id(f): outputs[r.index] for f, r in zip(captured.traced.outputs, joint.results) if r.kind == "value"
+    }
+    for result, gradient in wrappers.results.values():
+        if any(id(f) in values and memory.bases[values[id(f)]] in memory.eager for f in gradient.parts):
+            found[id(result)] = result
+    return list(found.values())
 
 
 def direct_callee(frame: CompiledFrame) -> Graph | None:

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, MappingProxyType
 from typing import cast
 
+import torch
+
 from smelt._native import isinstance
+from smelt.autograd.wrapper_nodes import GradientBuilder
 from smelt.capture.base.bytecode import FUTURE
 from smelt.capture.base.vm_frames import COMPILED_SCOPE
 from smelt.capture.emit.eager_fallback import (
@@ -45,6 +48,7 @@ from smelt.shapes.expr import Expression
 from smelt.torch_private import DisableTorchFunctionSubclass
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import has_handler
+from smelt.tracing.record.wrapper_gradients import ResultGradient, WrapperGradients
 
 GraphCall = Callable[[tuple[object, ...]], Sequence[object]]
 
@@ -76,6 +80,8 @@ def emit(
     has_handlers: bool = False,
     draws: Sequence[Draw] = (),
     call_objects: Mapping[int, Source] = MappingProxyType({}),
+    wrapper_gradients: WrapperGradients | None = None,
+    saved_wrappers: Sequence[torch.Tensor] = (),
 ) -> CompiledFrame:
     """Write and compile the function that replaces a frame of `code`.
 
@@ -90,23 +96,32 @@ def emit(
         has_handlers: the user's code has exception handlers.
         draws: random numbers that are drawn before the call of the graph.
         call_objects: by id, the sources of objects that are not kept alive.
+        wrapper_gradients: the gradients of wrapper subclasses, if there are any.
+        saved_wrappers: the wrappers whose inner tensors the backward reads.
     """
     slots = slot_names(code)
     sources = [source for _, source in inputs]
-    collect = [collected(source) for source in sources if not is_drawn(source)]
-    writer = Writer(reachable, slots, collect, resume_functions, call_objects)
+    collect = [collected(source) for source in sources if not is_created(source)]
+    results = {} if wrapper_gradients is None else wrapper_gradients.results
+    writer = Writer(reachable, slots, collect, resume_functions, call_objects, results)
     draw_lines = write_draws(writer, draws)
+    if wrapper_gradients is not None:
+        draw_lines += _gradient_inputs(writer, inputs, wrapper_gradients)
     input_texts = _input_texts(writer, sources)
     for (fake, source), text in zip(inputs, input_texts):
         writer.bind(fake, slots[source.index] if source.kind == "arg" else text)
     for i, fake in enumerate(outputs):
         writer.bind(fake, writer.fresh_name(f"t{i}"))
     targets = [writer(fake) for fake in outputs]
+    for _, gradient in results.values():
+        _detach_inner(writer, gradient)
     _bind_parameters(writer, outputs)
     if any(fake.subclass for fake in (*outputs, *(fake for fake, _ in inputs))):
         _bind_instances(writer, outputs)
     exit_lines = frame_exit.write(writer, resume_functions)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
+    if wrapper_gradients is not None and targets:
+        _protect_wrappers(writer, targets, saved_wrappers)
     writer.finish()
     call = _graph_call(writer, targets, input_texts, symbols) if graph is not None else []
     rest = [*writer.lines, *statements, *exit_lines]
@@ -132,6 +147,35 @@ def emit(
     if frame_exit.positions:
         frame_exit.positions[0].disguise(frame.function)
     return frame
+
+
+def _gradient_inputs(
+    writer: Writer, inputs: Sequence[tuple[FakeTensor, Source]], gradients: WrapperGradients
+) -> list[str]:
+    """The statements that create the gradient inputs of wrappers, which the graph takes."""
+    sources = {id(fake): source for fake, source in inputs}
+    lines = []
+    for wrapper, gradient in gradients.recorded_inputs():
+        names = [writer.fresh_name("gradient") for _ in gradient.used]
+        for path, name in zip(gradient.used, names):
+            writer.bind_source(sources[id(gradient.inputs[path])], name)
+        builder = writer.constant(GradientBuilder.of(gradient), "gradient_builder")
+        lines.append(f"{', '.join(names)}, = gradient_inputs({writer.before_graph(wrapper)}, {builder})")
+    return lines
+
+
+def _protect_wrappers(writer: Writer, targets: Sequence[str], wrappers: Sequence[torch.Tensor]) -> None:
+    names = [f"{writer(x)}," for x in wrappers]
+    writer.lines.append(f"protect(({', '.join(targets)},), ({' '.join(names)}))")
+
+
+def _detach_inner(writer: Writer, gradient: ResultGradient) -> None:
+    """Separate the inner tensors of a wrapper, which require no gradients, from the outputs that have its history."""
+    for fake, edge in zip(gradient.parts, gradient.edges):
+        output, name = writer(fake), writer.fresh_name("inner")
+        writer.bind(edge, output)
+        writer.lines.append(f"{name} = {output}.detach()")
+        writer.bind(fake, name)
 
 
 def _without_torch_function(graph: GraphCall) -> GraphCall:
@@ -170,9 +214,9 @@ def collected(source: Source) -> Source:
     return source
 
 
-def is_drawn(source: Source) -> bool:
-    """Whether a graph input is an array of random numbers that the compiled frame draws."""
-    return source.base is not None and source.base.kind == "drawn"
+def is_created(source: Source) -> bool:
+    """Whether the compiled frame creates a graph input: an array of random numbers that it draws, or a gradient input."""
+    return source.kind == "gradient" or (source.base is not None and source.base.kind == "drawn")
 
 
 def _input_texts(writer: Writer, sources: Sequence[Source]) -> list[str]:
@@ -180,7 +224,7 @@ def _input_texts(writer: Writer, sources: Sequence[Source]) -> list[str]:
     collected = (f"inputs[{i}]" for i in itertools.count())
     return [
         writer.expression_at(source)
-        if is_drawn(source)
+        if is_created(source)
         else f"from_numpy({next(collected)})"
         if source.kind == "array"
         else next(collected)

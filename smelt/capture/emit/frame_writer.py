@@ -30,6 +30,7 @@ from smelt.capture.reconstruction.reconstruction_table import reconstruction_kin
 from smelt.capture.semantics.calls.argument_binding import parameters
 from smelt.guards.source import Source, key_name
 from smelt.shapes.expr import Expression, text
+from smelt.tracing.record.wrapper_gradients import ResultGradient
 from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber
@@ -59,8 +60,10 @@ class Writer:
         collect: Sequence[Source],
         resume_functions: ResumeFunctions,
         call_objects: Mapping[int, Source] = MappingProxyType({}),
+        result_gradients: Mapping[int, tuple[torch.Tensor, ResultGradient]] = MappingProxyType({}),
     ) -> None:
         self.reachable = reachable
+        self._result_gradients = result_gradients
         self._resume_functions = resume_functions
         self._compiled_callback = resume_functions.compiled_callback
         self._call_objects = call_objects  # objects that are not kept alive: their sources in each call
@@ -127,6 +130,17 @@ class Writer:
     def step(self, point: object) -> tuple[object, object]:
         """The step of a generator at a `ResumePoint`: see `ResumeFunctions.step`."""
         return self._resume_functions.step(cast(ResumePoint, point))
+
+    def result_gradient(self, x: torch.Tensor) -> ResultGradient | None:
+        """The gradient of a wrapper subclass's tensor that the graph returns."""
+        found = self._result_gradients.get(id(x))
+        return None if found is None else found[1]
+
+    def is_only_view(self, x: torch.Tensor) -> bool:
+        """Whether no other tensor of the compiled frame is a view of the base of `x`, or that base."""
+        base, alive = x._base, self.reachable.alive
+        tensors = [y for y in alive if isinstance(y, torch.Tensor) and (y is base or y._base is base)]
+        return len(tensors) == 1 and self.reachable.source_of(base) is None
 
     def callback_compiler(self) -> str:
         """The name of `ResumeFunctions.compiled_callback` in the compiled frame."""

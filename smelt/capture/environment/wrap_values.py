@@ -231,6 +231,7 @@ def _wrap_odd_tensor(env: Environment, value: torch.Tensor, source: Source) -> t
         env.facts.use_class(type(value))
         env.facts.guard("tensor", source, tensor_facts(value))
         env.trace.call.wrappers[id(value)] = value
+        env.trace.wrapper_gradients.environment.add(id(value))
         _guard_parameter(env, value, source)
     elif hides_metadata(value):
         env.facts.guard("type", source, type(value))

@@ -26,6 +26,7 @@ from smelt.capture.graph_breaks import await_breaks, generator_reconstruction, i
 from smelt.capture.interpreter import interpreted_tracebacks
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
 from smelt.capture.reconstruction.traceback_reconstruction import without_smelt_frames
+from smelt.capture.semantics import attributes
 from smelt.capture.semantics.calls import (
     arity,
     calls,
@@ -152,6 +153,7 @@ class Interpreter(VM):
         trace.inputs.on_unknown_tensor = self._unknown_tensor
         trace.call.call_handlers = functools.partial(torch_function_overrides.dispatch_handlers, self)
         trace.call.call_dispatch = functools.partial(torch_function_overrides.call_dispatch, self)
+        trace.call.load_attributes = functools.partial(attributes.wrapper_attributes, self)
         trace.constants.on_read = functools.partial(tensor_item.number, self)
 
     # ---- position

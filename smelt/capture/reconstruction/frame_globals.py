@@ -10,6 +10,8 @@ import types
 import numpy as np
 import torch
 
+from smelt.autograd.wrapper_nodes import add_history, gradient_inputs, protect
+
 
 def _as_instance(tensor: torch.Tensor, cls: type) -> torch.Tensor:
     """`tensor` itself as an instance of `cls`. It is not an alias, since other results are computed from `tensor`."""
@@ -35,6 +37,9 @@ FRAME_NAMES: dict[str, object] = {
     "SimpleNamespace": types.SimpleNamespace,
     "as_instance": _as_instance,
     "as_parameter": _as_parameter,
+    "add_history": add_history,
+    "gradient_inputs": gradient_inputs,
+    "protect": protect,
     "CellType": types.CellType,
     "FunctionType": types.FunctionType,
     "set_attribute": object.__setattr__,

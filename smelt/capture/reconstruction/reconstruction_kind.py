@@ -11,6 +11,7 @@ import torch
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.shapes.expr import Expression
+from smelt.tracing.record.wrapper_gradients import ResultGradient
 
 
 class Expressions(Protocol):
@@ -32,6 +33,14 @@ class Expressions(Protocol):
 
     def expression(self, expression: Expression) -> str:
         """The Python expression that computes a number expression."""
+        ...
+
+    def result_gradient(self, x: torch.Tensor) -> ResultGradient | None:
+        """The gradient of a wrapper subclass's tensor that the graph returns."""
+        ...
+
+    def is_only_view(self, x: torch.Tensor) -> bool:
+        """Whether no other tensor of the compiled frame is a view of the base of `x`, or that base."""
         ...
 
     def step(self, point: object) -> tuple[object, object]:

@@ -13,7 +13,7 @@ writes nothing that others hold. A user's backward is checked for this:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,22 @@ def _nodes(argument: Any) -> Iterator[Node]:
     for value in argument if isinstance(argument, (list, tuple)) else (argument,):
         if isinstance(value, Node):
             yield value
+
+
+def check_all_linear(graph: Graph, tangents: Sequence[Node], backward: Collection[Node]) -> None:
+    """Check that the entire `backward`, which the code of wrapper subclasses recorded, is linear in several tangents. Raises
+    NotDifferentiable."""
+    depends = set(tangents)
+    for node in graph.nodes[:-1]:
+        if node in backward and any(a in depends for a in argument_nodes(node)):
+            depends.add(node)
+            if not is_linear(node, depends):
+                raise refuse(
+                    f"several results, and the backward of a wrapper subclass need not be linear ({node.name})"
+                )
+    returned = [n for n in graph.output.args[0] if n in backward]
+    if not depends.issuperset(returned):
+        raise refuse("several results, and a gradient of a wrapper subclass that depends on none")
 
 
 def check_linear(

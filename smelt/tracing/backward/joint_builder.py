@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from smelt.graph import graph_passes
 from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.ops.may_raise import must_run
-from smelt.tracing.backward.custom_function_backward import check_linear
+from smelt.tracing.backward.custom_function_backward import check_all_linear, check_linear
 from smelt.tracing.backward.freed_graphs import FreedValue
 from smelt.tracing.backward.joint import Joint, RecordedBackward
 from smelt.tracing.backward.not_differentiable import refuse
@@ -31,6 +31,7 @@ class JointBuilder:
     returned: list[Node | None]
     input_ids: tuple[int, ...]  # ids of the fakes that are the inputs of the trace
     torch_tensors: tuple[TorchLevelTensor | None, ...]
+    must_be_linear: bool  # user code of wrapper subclasses recorded the backward of several results
 
     @classmethod
     def of(
@@ -42,6 +43,7 @@ class JointBuilder:
     ) -> JointBuilder:
         """The builder for a functional graph without placeholders or output; `returned`: the nodes of `recorded.fakes`."""
         graph = functional.graph
+        candidates = (*recorded.values, *recorded.epilogue_fakes)
         leaves = [f.aten_node for f in (*parts.inputs, *recorded.tangents) if f.aten_node is not None]
         numbers = [n.node(parts.tape.aten) for n in parts.numbers.by_expression.values()]
         body = [n for n in graph.nodes if n.op != "placeholder"]
@@ -54,7 +56,13 @@ class JointBuilder:
             backward=frozenset(copy_of[n] for n in functional.backward),
             returned=[None if n is None else copy_of[n] for n in returned],
             input_ids=tuple(map(id, parts.inputs)),
-            torch_tensors=torch_level_tensors(parts, (*recorded.values, *recorded.epilogue_fakes)),
+            torch_tensors=()
+            if parts.wrapper_gradients.is_used  # the torch-level graph has other derivatives
+            else torch_level_tensors(parts, candidates),
+            must_be_linear=parts.wrapper_gradients.count_results(
+                [candidates[i] for i in recorded.with_tangent]
+            )
+            > 1,
         )
 
     def written(self, returned: Sequence[Node | None]) -> Iterator[tuple[FakeTensor, Node]]:
@@ -107,6 +115,8 @@ class JointBuilder:
             raise refuse("the backward reads a tensor or a number that the forward does not")
         if len(tangents) > 1:
             check_linear(graph, tangents, recorded.calls, list(nodes))
+        if self.must_be_linear:
+            check_all_linear(graph, tangents, self.backward)
         graph_passes.eliminate_detach(graph, everywhere=True)
         graph_passes.eliminate_common(graph, among=self.backward)
         return Joint(

@@ -71,6 +71,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
     flags = GradFlags.of(autograd, inputs)
     written = tuple(f for f in inputs if f.grad_fn is not inputs.first_history.get(id(f)))
     values, results, epilogue, candidates = _joint_outputs(parts, outputs, written)
+    parts.wrapper_gradients.check_results([v.grad_fn for v in candidates if v.grad_fn is not None])
     freed = freed_values(values, inputs, inputs.first_history) if autograd.differentiated else ()
     if any(s.value >= len(values) - len(written) for s in freed):
         raise refuse("an input is written with a gradient whose graph is freed")
@@ -154,7 +155,8 @@ def _run_engine(
 ) -> list[Any]:
     """Have autograd compute gradients from `roots` on, which the trace records: of the sources, then of the cuts."""
     # a user's backward may raise any exception
-    errors = _ERRORS if parts.autograd.custom is None else (Exception,)
+    is_torch_s = parts.autograd.custom is None and not parts.wrapper_gradients.is_used
+    errors = _ERRORS if is_torch_s else (Exception,)
     inflow: dict[int, Any] = dict.fromkeys(cuts)
     backwards = _backward_nodes(parts)
     with (
@@ -274,6 +276,8 @@ def _check_differentiable(parts: TraceParts, outputs: Sequence[FakeTensor]) -> N
     inputs, first_history = parts.inputs, parts.inputs.first_history
     if torch.is_anomaly_enabled():
         raise refuse("anomaly detection is enabled")
+    if parts.wrapper_gradients.is_used and parts.autograd.custom is not None:
+        raise refuse("a custom function and gradients through a wrapper subclass")
     if any(f.device.type not in _DEVICES for f in inputs):
         raise refuse("a tensor that is neither on a CPU nor on CUDA")
     if any(node.target is forward_ad.enter_dual_level for node in parts.tape.torch.graph):

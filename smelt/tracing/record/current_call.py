@@ -55,6 +55,7 @@ class CurrentCall:
             receive.
         call_handlers: dispatches a call to the program's handlers; NotImplemented if none applies.
         call_dispatch: calls the `__torch_dispatch__` of wrapper subclasses for an operator.
+        load_attributes: the attributes of a wrapper of the environment as the program reads them.
         wrappers: by id, the tensors of wrapper subclasses that the program uses.
         in_dispatch: such a `__torch_dispatch__` is running, beneath autograd.
         changed: the indices in `TorchSettings` of the process's settings that the program has set to other
@@ -64,8 +65,8 @@ class CurrentCall:
 
     __slots__ = (
         "backwards", "call_dispatch", "call_handlers", "changed", "dispatches_handlers", "failure", "gather_depth",
-        "had_opaque", "has_empty_kwargs", "has_subclasses", "in_dispatch", "is_opaque", "modes", "mutated", "node",
-        "pause_depth", "where", "wrappers",
+        "had_opaque", "has_empty_kwargs", "has_subclasses", "in_dispatch", "is_opaque", "load_attributes", "modes",
+        "mutated", "node", "pause_depth", "where", "wrappers",
     )  # fmt: skip
 
     def __init__(self, where: Callable[[], Line | None]) -> None:
@@ -85,6 +86,7 @@ class CurrentCall:
         self.call_dispatch: Callable[[Any, tuple[type, ...], tuple[Any, ...], Mapping[str, Any]], Any] = (
             no_dispatch
         )
+        self.load_attributes: Callable[[Tensor], Mapping[str, Any]] = vars
         self.wrappers: dict[int, Tensor] = {}
         self.in_dispatch = False
         self.changed: frozenset[int] = frozenset()

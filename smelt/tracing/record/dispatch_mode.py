@@ -36,6 +36,7 @@ class DispatchMode(TorchDispatchMode):
         self._call_recorder = parts.torch_recorder
         self._operator_recorder = parts.aten_recorder
         self._numbers = parts.numbers
+        self._wrapper_gradients = parts.wrapper_gradients
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,11 +53,15 @@ class DispatchMode(TorchDispatchMode):
         """The result of the wrappers' `__torch_dispatch__`. Only the operators that it runs are recorded."""
         call = self._call
         before = call.node, call.in_dispatch
-        call.node, call.in_dispatch = None, True
+        if call.backwards is None:
+            call.node = None
+        call.in_dispatch = True
+        known = self._wrapper_gradients
         try:
             with self:
                 kinds = tuple(cls for cls in types if cls is not FakeTensor)  # plain tensors in eager
-                return call.call_dispatch(func, kinds, tuple(args), kwargs)
+                arguments, options = known.without_proxies((tuple(args), kwargs))
+                return known.as_proxies(call.call_dispatch(func, kinds, arguments, options))
         finally:
             call.node, call.in_dispatch = before
 

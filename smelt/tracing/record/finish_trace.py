@@ -62,6 +62,8 @@ def build(
     symbols = _used_symbols(parts, used, None if joint else aten_graph, unbacked)
     sized, as_sizes = _size_sources(parts, used, symbols), _numbers_as_sizes(parts, symbols)
     used |= {parts.inputs.aten_node(fake) for fake, _ in sized.values()}
+    if recorded:
+        used |= {parts.inputs.aten_node(f) for f in _gradient_inputs(parts, recorded)}
     inputs = tuple(f for f in parts.inputs if f.aten_node in used or f.torch_node in used)
     read |= {node for number in as_sizes.values() for node in number.nodes.values()}
     unbacked, numbers = _split_unbacked(parts, _numbers_read(parts, read))
@@ -106,6 +108,12 @@ def build(
         if not joint and needs_grad(parts, outputs)
         else Views.of(parts, outputs, joint=joint is not None),
     )
+
+
+def _gradient_inputs(parts: TraceParts, recorded: RecordedBackward) -> list[FakeTensor]:
+    """The inputs with a gradient that no graph reads: those of wrapper subclasses."""
+    found = {id(f) for f, _, _ in parts.wrapper_gradients.gradient_inputs()}
+    return [f for f, g in zip(recorded.sources, recorded.gradients) if g is not None and id(f) in found]
 
 
 def _numbers_read(parts: TraceParts, read: Container[Node | None]) -> list[NumberInput]:

@@ -42,6 +42,7 @@ from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.record.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
 from smelt.tracing.record.trace_parts import TraceParts
+from smelt.tracing.record.wrapper_gradients import requires_grad
 from smelt.tracing.record.wrapper_subclasses import METADATA_READS, unknown_results, wrappers_in
 from smelt.tracing.symbolic.numbers_in_containers import (
     as_operator_arguments,
@@ -100,6 +101,7 @@ class FunctionMode(TorchFunctionMode):
         self._constants = parts.constants
         self._autograd = parts.autograd
         self._backward = parts.backward
+        self._wrapper_gradients = parts.wrapper_gradients
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = self._call
@@ -162,16 +164,16 @@ class FunctionMode(TorchFunctionMode):
     ) -> Any:
         """Run a call on wrappers, whose operators on inner tensors the dispatch mode records."""
         call, name = self._call, type(wrappers[0]).__qualname__
-        with DisableTorchFunction():
-            tensors = leaves((args, kwargs), torch.Tensor)
-            differentiates = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        if differentiates or func in STATEFUL:
+        differentiates = not call.in_dispatch and torch.is_grad_enabled() and requires_grad((args, kwargs))
+        if func in STATEFUL or (differentiates and not self._autograd.wants_joint):
             raise call.unsupported(TENSOR_SUBCLASS, f"gradients through a {name}")
         if call.is_opaque or maybe_current_level() is not None:
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {name}")
         if self._numbers.symbols is not None:
             args, kwargs = specialize_nested((args, kwargs))
-        out = func(*args, **kwargs)
+        if differentiates:
+            args, kwargs = self._wrapper_gradients.with_proxies((args, kwargs))
+        out = self._wrapper_gradients.without_proxies(func(*args, **kwargs))
         if unknown_results(call, out):
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {name}, whose result is not one")
         return out

@@ -16,6 +16,7 @@ from smelt.tracing.record.number_inputs import NumberInputs
 from smelt.tracing.record.tape import Tape
 from smelt.tracing.record.torch_call_recorder import TorchCallRecorder
 from smelt.tracing.record.trace_inputs import Inputs
+from smelt.tracing.record.wrapper_gradients import WrapperGradients
 from smelt.tracing.symbolic import unbacked_operators
 
 
@@ -31,6 +32,7 @@ class TraceParts:
         copies: copies recorded in place of views.
         autograd: state of autograd that the program sets.
         backward: records autograd's engine.
+        wrapper_gradients: the wrapper subclasses at both ends of autograd's graph.
         torch_recorder: records torch-level calls.
         aten_recorder: records ATen operators.
         constants: constant folding: the values of tensors that depend on constants only.
@@ -45,6 +47,7 @@ class TraceParts:
         self.writes = Writes(self.call, self.copies, self.inputs)
         self.autograd = AutogradCalls()
         self.backward = BackwardState(self.call, self.tape, self.autograd)
+        self.wrapper_gradients = WrapperGradients(self.call, self.inputs)
         self.torch_recorder = TorchCallRecorder(self.call, self.tape, self.inputs, self.writes, self.numbers)
         self.aten_recorder = AtenCallRecorder(
             self.call, self.tape, self.inputs, self.writes, self.copies, self.numbers

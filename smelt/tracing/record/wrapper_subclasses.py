@@ -8,13 +8,19 @@ program may use: of the environment, where guards cover its metadata, or created
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
 import torch
 
-from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, TorchDispatchMode
+from smelt.torch_private import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    TorchDispatchMode,
+    make_wrapper_subclass,
+)
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.call_arguments import LEAF_TYPES, Args
 from smelt.tracing.record.current_call import CurrentCall
@@ -68,6 +74,22 @@ def has_own_metadata(real: torch.Tensor) -> bool:
         except _Asked:
             return False
     return True
+
+
+def wrapper_like(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Creates a wrapper with the class and the metadata of `x`, without attributes."""
+    with DisableTorchFunction(), DisableTorchDispatch():
+        return functools.partial(
+            make_wrapper_subclass,
+            type(x),
+            tuple(x.size()),
+            strides=tuple(x.stride()),
+            storage_offset=x.storage_offset(),
+            dtype=x.dtype,
+            layout=x.layout,
+            device=x.device,
+            requires_grad=False,
+        )
 
 
 def wrappers_in(call: CurrentCall, args: Args, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

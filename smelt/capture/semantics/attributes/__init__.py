@@ -27,6 +27,7 @@ from smelt.capture.semantics.attributes.load_attribute import (
     load_default,
     load_method,
     load_special,
+    wrapper_attributes,
 )
 from smelt.capture.semantics.attributes.method_lookup import python_method
 from smelt.capture.semantics.attributes.namespace_attributes import (
@@ -49,5 +50,5 @@ __all__ = [
     "load_attr", "load_bound_part", "load_default", "load_generic", "load_method", "load_module_entry",
     "load_plain_class_attr", "load_property", "load_special", "object_getattribute", "partial_parts",
     "python_method", "shape_of", "store_attr", "store_generic", "store_in_instance", "store_in_module",
-    "store_named", "store_property", "tensor_member", "wrap_instance_attr",
+    "store_named", "store_property", "tensor_member", "wrap_instance_attr", "wrapper_attributes",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -183,6 +183,17 @@ def _load_wrapper_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
         vm.env.facts.guard("not_in_dict", vm.env.sources[id(tensor)], name, key=name)
     with DisableTorchFunction(), DisableTorchDispatch():
         return getattr(tensor, name)
+
+
+def wrapper_attributes(vm: VM, wrapper: torch.Tensor) -> Mapping[str, object]:
+    """The attributes of a wrapper subclass's tensor, with the tensors as the VM's values."""
+    attributes = instance_dict(wrapper) or {}
+    if id(wrapper) not in vm.env.sources:
+        return attributes
+    return {
+        name: _load_subclass_attr(vm, wrapper, name) if isinstance(value, torch.Tensor) else value
+        for name, value in attributes.items()
+    }
 
 
 def _load_subclass_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:

@@ -17,7 +17,11 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import CLASS_METHODS, FUNCTIONS, Args, Kwargs, function, unsupported
 from smelt.capture.base.value_kinds import CONTAINER_BASES, instance_dict, items_of
 from smelt.capture.environment import container_contents, wrap_values
-from smelt.capture.reconstruction.reconstruction_order import collect_fakes, contents_of_created
+from smelt.capture.reconstruction.reconstruction_order import (
+    collect_fakes,
+    contents_of_created,
+    find_reachable,
+)
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes import instance_attributes
 from smelt.capture.semantics.calls import native_callbacks
@@ -100,13 +104,20 @@ for _saved in ("saved_tensors", "saved_variables", "_raw_saved_tensors"):
 
 
 def record_backward(vm: VM, roots: Sequence[object]) -> None:
-    """Record the backward if custom functions were applied: their Python code reads the state that the program left, which
-    can still be guarded. Raises NotDifferentiable if the backward mutates an object that is reachable from `roots`."""
+    """Record the backward if custom functions or wrapper subclasses take part: their Python code reads the state that the
+    program left, which can still be guarded. Raises NotDifferentiable if the backward mutates an object that is reachable
+    from `roots`."""
     trace, log = vm.trace, vm.env.log
-    if trace.autograd.custom is None or not trace.autograd.wants_joint:
+    wrappers = trace.wrapper_gradients
+    if not trace.autograd.wants_joint or (trace.autograd.custom is None and not wrappers.is_used):
         return
+    for x in find_reachable(roots, vm.env.sources.find).alive if wrappers.is_used else ():
+        if wrappers.is_result(x) and id(x) not in vm.env.sources:
+            wrappers.leave(cast(torch.Tensor, x))
     before, settings = contents_of_created(vm.env.sources.find, roots), torch_settings.read()
-    log.refusal = "the backward of a custom autograd.Function changes an environment object"
+    log.refusal = (
+        "the backward of a custom autograd.Function or wrapper subclass changes an environment object"
+    )
     vm.running = True
     try:
         trace.record_backward(collect_fakes(roots, vm.env.sources.find))

@@ -1,0 +1,321 @@
+"""Gradients through wrapper subclasses: autograd differentiates the wrappers, and the joint graph has their inner tensors.
+
+Autograd records operators on wrappers as it does on other tensors, and its backward runs their `__torch_dispatch__`. Only
+the ends differ:
+
+    gradient inputs -> _Enter -> proxy of a wrapper of the environment -> ... -> result -> _Leave -> its inner tensors
+
+* A *gradient input* is an input of the graph that the forward does not read. Its gradient is one part of the wrapper's: the
+  gradient of an inner tensor, or all of it where that is a plain tensor.
+* The proxy takes the wrapper's part in autograd's graph. `__torch_dispatch__` and the program see the wrapper itself.
+* `_Leave` gives the inner tensors of a result a history, when the program has ended, and builds the tangent of the result
+  from theirs. A tangent is assumed to have the attributes of its result; the compiled frame checks it.
+
+The compiled frame has the same nodes around the graph's own (`autograd/wrapper_nodes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.graph.pytree import leaves, map_leaves
+from smelt.torch_private import DisableFuncTorch, DisableTorchDispatch, DisableTorchFunction
+from smelt.tracing.backward.autograd_graph import reachable_edges
+from smelt.tracing.backward.not_differentiable import refuse
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.current_call import CurrentCall
+from smelt.tracing.record.trace_inputs import Inputs
+from smelt.tracing.record.wrapper_subclasses import wrapper_like
+
+Path = tuple[str, ...]  # the attributes that lead from a wrapper to an inner tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tensor number `index` of those that a wrapper is built from."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class WrapperLayout:
+    """A wrapper without its inner tensors. `attributes`: a `Part`, the layout of an inner wrapper, or the value itself."""
+
+    cls: type
+    create: Callable[[], torch.Tensor]
+    attributes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, wrapper: torch.Tensor, index_of: Mapping[int, int]) -> WrapperLayout:
+        """The layout of a wrapper that the trace created. `index_of`: the numbers of inner tensors, by id."""
+        attributes: dict[str, Any] = {}
+        for name, value in vars(wrapper).items():
+            if isinstance(value, torch.Tensor) and id(value) not in index_of:
+                attributes[name] = cls.of(value, index_of)
+            else:
+                attributes[name] = Part(index_of[id(value)]) if id(value) in index_of else value
+        return cls(type(wrapper), wrapper_like(wrapper), attributes)
+
+    def build(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A wrapper with this layout around `tensors`."""
+        wrapper = self.create()
+        for name, value in self.attributes.items():
+            if isinstance(value, WrapperLayout):
+                value = value.build(tensors)
+            wrapper.__dict__[name] = tensors[value.index] if isinstance(value, Part) else value
+        return wrapper
+
+    def parts(self, wrapper: object) -> dict[int, torch.Tensor] | None:
+        """The tensors of a wrapper by their numbers; None for one with another layout."""
+        if type(wrapper) is not self.cls or vars(wrapper).keys() != self.attributes.keys():
+            return None
+        found: dict[int, torch.Tensor] = {}
+        for name, expected in self.attributes.items():
+            value = vars(wrapper)[name]
+            if isinstance(expected, Part):
+                if not isinstance(value, torch.Tensor):
+                    return None
+                found[expected.index] = value
+            elif isinstance(expected, WrapperLayout):
+                inner = expected.parts(value)
+                if inner is None:
+                    return None
+                found |= inner
+            elif value is not expected and (isinstance(value, torch.Tensor) or value != expected):
+                return None
+        return found
+
+
+@dataclass
+class InputGradient:
+    """The gradient of a wrapper of the environment. `inputs`: the gradient inputs, for all of it and for each inner tensor
+    with a differentiable dtype. `used`: the paths of those with a gradient. `layout`: of the gradient, whose tensors are
+    those of `used`, then those of the wrapper itself at `own`; None for a plain tensor."""
+
+    proxy: torch.Tensor
+    tensors: Mapping[Path, FakeTensor]
+    inputs: Mapping[Path, FakeTensor]
+    used: tuple[Path, ...] = ()
+    own: tuple[Path, ...] = ()
+    layout: WrapperLayout | None = None
+
+    def split(self, gradient: torch.Tensor | None, is_plain: bool) -> list[torch.Tensor | None]:
+        """The gradients of the gradient inputs. Raises NotDifferentiable for a gradient that the inputs cannot have."""
+        if gradient is None:
+            return [None] * len(self.inputs)
+        if is_plain:
+            self.used = ((),)
+        parts: Mapping[Path, torch.Tensor] = {(): gradient} if is_plain else self._parts(gradient)
+        for path, part in parts.items():
+            expected = self.inputs.get(path)
+            if expected is None or (expected.shape, expected.dtype) != (part.shape, part.dtype):
+                raise refuse(f"the gradient of a {type(self.proxy).__qualname__} has other inner tensors")
+        return [parts.get(path) for path in self.inputs]
+
+    def _parts(self, gradient: torch.Tensor) -> dict[Path, FakeTensor]:
+        found = dict(inner_tensors(gradient, vars))
+        parts = {path: t for path, t in found.items() if is_differentiable(t)}
+        mine = {id(t): path for path, t in self.tensors.items()}
+        others = {id(t): mine.get(id(t)) for path, t in found.items() if path not in parts}
+        if None in others.values():
+            raise refuse(f"the gradient of a {type(self.proxy).__qualname__} has an inner tensor of its own")
+        self.used, self.own = tuple(parts), tuple(path for path in others.values() if path is not None)
+        order = [*map(id, parts.values()), *others]
+        self.layout = WrapperLayout.of(gradient, {tensor: i for i, tensor in enumerate(order)})
+        return parts
+
+
+@dataclass(eq=False)
+class ResultGradient:
+    """The gradient of a result. `layout`: of the result and of its tangent, whose tensors are `parts`, which have a
+    gradient, then `own`, which have none. `edges[i]` stands for `parts[i]` with its history."""
+
+    layout: WrapperLayout
+    parts: tuple[FakeTensor, ...]
+    own: tuple[FakeTensor, ...]
+    edges: tuple[object, ...]
+
+
+class _Enter(torch.autograd.Function):
+    """From the gradient inputs of a wrapper to its proxy."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: WrapperGradients, found: InputGradient, *inputs: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.gradients, ctx.found = gradients, found
+        return found.proxy
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        (gradient,) = tangents
+        return None, None, *ctx.found.split(gradient, type(gradient) is FakeTensor)
+
+
+class _Leave(torch.autograd.Function):
+    """From a result to its inner tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: WrapperGradients, found: ResultGradient, result: torch.Tensor) -> Any:
+        ctx.gradients, ctx.found = gradients, found
+        return found.parts
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        tangent = ctx.found.layout.build((*tangents, *ctx.found.own))
+        ctx.gradients.add_created(tangent)
+        return None, None, tangent
+
+
+@dataclass
+class WrapperGradients:
+    """The wrappers at both ends of a trace's autograd graph.
+
+    Attributes:
+        is_used: an operator on wrappers was differentiated.
+        environment: the ids of the wrappers of the environment.
+        inputs: by id of a wrapper of the environment.
+        originals: by id of a proxy: its wrapper.
+        results: by id of a result, with the result.
+    """
+
+    call: CurrentCall
+    trace_inputs: Inputs
+    is_used: bool = False
+    environment: set[int] = field(default_factory=set)
+    inputs: dict[int, InputGradient] = field(default_factory=dict)
+    originals: dict[int, torch.Tensor] = field(default_factory=dict)
+    results: dict[int, tuple[torch.Tensor, ResultGradient]] = field(default_factory=dict)
+
+    def with_proxies(self, values: Any) -> Any:
+        """`values` with proxies in place of wrappers of the environment that require gradients."""
+        self.is_used = True
+
+        def proxy(x: torch.Tensor) -> torch.Tensor:
+            known = self.inputs.get(id(x))
+            if known is not None:
+                return known.proxy
+            return self._enter(x).proxy if id(x) in self.environment and requires_grad(x) else x
+
+        return map_leaves(values, torch.Tensor, proxy)
+
+    def without_proxies(self, values: Any) -> Any:
+        """`values` with the wrappers in place of their proxies."""
+        if not self.originals:
+            return values
+        return map_leaves(values, torch.Tensor, lambda x: self.originals.get(id(x), x))
+
+    def as_proxies(self, values: Any) -> Any:
+        """`values` with the proxies of wrappers that have one."""
+        if not self.inputs:
+            return values
+        return map_leaves(
+            values, torch.Tensor, lambda x: self.inputs[id(x)].proxy if id(x) in self.inputs else x
+        )
+
+    def _enter(self, wrapper: torch.Tensor) -> InputGradient:
+        tensors = dict(inner_tensors(wrapper, self.call.load_attributes))
+        with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch(), torch.enable_grad():
+            like: dict[Path, torch.Tensor] = {(): wrapper}
+            like |= {path: t for path, t in tensors.items() if is_differentiable(t)}
+            inputs = {path: self._gradient_input(t) for path, t in like.items()}
+            found = InputGradient(wrapper_like(wrapper)(), tensors, inputs)
+            _Enter.apply(self, found, *inputs.values())  # type: ignore[no-untyped-call]
+        self.call.wrappers[id(found.proxy)] = found.proxy
+        self.inputs[id(wrapper)] = found
+        self.originals[id(found.proxy)] = wrapper
+        return found
+
+    def _gradient_input(self, like: torch.Tensor) -> FakeTensor:
+        with torch.inference_mode(False):
+            one = torch.empty((), dtype=like.dtype, device=like.device, requires_grad=True)
+            return self.trace_inputs.fake(one.expand(tuple(like.shape)), "gradient")
+
+    def is_result(self, x: object) -> bool:
+        """Whether `x` is a wrapper that requires gradients."""
+        return id(x) in self.call.wrappers and requires_grad(x)
+
+    def leave(self, result: torch.Tensor) -> None:
+        """Give the inner tensors of a result its history. Raises NotDifferentiable."""
+        name = type(result).__qualname__
+        tensors = [t for _, t in inner_tensors(result, vars)]
+        parts = tuple(t for t in tensors if is_differentiable(t))
+        own = tuple(t for t in tensors if not is_differentiable(t))
+        with DisableTorchFunction(), DisableTorchDispatch(), DisableFuncTorch(), torch.enable_grad():
+            if result.grad_fn is None:
+                raise refuse(f"a {name} that is a leaf made inside is returned")
+            if any(self.trace_inputs.holds(t) or t.requires_grad for t in parts) or len(
+                {*map(id, parts)}
+            ) < len(parts):
+                raise refuse(f"inner tensors of a {name} are inputs, or belong to several results")
+            order = {id(t): i for i, t in enumerate((*parts, *own))}
+            found = ResultGradient(
+                WrapperLayout.of(result, order), parts, own, tuple(object() for _ in parts)
+            )
+            _Leave.apply(self, found, result)  # type: ignore[no-untyped-call]
+        self.results[id(result)] = result, found
+
+    def gradient_inputs(self) -> Iterator[tuple[FakeTensor, torch.Tensor, Path]]:
+        """The gradient inputs, with their wrappers and paths."""
+        for found in self.inputs.values():
+            for path, fake in found.inputs.items():
+                yield fake, self.originals[id(found.proxy)], path
+
+    def recorded_inputs(self) -> Iterator[tuple[torch.Tensor, InputGradient]]:
+        """The wrappers of the environment that the recorded backward gives a gradient."""
+        for found in self.inputs.values():
+            if found.used:
+                yield self.originals[id(found.proxy)], found
+
+    def add_created(self, wrapper: torch.Tensor) -> None:
+        """Add a wrapper that the trace created, and those in it."""
+        self.call.wrappers[id(wrapper)] = wrapper
+        for value in vars(wrapper).values():
+            if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
+                self.add_created(value)
+
+    def count_results(self, values: Sequence[FakeTensor]) -> int:
+        """The number of results that `values` belong to, if wrappers were differentiated."""
+        found = {id(t): id(result) for result, g in self.results.values() for t in g.parts}
+        return len({found.get(id(v), id(v)) for v in values}) if self.is_used else 0
+
+    def check_results(self, roots: Sequence[Any]) -> None:
+        """Raise NotDifferentiable where other results are computed from a result: its gradient would not flow through it."""
+        nodes = {*roots, *(node for node, _ in reachable_edges(roots))} if self.results else set()
+        readers: dict[tuple[Any, int], int] = {}
+        for node in nodes:
+            for edge in node.next_functions:
+                readers[edge] = readers.get(edge, 0) + 1
+        for result, _ in self.results.values():
+            if readers.get((result.grad_fn, result.output_nr), 0) > 1:
+                raise refuse(
+                    f"other results are computed from a {type(result).__qualname__} that is returned"
+                )
+
+
+def requires_grad(values: Any) -> bool:
+    """Whether a tensor in `values` requires gradients."""
+    with DisableTorchFunction():
+        return any(t.requires_grad for t in leaves(values, torch.Tensor))
+
+
+def is_differentiable(x: torch.Tensor) -> bool:
+    """Whether tensors of this dtype have gradients."""
+    return x.dtype.is_floating_point or x.dtype.is_complex
+
+
+def inner_tensors(
+    wrapper: torch.Tensor, attributes: Callable[[torch.Tensor], Mapping[str, Any]], at: Path = ()
+) -> Iterator[tuple[Path, FakeTensor]]:
+    """The fakes in a wrapper and in the wrappers in it, with their paths. Raises NotDifferentiable for tensors elsewhere."""
+    for name, value in attributes(wrapper).items():
+        path = (*at, name)
+        if type(value) is FakeTensor:
+            yield path, value
+        elif isinstance(value, torch.Tensor):
+            yield from inner_tensors(value, attributes, path)
+        elif leaves(value, torch.Tensor):
+            raise refuse(f"a {type(wrapper).__qualname__} holds tensors in a container")

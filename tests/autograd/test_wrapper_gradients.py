@@ -1,0 +1,314 @@
+"""Gradients through wrapper subclasses: parameters, inputs and results are wrappers, and so are their gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import smelt
+from smelt.errors import Unsupported
+from smelt.report.inspect import graph_count, records
+from tests.harness.agreement import check_no_failure
+from tests.harness.wrappers import Pair, Plainly, Quantized, agree, shown
+
+
+def two(rows=2, seed=0, requires_grad=True):
+    torch.manual_seed(seed)
+    return TwoTensor(torch.randn(rows, 3), torch.randn(rows, 3)).requires_grad_(requires_grad)
+
+
+def pair(seed=0):
+    return Pair(two(seed=seed).a, two(seed=seed).b, "label").requires_grad_()
+
+
+def total(out):
+    outs = out if isinstance(out, tuple) else (out,)
+    return sum((o * o).sum() for o in outs if o.requires_grad)
+
+
+def step(fn, args, loss):
+    """Results and gradients."""
+    out = fn(*args)
+    loss(out).backward()
+    return shown(out), [shown(a.grad) for a in args]
+
+
+def check(fn, *calls, loss=total, graphs=1, **options):
+    """Compare results and gradients of each call, eager and compiled."""
+    compiled = smelt.compile(fn, **{"fullgraph": True, **options})
+    for make in calls:
+        assert agree(step(compiled, make(), loss), step(fn, make(), loss))
+    check_no_failure(compiled)
+    assert graphs is None or graph_count(compiled) == graphs
+    return compiled
+
+
+def squared(p):
+    return (p * p + 1).tanh()
+
+
+def summed(p):
+    return p.exp().sum(0)
+
+
+def normalized(p):
+    return F.layer_norm(p, (3,)).softmax(-1)
+
+
+def parts(p):
+    return torch.cat([q * (i + 2) for i, q in enumerate(p.chunk(2))])
+
+
+def viewed(p):
+    return (p * p).view(-1)
+
+
+def detached(p):
+    return p * p.detach()
+
+
+def without_gradients_between(p):
+    with torch.no_grad():
+        q = p * 2
+    return p * q
+
+
+def written_inside(p):
+    q = p * 2
+    q.mul_(3).add_(p)
+    return q * q
+
+
+def returned_too(p):
+    return p, p * 2
+
+
+def two_results(p):
+    return p.sin(), p.cos() * p
+
+
+PROGRAMS = [
+    squared, summed, normalized, parts, viewed, detached, without_gradients_between, written_inside, returned_too,
+    two_results,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "make, program", [(two, p) for p in PROGRAMS] + [(pair, p) for p in PROGRAMS if p is not normalized]
+)
+def test_a_wrapper_that_requires_gradients(make, program):
+    check(program, lambda: (make(),), lambda: (make(seed=1),))
+
+
+@pytest.mark.parametrize("program", [squared, two_results])
+def test_the_aten_graph_run_eagerly(program):
+    check(program, lambda: (two(),), lambda: (two(seed=1),), backend="aot_eager")
+
+
+def test_wrappers_of_wrappers():
+    check(lambda p: p.sin() * p, *[lambda: (Pair(pair().detach(), pair(1).detach()).requires_grad_(),)] * 2)
+
+
+def test_several_inputs_with_and_without_gradients():
+    def fn(p, w, x):
+        return (p @ w.t()) * x
+
+    check(fn, *[lambda: (two(), two(4, 1), torch.ones(4))] * 2)
+    check(fn, *[lambda: (two(), two(4, 1, requires_grad=False), torch.ones(4))] * 2)
+
+
+def test_one_of_several_results_is_differentiated():
+    for used in (0, 1):
+        check(two_results, *[lambda: (two(),)] * 2, loss=lambda out, used=used: out[used].sum())
+
+
+def test_results_are_differentiated_one_after_the_other():
+    def gradients(fn):
+        p = two()
+        first, second = fn(p)
+        first.sum().backward()
+        found = [shown(p.grad)]
+        second.sum().backward()
+        return [*found, shown(p.grad)]
+
+    assert agree(gradients(smelt.compile(two_results, fullgraph=True)), gradients(two_results))
+
+
+def test_an_input_that_is_no_leaf_and_hooks():
+    def gradients(fn):
+        seen, p = [], two()
+        p.register_hook(lambda g: seen.append(shown(g)))
+        q = p * 3
+        q.register_hook(lambda g: seen.append(shown(g)))
+        out = fn(q)
+        out.register_hook(lambda g: seen.append(shown(g)))
+        out.retain_grad()
+        (out * out).sum().backward()
+        return seen, shown(p.grad), shown(out.grad)
+
+    assert agree(gradients(smelt.compile(squared, fullgraph=True)), gradients(squared))
+
+
+def test_a_break_between_operators():
+    def fn(p):
+        q = p * 2
+        if q.a.sum() > -100:
+            q = q.sin()
+        return q * p
+
+    check(fn, *[lambda: (two(),)] * 3, graphs=2, fullgraph=False)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 3)
+        for layer in (self.up, self.down):
+            layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach() * 2))
+            layer.bias = nn.Parameter(TwoTensor(layer.bias.detach(), layer.bias.detach() * 2))
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_a_model_with_wrapper_parameters_trains(optimizer):
+    def trained(compiles):
+        model = Model()
+        fn = smelt.compile(model, fullgraph=True) if compiles else model
+        optim = optimizer(model.parameters(), 0.1)
+        for seed in range(4):
+            optim.zero_grad()
+            total(fn(two(5, seed, requires_grad=False))).backward()
+            optim.step()
+        return [shown(p) for p in model.parameters()]
+
+    assert agree(trained(True), trained(False))
+
+
+@pytest.mark.parametrize("kind", [Plainly, Quantized])
+def test_a_plain_gradient_of_a_wrapper(kind):
+    """A weight that its class multiplies dequantized has a plain gradient."""
+
+    def weight():
+        torch.manual_seed(0)
+        return nn.Parameter(kind.of(torch.randn(4, 3)))
+
+    check(lambda x, w: x @ w.t(), *[lambda: (torch.ones(2, 3, requires_grad=True), weight())] * 2)
+    check(lambda x, w: F.linear(x, w), *[lambda: (torch.ones(2, 3, requires_grad=True), weight())] * 2)
+
+
+def plain_with_a_wrapper_as_gradient(p, x):
+    return p * x
+
+
+def a_result_that_others_are_computed_from(p, x):
+    q = p.sin()
+    return q, q.cos()
+
+
+class Odd(Pair):
+    """The second tensor of each result is that of the argument."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        first = [a.first if isinstance(a, cls) else a for a in args]
+        (second, *_) = [a.second for a in args if isinstance(a, cls)]
+        return cls(func(*first, **(kwargs or {})), second)
+
+
+def shares_an_input(p, x):
+    return p * 2
+
+
+@pytest.mark.parametrize(
+    "program, make",
+    [
+        (plain_with_a_wrapper_as_gradient, two),
+        (a_result_that_others_are_computed_from, two),
+        (shares_an_input, lambda: Odd(two().a, two().b).requires_grad_()),
+    ],
+)
+def test_what_is_not_captured(program, make):
+    """Whole graphs refuse it with a reason, others break there, with eager's gradients."""
+
+    def arguments():
+        return make(), torch.ones(2, 3, requires_grad=program is plain_with_a_wrapper_as_gradient)
+
+    with pytest.raises(Unsupported, match="gradients through"):
+        smelt.compile(program, fullgraph=True)(*arguments())
+    compiled = smelt.compile(program)
+    for _ in range(2):
+        assert agree(step_of_inner(compiled, arguments()), step_of_inner(program, arguments()))
+    check_no_failure(compiled)
+
+
+def step_of_inner(fn, args):
+    out = fn(*args)
+    outs = out if isinstance(out, tuple) else (out,)
+    for o in outs:
+        o.backward(torch.ones_like(o).detach(), retain_graph=True)
+    return shown(out), shown(args[0].grad)
+
+
+def test_a_backend_without_joint_graphs_breaks():
+    compiled = check(squared, *[lambda: (two(),)] * 2, graphs=None, backend="eager", fullgraph=False)
+    reasons = {str(reason.kind.id) for _, record in records(compiled) for reason in record.breaks}
+    assert reasons == {"tensor-subclass"}
+
+
+def written_input(p, out):
+    with torch.no_grad():
+        p.mul_(2)
+
+
+def written_result(p, out):
+    with torch.no_grad():
+        out.mul_(2)
+
+
+@pytest.mark.parametrize("program", [lambda p: (p * p).sin(), lambda p: p.exp(), lambda p: p + 1])
+@pytest.mark.parametrize("write", [written_input, written_result])
+def test_a_write_between_forward_and_backward(program, write):
+    """It raises where eager's backward reads what was written."""
+
+    def outcome(fn):
+        p = two()
+        out = fn(p)
+        loss = out.sum()
+        write(p, out)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            return None
+        return shown(p.grad)
+
+    assert agree(outcome(smelt.compile(program, fullgraph=True)), outcome(program))
+
+
+def test_a_second_derivative_raises():
+    p = two()
+    (gradient,) = torch.autograd.grad(smelt.compile(squared, fullgraph=True)(p).sum(), p, create_graph=True)
+    assert type(gradient) is TwoTensor
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        gradient.sum().backward()
+
+
+def test_a_second_derivative_of_a_plain_input_raises():
+    x = torch.ones(2, 3, requires_grad=True)
+    out = smelt.compile(lambda x, w: (x @ w.t()).sum(), fullgraph=True)
+    quantized = nn.Parameter(Plainly.of(torch.randn(4, 3)))
+    (gradient,) = torch.autograd.grad(out(x, quantized), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        gradient.sum().backward()
+
+
+def test_a_gradient_of_another_class_raises():
+    out = smelt.compile(squared, fullgraph=True)(two())
+    with pytest.raises(
+        RuntimeError, match="TwoTensor, must be one with the same attributes, but it is a Tensor"
+    ):
+        out.backward(torch.ones(2, 3))
