@@ -621,6 +621,63 @@ def test_one_graph():
         assert graph_count(compiled) == 1
 
 
+class Labelled(torch.Tensor):
+    """Has an `__init__` of its own."""
+
+    def __init__(self, x):
+        self.label = tuple(x.shape)
+
+
+class Forwarding(torch.Tensor):
+    """Its handler is not called where it is created."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kind", [Unit, Plain, Labelled, Forwarding, Marked])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_an_instance_of_a_tensor(kind, requires_grad):
+    """`Subclass(tensor)` is an alias of the tensor."""
+
+    def computed(x):
+        return kind(x + 1)
+
+    def aliased(x):
+        return kind(x)
+
+    def twice(x):
+        return kind(kind(x * 2))
+
+    def shown(fn):
+        x = X.clone().requires_grad_(requires_grad)
+        out = fn(x)
+        with torch._C.DisableTorchFunctionSubclass():
+            if requires_grad:
+                (out * out).sum().backward()
+            shares = out.data_ptr() == x.data_ptr()
+            return (
+                type(out),
+                vars(out),
+                out.tolist(),
+                out.requires_grad,
+                shares,
+                x.grad is None or x.grad.tolist(),
+            )
+
+    for program in (computed, aliased, twice):
+        compiled = smelt.compile(program, fullgraph=kind is not Marked)
+        for _ in range(2):
+            try:
+                expected = shown(program)
+            except RuntimeError as error:
+                assert kind is Marked, error
+                continue
+            assert shown(compiled) == expected
+        check_no_failure(compiled)
+
+
 def test_changed_class():
     class Mine(torch.Tensor):
         unit = 1

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map
@@ -101,6 +102,16 @@ def test_torch_s_own_wrapper():
         return x.exp() + x.a, x.mean(0), TwoTensor(x.b, x.a) * 3
 
     check(fn, *[lambda: (TwoTensor(X.clone(), X + 1),)] * 2, graphs=1)
+
+
+def test_a_checkpoint_without_gradients():
+    def fn(p):
+        return torch.utils.checkpoint.checkpoint(lambda q: q.sin() * 2, p, use_reentrant=True)
+
+    compiled = smelt.compile(fn, fullgraph=True)
+    for _ in range(2):
+        assert shown(compiled(pair())) == shown(fn(pair()))
+    assert graph_count(compiled) == 1
 
 
 def test_wrappers_of_wrappers():

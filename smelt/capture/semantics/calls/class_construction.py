@@ -11,7 +11,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import BUILTINS, Args, Kwargs, unsupported
+from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import refusal, runs_natively, setting_refusal
 from smelt.capture.base.type_lookup import ABSENT, FUNCTION, type_find
 from smelt.capture.base.value_kinds import CONTAINER_BASES, FunctionType, MethodType
@@ -23,6 +23,7 @@ from smelt.capture.semantics.calls.python_functions import call_function
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import TENSOR_SUBCLASS, Reason
+from smelt.tracing.fake.fake_tensor import FakeTensor
 
 
 def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
@@ -65,6 +66,8 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     new = new.__func__ if isinstance(new, staticmethod) else new
     python_init = init_how is FUNCTION and init is not None
     if type(new) is FunctionType:
+        if new is torch.nn.Parameter.__new__:  # only plain parameters have a handler
+            raise Unsupported(Reason(TENSOR_SUBCLASS, cls.__qualname__))
         if runs_natively(new):
             return run_native(vm, _native_constructor(vm, cls), args, kwargs)
         vm.frames.call_site = with_result_handler(
@@ -123,7 +126,14 @@ def _new_object(vm: VM, cls: type, new: Callable[..., object], args: Args, kwarg
         return BUILTINS[new](vm, (cls, *args), kwargs)
     if new is object.__new__ or issubclass(cls, (dict, list, set)):
         return new(cls)
+    if _is_alias(new, args, kwargs):
+        return TENSOR_METHODS["as_subclass"](vm, args[0], cls)
     return vm.call_native(new, (cls, *args), kwargs)
+
+
+def _is_alias(new: object, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a subclass of torch.Tensor is called with a tensor: the result is an alias of it, as of `as_subclass`."""
+    return new is torch.Tensor.__new__ and len(args) == 1 and not kwargs and type(args[0]) is FakeTensor
 
 
 def _construct_native(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
@@ -135,6 +145,8 @@ def _construct_native(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):
         return vm.call_native(_native_constructor(vm, cls), args, kwargs)
     if issubclass(cls, torch.Tensor) and cls is not torch.Tensor:
+        if _is_alias(cls.__new__, args, kwargs):
+            return TENSOR_METHODS["as_subclass"](vm, args[0], cls)
         raise Unsupported(Reason(TENSOR_SUBCLASS, cls.__qualname__))
     refused = refusal(cls.__new__) if cls.__new__ is not object.__new__ else None
     if refused is not None:

@@ -21,6 +21,8 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import CachedTorchDispatchMode, CachingTorchDispatchMode, checkpoint_of_decorated
 from smelt.tracing.backward.not_differentiable import refuse
+from smelt.tracing.record.wrapper_gradients import requires_grad
+from smelt.tracing.record.wrapper_subclasses import wrappers_in
 
 _Function = torch.autograd.Function
 _CHECKPOINT = torch.utils.checkpoint.checkpoint
@@ -69,7 +71,7 @@ _EFFECTS = (
 
 def _has_gradient(inputs: Args) -> bool:
     """Whether the results of a reentrant checkpoint of `inputs` have a gradient, in a joint graph as of any checkpoint."""
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    return any(isinstance(x, torch.Tensor) and requires_grad(x) for x in inputs)
 
 
 @contextmanager
@@ -112,6 +114,9 @@ def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
     if not reentrant:
         return run_opaque(vm, _CHECKPOINT, args, kwargs, run)
+    if not _has_gradient(inputs) and wrappers_in(vm.trace.call, inputs, {}):  # which no opaque call may take
+        with torch.no_grad():
+            return run()
     if vm.trace.autograd.wants_joint and _has_gradient(inputs):
         with _as_reentrant(vm):
             return run_opaque(vm, _CHECKPOINT, args, kwargs, run)
