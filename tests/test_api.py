@@ -285,6 +285,13 @@ def test_the_query_of_dynamo_asks_for_its_caller():
     assert f(torch.zeros(())).item() == 0
 
 
+@pytest.mark.filterwarnings("ignore:`torch._utils.is_compiling` is deprecated")
+def test_the_old_query_asks_for_its_caller():
+    f = lambda x: x + (1 if torch._utils.is_compiling() else 0)  # noqa: E731
+    assert smelt.compile(f, fullgraph=True)(torch.zeros(())).item() == 1
+    assert f(torch.zeros(())).item() == 0
+
+
 def test_disabled_functions_run_eagerly_and_say_so():
     calls = []
 

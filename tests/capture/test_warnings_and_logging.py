@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import smelt
 from smelt.capture.stdlib import eval_exec
@@ -332,3 +333,95 @@ def test_filters_whose_module_is_a_string_as_those_of_the_interpreter(module):
 
     compiled = smelt.compile(fn, fullgraph=True)
     assert seen(compiled) == seen(fn)
+
+
+# ------------------------------------------------------------------------------ functions of libraries that warn
+
+
+def of_softmax(x: torch.Tensor) -> torch.Tensor:
+    y = F.softmax(x)
+    for _ in range(2):
+        y = y + F.softmax(x)
+    return y
+
+
+def of_a_module(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.Softmax()(x) + 1  # `stacklevel` reaches above its `forward`
+
+
+def of_losses(x: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(x, x[:1]) + F.l1_loss(x, x[:1], size_average=True)
+
+
+def of_a_deprecated_function(x: torch.Tensor) -> torch.Tensor:
+    return F.upsample(x[None], size=6)
+
+
+def of_is_compiling(x: torch.Tensor) -> torch.Tensor:
+    torch._utils.is_compiling()
+    return x + 1
+
+
+def printed(x: torch.Tensor) -> torch.Tensor:
+    print("before")
+    y = F.softmax(x)
+    print("after")
+    return y
+
+
+@pytest.mark.parametrize("action", ["always", "default", "once", "ignore"])
+@pytest.mark.parametrize(
+    "fn", [of_softmax, of_a_module, of_losses, of_a_deprecated_function, of_is_compiling, printed]
+)
+def test_warnings_of_functions_of_torch(fn: Callable[..., Any], action: str) -> None:
+    x = torch.ones(2, 3)
+    want = agree(fn, action, (x,), (x,), (torch.ones(4, 3),))
+    assert bool(want) == (action != "ignore")
+
+
+def test_warnings_of_functions_of_torch_in_training() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    assert len(agree(lambda x: of_softmax(x).sum().backward(), "always", (x,), (x,), captured=False)) == 6
+
+
+def test_warnings_of_functions_of_torch_around_a_break() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = F.softmax(x)
+        smelt.graph_break()
+        return y + F.softmax(x)
+
+    x = torch.ones(2, 3)
+    assert len(agree(fn, "default", (x,), (x,), captured=False)) == 2
+
+
+def test_warnings_of_functions_of_torch_that_the_program_records() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            y = F.softmax(x)
+        return y, [str(w.message) for w in found]
+
+    x = torch.ones(2, 3)
+    compiled = smelt.compile(fn, fullgraph=True)
+    for _ in range(2):
+        assert compiled(x)[1] == fn(x)[1] != []
+
+
+def test_warnings_of_cpp_code_name_the_users_line() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.std(x[:1]) + 1
+
+    want = shown(fn, "default", (ones(),))
+    assert want and shown(smelt.compile(fn), "default", (ones(),), (ones(),)) == want
+
+
+def test_warnings_of_functions_of_torch_as_errors() -> None:
+    x = torch.ones(2, 3)
+    compiled = smelt.compile(of_softmax)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        compiled(x)
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(UserWarning, match="Implicit dimension"):
+                compiled(x)

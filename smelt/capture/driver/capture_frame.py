@@ -37,6 +37,7 @@ from smelt.capture.interpreter.interpreter import Interpreter, Stopped
 from smelt.capture.reconstruction.reconstruction_order import collect_fakes, find_reachable
 from smelt.capture.semantics import cells
 from smelt.capture.semantics.values import context_managers
+from smelt.capture.stdlib.output import warnings_calls
 from smelt.capture.torch_calls import function_transforms
 from smelt.capture.torch_calls.autograd import custom_functions, hooks, opaque_calls, tensor_state
 from smelt.capture.vm.vm import VM
@@ -350,7 +351,8 @@ def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> FrameExit:
     frame.stop = vm.stop_point.path[0] if vm.stop_point.path else 0
     vm.running = True
     try:
-        frame_exit = _run_to_end(vm, frame)
+        with warnings_calls.show_library_warnings(vm):
+            frame_exit = _run_to_end(vm, frame)
         if frame_exit is None:
             assert stop is not None
             return _plan_break(vm, stop)

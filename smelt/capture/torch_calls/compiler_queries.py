@@ -27,6 +27,7 @@ from smelt.torch_private import (
     is_torch_function_enabled,
     is_tracing,
     len_torch_function_stack,
+    old_is_compiling,
 )
 from smelt.tracing.record.torch_function_handlers import handling_class, is_under_modes
 
@@ -49,8 +50,17 @@ def _is_compiling(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     return vm.is_compiling()
 
 
-# `torch._dynamo.is_compiling` is torch's own code as well, but asks for its caller.
+# `torch._dynamo.is_compiling` and `torch._utils.is_compiling` are torch's own code as well, but ask for their callers.
 LAZY_FUNCTIONS["torch._dynamo.external_utils", "is_compiling"] = _is_compiling
+
+
+if old_is_compiling is not None:
+
+    @function(old_is_compiling)
+    def _old_is_compiling(vm: VM, args: Args, kwargs: Kwargs) -> bool:
+        old_is_compiling(*args, **kwargs)
+        return _is_compiling(vm, args, kwargs)
+
 
 _jit: Any = torch.jit
 for _found in (torch.compiler.is_exporting, _jit.is_scripting, _jit.is_tracing):

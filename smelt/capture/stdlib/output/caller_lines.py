@@ -41,13 +41,14 @@ def _module_frames() -> tuple[CallerLine, CallerLine]:
         def forward(self) -> tuple[CallerLine, CallerLine]:
             inner = sys._getframe(1)
             assert inner.f_back is not None
-            return _line_of(inner), _line_of(inner.f_back)
+            return line_of(inner), line_of(inner.f_back)
 
     found: tuple[CallerLine, CallerLine] = Probe()()
     return found
 
 
-def _line_of(frame: FrameType) -> CallerLine:
+def line_of(frame: FrameType) -> CallerLine:
+    """The line that a frame runs."""
     code = frame.f_code
     return CallerLine(code.co_filename, frame.f_lineno, code.co_name, frame.f_globals)
 
@@ -81,13 +82,13 @@ def _lines_of(vm: VM, frame: Frame) -> Iterator[CallerLine]:
 def caller_line(level: int) -> CallerLine:
     """The line `level` callers above the compiled frame, not counting frames of smelt; the outermost if there are fewer."""
     frame: FrameType | None = sys._getframe(1)
-    result = _line_of(sys._getframe(1))
+    result = line_of(sys._getframe(1))
     while frame is not None and level > 0:
         if (
             not is_smelt_scope(frame.f_globals)
             and frame.f_globals.get("__name__") != CONTINUATION_STACK_MODULE
         ):
             level -= 1
-            result = _line_of(frame)
+            result = line_of(frame)
         frame = frame.f_back
     return result

@@ -1,4 +1,6 @@
-"""`warnings.warn`: capture decides by the filters whether a warning is shown, and guards them."""
+"""`warnings.warn`: capture decides by the filters whether a warning is shown, and guards them.
+
+Functions of libraries that run natively during capture warn as well, for the user's line (`show_library_warnings`)."""
 
 from __future__ import annotations
 
@@ -6,22 +8,27 @@ import inspect
 import itertools
 import re
 import sys
+import threading
 import warnings
-from types import FunctionType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, FunctionType
 from typing import cast
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, unsupported
 from smelt.capture.base.value_kinds import is_constant
+from smelt.capture.base.vm_frames import is_smelt_scope
 from smelt.capture.environment import wrap_values
 from smelt.capture.environment.side_effects import Call
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.values.formatting import convert
-from smelt.capture.stdlib.output.caller_lines import CallerLine, caller_line, line_at
+from smelt.capture.stdlib.output.caller_lines import CallerLine, caller_line, line_at, line_of
 from smelt.capture.stdlib.output.deferred_calls import defer
 from smelt.capture.vm.vm import VM
 from smelt.capture.vm.vm_state import EnteredManager
+from smelt.errors import NeedsFixedSize
 from smelt.reasons import OUTPUT, UNSUPPORTED_EFFECT
 
 # action, pattern of the message, category, pattern of the module's name, line
@@ -46,7 +53,11 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
         raise TypeError(f"category must be a Warning subclass, not {type(category).__name__!r}")
     if getattr(sys.flags, "context_aware_warnings", False):
         raise unsupported("a warning, whose filters may belong to a context", OUTPUT)
-    caller = line_at(vm, level)
+    _issue(vm, message, category, line_at(vm, level))
+
+
+def _issue(vm: VM, message: object, category: type[Warning], caller: CallerLine | int) -> None:
+    """Warn for a line, after the graph, or into the list of a `catch_warnings`."""
     action = _warning_action(vm, message, category, caller)
     if action == "error":
         raise unsupported("a warning that is an error", OUTPUT)
@@ -62,6 +73,71 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
     else:
         vm.env.sources.const(caller.globals)
         defer(vm, warn, message, category, caller.filename, caller.line, caller.globals)
+
+
+@contextmanager
+def show_library_warnings(vm: VM) -> Iterator[None]:
+    """Context of a capture, in which library functions warn for the user's line. A warning of a Python function, which
+    warns in each call, is an effect. Others are shown at once: those of C++ code, which may be the only ones of the process,
+    and those of functions that a graph without a joint graph calls itself.
+
+    A warning that the filters ignore or turn into an error during capture is not an effect.
+    """
+    show, thread = warnings._showwarnmsg, threading.get_ident()  # type: ignore[attr-defined]
+
+    def handle(shown: warnings.WarningMessage) -> None:
+        if not vm.running or vm.frame is None or threading.get_ident() != thread:
+            return show(shown)
+        warns = sys._getframe(1)
+        at, level = _attributed(warns, shown)
+        if at is None:
+            return show(shown)
+        # Otherwise, the next warning of another line of the user would be the second one of the same line of smelt.
+        at.f_globals.get("__warningregistry__", {}).clear()
+        warnings.onceregistry.pop((str(shown.message), shown.category), None)  # type: ignore[attr-defined]
+        caller = line_at(vm, level) if level else line_of(at)
+        if at is not warns and vm.trace.autograd.wants_joint:
+            return _issue(vm, _with_sizes(vm, shown.message), shown.category, caller)
+        if isinstance(caller, int):
+            return show(shown)
+        warnings._showwarnmsg = show  # type: ignore[attr-defined]
+        try:
+            warn(cast(Warning, shown.message), shown.category, caller.filename, caller.line, caller.globals)
+        finally:
+            warnings._showwarnmsg = handle  # type: ignore[attr-defined]
+
+    warnings._showwarnmsg = handle  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        warnings._showwarnmsg = show  # type: ignore[attr-defined]
+
+
+def _with_sizes(vm: VM, message: object) -> object:
+    """The message of a warning, or its text if symbolic sizes are part of it."""
+    symbols = vm.trace.numbers.symbols
+    text = str(message)
+    if symbols is None or "<L[" not in text:
+        return message
+    pattern = text.replace("{", "{{").replace("}", "}}")
+    for i, number in enumerate(map(symbols.number, symbols.hints)):
+        pattern = pattern.replace(number.node.str(), f"{{{i}}}")
+    if "<L[" in pattern:
+        raise NeedsFixedSize("a computed size in a warning of a library", frozenset(symbols.hints))
+    return vm.call(str.format, (pattern, *map(symbols.number, symbols.hints)), {})
+
+
+def _attributed(warns: FrameType, shown: warnings.WarningMessage) -> tuple[FrameType | None, int]:
+    """The running frame that a warning is attributed to. If smelt's frames are at or below it: also the level of the user's
+    frame in its place, as `stacklevel` counts, else 0."""
+    frame: FrameType | None = warns
+    level = 0
+    while frame is not None:
+        level += level > 0 or is_smelt_scope(frame.f_globals)
+        if frame.f_lineno == shown.lineno and frame.f_code.co_filename == shown.filename:
+            return frame, level
+        frame = frame.f_back
+    return None, level
 
 
 def _record(
