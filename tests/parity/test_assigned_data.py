@@ -573,3 +573,54 @@ def test_a_break_after_it():
 def test_a_view_that_leaves_breaks_the_graph_before_the_assignment(fn):
     compiled = same_as_eager(fn, lambda: (tensor(6), tensor(6)), graphs=None)
     assert [r.detail for r in reasons(compiled)] == ["the data of a tensor is set"]
+
+
+# ------------------------------------------------------------------------------- torch's own assignments, in modules
+
+
+def _net():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def _convert(m, x):
+    return m.to(torch.bfloat16).float()(x)
+
+
+def _double(m, x):
+    return m.double()(x.double())
+
+
+def _clamp(m, x):
+    for layer in (m[0], m[2]):
+        layer.weight.data = layer.weight.data.clamp(-0.1, 0.1)
+    return m(x)
+
+
+def _from_vector(m, x):
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(m.parameters()) * 0.5, m.parameters())
+    return m(x)
+
+
+def _after_use(m, x):
+    y = m(x)
+    for p in m.parameters():
+        p.data = p.data * 0.5
+    return y
+
+
+@pytest.mark.parametrize("fn", [_convert, _double, _clamp, _from_vector, _after_use])
+@pytest.mark.parametrize("grad", [False, True])
+def test_modules(fn, grad):
+    def program(compile):
+        model, found = _net(), []
+        run = compile(lambda x: fn(model, x))
+        with torch.set_grad_enabled(grad):
+            for _ in range(3):
+                y = run(tensor(5, 3))
+                if grad and fn is not _after_use:  # eager's backward would read the new data
+                    model.zero_grad()
+                    y.sum().backward()
+                found.append((y.detach(), [(p.detach().clone(), p.grad) for p in model.parameters()]))
+        return found
+
+    _both(program, graphs=None if grad or fn is _double else [1])

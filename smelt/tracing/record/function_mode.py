@@ -84,9 +84,6 @@ def _uses_default_device(func: Any, arguments: Any, out: Any) -> bool:
     )
 
 
-_DATA = (torch.Tensor.data.__get__, torch.Tensor.detach)  # type: ignore[attr-defined]
-
-
 class FunctionMode(TorchFunctionMode):
     """Runs each call with the mode itself disabled, so that only the outermost call is recorded, and only if it
     returns or changes tensors."""
@@ -145,8 +142,19 @@ class FunctionMode(TorchFunctionMode):
             if value is not UNKNOWN:
                 return value
             raise call.unsupported(*REFUSED[func])
-        if self._inputs.rebound and func not in _DATA:
+        if self._inputs.rebound:
+            return self._run_on_rebound(func, args, kwargs, cls)
+        return self._run_known(func, args, kwargs, cls)
+
+    def _run_on_rebound(self, func: Any, args: Args, kwargs: Kwargs, cls: type | None) -> Any:
+        """Run a call after the `data` of a tensor was set, which must not become part of that tensor's history."""
+        out = self._run_known(func, args, kwargs, cls)
+        if func in STATEFUL or any(fake.requires_grad for fake in leaves(out, FakeTensor)):
             self._inputs.check_rebound(name_of(func), (args, kwargs), func in STATEFUL)
+        return out
+
+    def _run_known(self, func: Any, args: Args, kwargs: Kwargs, cls: type | None) -> Any:
+        call = self._call
         if call.wrappers and (wrappers := wrappers_in(call, args, kwargs)):
             return self._run_on_wrappers(func, args, kwargs, wrappers)
         if call.is_opaque:

@@ -99,7 +99,7 @@ def _check_rebindable(vm: VM, tensor: FakeTensor, value: FakeTensor) -> None:
             or value.is_inference()
             or (id(tensor) not in rebound and tensor.storage_key in trace.writes.storages)
             or (vm.env.log.is_set_on_tensor(tensor, "grad") and tensor.spec != value.spec)
-            or (tensor.requires_grad and (not tensor.is_leaf or any(f.requires_grad for f in computed)))
+            or (tensor.requires_grad and (not tensor.is_leaf or any(f.grad_fn is not None for f in computed)))
         ):
             raise unsupported("the data of a tensor is set", UNSUPPORTED_EFFECT)
 
