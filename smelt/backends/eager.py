@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from smelt.autograd.compile_joint import compile_joint
+from smelt.backends.explicit_numbers import with_explicit_numbers
 from smelt.backends.size_dispatch import dispatch_by_sizes, eager_fallback
 from smelt.backends.unbacked_subgraphs import run_in_parts
 from smelt.config import Config
@@ -32,7 +33,8 @@ def eager(traced: Traced, config: Config) -> Compiled:
         return lambda tensors: function(*tensors)
 
     if traced.unbacked is not None:
-        return _with_unbacked_sizes(traced)
+        explicit = with_explicit_numbers(traced)
+        return explicit.wrap(callable_of(explicit.graph))
     if symbols_of_arguments(traced.torch_graph):
         return dispatch_by_sizes(
             traced.sizes, lambda values: (callable_of(substitute(traced.torch_graph, values)),)
@@ -42,7 +44,11 @@ def eager(traced: Traced, config: Config) -> Compiled:
 
 def aot_eager(traced: Traced, config: Config) -> Compiled:
     """Runs the functional aten graph, operator by operator. Where gradients are needed, runs the forward and backward of the
-    joint graph, or the torch-level graph where there is no joint graph."""
+    joint graph, or the torch-level graph where there is no joint graph or where sizes are unbacked."""
+    if traced.unbacked is not None and traced.needs_grad:
+        if traced.mutated:
+            raise NeedsFixedSize("an input is written before all sizes are known", frozenset())
+        return eager(traced, config)
     if traced.unbacked is not None:
         return _with_unbacked_sizes(traced)
     if traced.sizes:
@@ -61,10 +67,7 @@ aot_eager.differentiates = True  # type: ignore[attr-defined]
 
 
 def _with_unbacked_sizes(traced: Traced) -> Compiled:
-    """Runs the aten graph in parts, between which sizes become known. Raises NeedsFixedSize for graphs that need gradients:
-    autograd follows a graph call by call, which checks no sizes."""
-    if traced.needs_grad:
-        raise NeedsFixedSize("autograd follows a graph call by call, which checks no sizes", frozenset())
+    """Runs the aten graph in parts, between which sizes become known."""
 
     def part(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
         if not sizes:

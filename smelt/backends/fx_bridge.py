@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.fx
 
 from smelt.backends.eager import eager
+from smelt.backends.explicit_numbers import with_explicit_numbers
 from smelt.backends.torch_capture_facts import TorchCaptureFacts, compile_reason
 from smelt.config import Config
-from smelt.errors import BackendError, NeedsFixedSize
-from smelt.graph.free_symbols import symbols_of_arguments
+from smelt.errors import BackendError
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, Node
 from smelt.graph.pytree import map_leaves
 from smelt.tracing.record.traced import Traced
+
+log = logging.getLogger("smelt")
 
 # Classes that torch accepts as dtypes.
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -62,16 +66,24 @@ def _class_argument(value: type, root: torch.nn.Module, graph: torch.fx.Graph) -
 
 def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
     """Wraps a foreign backend, which receives the torch-level graph if it has calls. Symbolic sizes, and numbers computed
-    from them, are placeholders after those of tensors: the graph is valid for all sizes."""
+    from them, are placeholders after those of tensors: the graph is valid for all sizes. It reads unbacked numbers itself
+    (`explicit_numbers.py`)."""
 
     def compile_with_foreign(traced: Traced, config: Config) -> Compiled:
-        symbols = symbols_of_arguments(traced.torch_graph)
-        if symbols:  # in arguments of calls, where only smelt's own backends accept them
-            raise NeedsFixedSize("a foreign backend is given numbers", symbols)
         if not any(node.op.startswith("call") for node in traced.torch_graph):
             return eager(traced, config)
-        facts = TorchCaptureFacts(traced)
-        gm = to_fx(traced.torch_graph)
+        if traced.unbacked is not None and traced.unbacked.small:
+            try:
+                return compile_trace(traced)
+            except Exception as error:  # perhaps torch's code depends on whether a number is 0 or 1
+                log.debug("smelt: compiled for numbers of at least 2 after %r", error)
+                traced = replace(traced, unbacked=replace(traced.unbacked, small=frozenset()))
+        return compile_trace(traced)
+
+    def compile_trace(traced: Traced) -> Compiled:
+        explicit = with_explicit_numbers(traced)
+        facts = TorchCaptureFacts(traced, explicit)
+        gm = to_fx(explicit.graph)
         gm.compile_subgraph_reason = compile_reason(traced.graph_break)  # type: ignore[assignment]
         facts.annotate(gm)
         with facts.tracing():
@@ -81,7 +93,7 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
             raise BackendError(
                 f"the backend {_name(backend)} returned {type(compiled).__name__}, which cannot be called"
             )
-        return lambda tensors: _as_tuple(compiled(*tensors), backend)
+        return explicit.wrap(lambda tensors: _as_tuple(compiled(*tensors), backend))
 
     compile_with_foreign.__name__ = _name(backend)
     compile_with_foreign.is_foreign = True  # type: ignore[attr-defined]

@@ -17,9 +17,12 @@ from typing import Any
 import torch
 import torch.fx
 
+from smelt.backends.explicit_numbers import ExplicitGraph
 from smelt.errors import BackendError, NeedsFixedSize
-from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.graph_interpreter import step
+from smelt.graph.ir import Node, NumberSpec, TensorSpec
 from smelt.graph.pytree import map_leaves
+from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.reasons import Reason
 from smelt.shapes.expr import Size, Sym, evaluate_with
 from smelt.shapes.number_operations import Number
@@ -51,11 +54,12 @@ class TorchCaptureFacts:
     """The fakes and symbols of one graph, in torch's terms. `example_inputs`: the traced tensors, then SymInts and SymFloats
     for the numbers."""
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: Traced, explicit: ExplicitGraph) -> None:
         self._tools = backend_tools()
         self._env = self._tools.ShapeEnv()
         self._fake_mode = self._tools.FakeTensorMode(shape_env=self._env)
-        self._graph = traced.torch_graph
+        self._graph = explicit.graph
+        self._numbers_read = explicit.symbols
         self._hints = dict(traced.hints)
         for number in traced.numbers:
             self._hints.update(number.symbol.symbols.hints)
@@ -69,11 +73,11 @@ class TorchCaptureFacts:
     def annotate(self, gm: torch.fx.GraphModule) -> None:
         """Set `meta["example_value"]` of the nodes of `gm`, the traced torch-level graph."""
         numbers = self.example_inputs[len(self._fakes) :]
-        inputs = dict(zip(self._graph.placeholders, [*self._fakes, *numbers]))
+        values: dict[Node, Any] = dict(zip(self._graph.placeholders, [*self._fakes, *numbers]))
         traced = [n for n in gm.graph.nodes if "spec" in n.meta]
         for node, fx_node in zip(self._graph, traced, strict=True):
             if node.op != "output":
-                fx_node.meta["example_value"] = self._example_value(node, inputs)
+                values[node] = fx_node.meta["example_value"] = self._example_value(node, values)
 
     def tracing(self) -> AbstractContextManager[Any]:
         """The context in which torch's backends compile."""
@@ -109,10 +113,17 @@ class TorchCaptureFacts:
         fake: torch.Tensor = self._fake_mode.from_tensor(tensor, static_shapes=True)
         return fake
 
-    def _example_value(self, node: Node, inputs: dict[Node, Any]) -> Any:
-        if node.op == "call_function" or node.op == "call_method":
-            return map_leaves(node.spec, TensorSpec, self._fake)
-        return inputs[node] if node.op == "placeholder" else self._plain(self._graph.constants[node.target])
+    def _example_value(self, node: Node, values: dict[Node, Any]) -> Any:
+        if node.op == "placeholder":
+            return values[node]
+        if node.op == "get_attr":
+            return self._plain(self._graph.constants[node.target])
+        if node in self._numbers_read:
+            return self._size(self._numbers_read[node])
+        if isinstance(node.spec, NumberSpec):  # what is computed from numbers, or checked
+            with self._fake_mode:
+                return step(self._graph, node, values)
+        return map_leaves(node.spec, TensorSpec, self._fake)
 
     def _fake(self, spec: TensorSpec) -> torch.Tensor:
         shape, stride = (tuple(map(self._size, sizes)) for sizes in (spec.shape, spec.stride))
@@ -136,6 +147,9 @@ class TorchCaptureFacts:
 
     def _symbol(self, key: Any, value: Number, is_size: bool) -> Any:
         """torch's symbol for the number at `key`. `is_size`: it is at least 2, as torch assumes of sizes."""
+        if key not in self._symbols and isinstance(key, Sym) and is_unbacked(key):
+            with self._env.ignore_fresh_unbacked_symbols():
+                self._symbols[key] = self._env.create_unbacked_symint()
         if key not in self._symbols:
             source = self._tools.ConstantSource(f"number_{len(self._symbols)}")
             create = self._env.create_symintnode if type(value) is int else self._env.create_symfloatnode

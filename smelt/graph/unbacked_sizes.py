@@ -44,8 +44,9 @@ def _symbols(node: Node) -> frozenset[Sym]:
     return _NONE.union(*map(syms_of, leaves(node.spec, TensorSpec)))
 
 
-def _as_sizes(numbers: Iterable[torch.Tensor]) -> torch.Tensor:
-    sizes = [0, *map(int, numbers)]
+def sizes_tensor(numbers: Iterable[int]) -> torch.Tensor:
+    """An empty tensor of shape [0, *numbers]. Raises OtherSizes for negative numbers."""
+    sizes = [0, *numbers]
     if min(sizes) < 0:
         raise OtherSizes(f"smelt: a graph for sizes was called with {min(sizes)}")
     return torch.empty(0).as_strided(sizes, [0] * len(sizes))
@@ -53,6 +54,6 @@ def _as_sizes(numbers: Iterable[torch.Tensor]) -> torch.Tensor:
 
 _library = torch.library.Library("smelt", "FRAGMENT")
 _library.define("as_sizes(Tensor[] numbers) -> Tensor", tags=(torch.Tag.dynamic_output_shape,))
-_library.impl("as_sizes", _as_sizes, "CompositeExplicitAutograd")
+_library.impl("as_sizes", lambda tensors: sizes_tensor(map(int, tensors)), "CompositeExplicitAutograd")
 # (tensors of one integer each) -> an empty tensor of shape [0, *integers]
 AS_SIZES: OpOverload = torch.ops.smelt.as_sizes.default

@@ -35,6 +35,7 @@ class Make(Protocol):
 aten = torch.ops.aten
 ADD: OpOverload = aten.add.Tensor
 ALIAS: OpOverload = aten.alias.default
+ASSERT_NUMBER: OpOverload = aten._assert_scalar.default
 CAST: OpOverload = aten._to_copy.default  # dtype, device or memory format by keyword
 CLONE: OpOverload = aten.clone.default
 COPY: OpOverload = aten.copy.default  # the second argument with dtype, shape and strides of the first

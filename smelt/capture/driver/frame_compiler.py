@@ -227,7 +227,8 @@ class FrameCompiler:
                 enabled=self.dynamic is not False and self._backend_takes_sizes(),
                 all_dynamic=self.dynamic is True,
             ),
-            unbacked_sizes=getattr(self.backend, "takes_data_sizes", False),
+            unbacked_sizes=getattr(self.backend, "takes_data_sizes", False)
+            or (self.fullgraph and self._is_foreign),
             joint_graph=self._functional,
             hides_intermediates=self._is_foreign,
             assumes=True,

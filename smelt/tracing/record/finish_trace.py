@@ -12,6 +12,7 @@ from smelt.graph.free_symbols import symbols_in
 from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.sample_sizes import syms_of
+from smelt.graph.unbacked_sizes import AS_SIZES
 from smelt.ops.may_raise import must_run
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.shapes.expr import Sym, leaves
@@ -51,7 +52,7 @@ def build(
         aten_graph.nodes += [_write(parts.tape, f, n) for f, n in joint.written(joint_returned)]
     _add_output(torch_graph, [fake.torch_node for fake in outputs])
     _add_output(aten_graph, returned)
-    graph_passes.eliminate_dead(torch_graph, keep=lambda node: node in effectful)
+    graph_passes.eliminate_dead(torch_graph, keep=lambda node: node in effectful or node.target is AS_SIZES)
     graph_passes.eliminate_dead(aten_graph, keep=must_run)
     graph_passes.eliminate_detach(aten_graph)
     if cse:
