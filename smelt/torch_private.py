@@ -259,7 +259,7 @@ is_setup_context_defined = _needed(
     lambda: torch.autograd.function._is_setup_context_defined, "custom functions with setup_context"
 )
 # Since torch 2.14: what a function under `@checkpoint(...)` calls.
-old_is_compiling = getattr(torch._utils, "is_compiling", None)  # warns that it is deprecated
+old_is_compiling: Any = getattr(torch._utils, "is_compiling", None)  # warns that it is deprecated
 checkpoint_of_decorated = getattr(torch.utils.checkpoint, "_checkpoint_impl", None)
 CachingTorchDispatchMode = _needed(
     lambda: torch.utils.checkpoint._CachingTorchDispatchMode, "selective checkpoints"
