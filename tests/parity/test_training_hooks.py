@@ -98,6 +98,24 @@ def test_all_hooks_are_removed(compile):
     return gradients(x)
 
 
+@both(ahead=False)
+def test_the_handle_of_a_removed_hook_leaves(compile):
+    @compile
+    def f(x):
+        y = x.sin()
+        handle = y.register_hook(lambda g: g * 10)
+        other = y.register_hook(lambda g: g * 100)
+        handle.remove()
+        return y * 2, handle, other
+
+    x = leaf(3)
+    y, handle, other = f(x)
+    numbers = other.id - handle.id
+    handle.remove()
+    y.sum().backward()
+    return type(handle), numbers, gradients(x)
+
+
 @both()
 def test_several_hooks_run_in_order(compile):
     seen = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
@@ -14,8 +15,7 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Handler, Kwargs, function, unsupported
 from smelt.capture.environment.side_effects import Call
 from smelt.capture.reconstruction.frame_globals import provide
-from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
-from smelt.capture.reconstruction.reconstruction_kind import unsupported as cannot_reconstruct
+from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
 from smelt.capture.reconstruction.reconstruction_table import RECONSTRUCTION_KINDS
 from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
@@ -61,15 +61,10 @@ def _empty_handle() -> RemovableHandle:
     return RemovableHandle.__new__(RemovableHandle)
 
 
-def _count_handle() -> None:
-    """Count a handle, as eager does, for a hook that the function has removed."""
-    RemovableHandle.next_id += 1
-
-
-def _handle_text(x: HookHandle, text: Expressions) -> str:
-    if x.forget is None:
-        raise cannot_reconstruct(x, "the handle of a hook that is removed")
-    return "empty_handle()"
+def _fill_removed(handle: RemovableHandle) -> None:
+    """Make `handle` that of a hook that the function has removed. Its number counts, as in eager."""
+    hooks: dict[int, object] = collections.OrderedDict()
+    vars(handle).update(vars(RemovableHandle(hooks)))
 
 
 def _register_for(
@@ -80,7 +75,7 @@ def _register_for(
 
 
 provide(empty_handle=_empty_handle)
-RECONSTRUCTION_KINDS[HookHandle] = ReconstructionKind(lambda x: (), _handle_text)
+RECONSTRUCTION_KINDS[HookHandle] = ReconstructionKind(lambda x: (), lambda x, text: "empty_handle()")
 _REGISTER: dict[str, Callable[..., object]] = {
     "register_hook": torch.Tensor.register_hook,
     "register_post_accumulate_grad_hook": torch.Tensor.register_post_accumulate_grad_hook,
@@ -110,7 +105,9 @@ def _register(name: str) -> Handler:
         calls, hooked = vm.env.log.deferred_calls, vm.trace.autograd.hooked
 
         def forget() -> None:
-            calls[next(i for i, call in enumerate(calls) if call is registered)] = Call(_count_handle, ())
+            calls[next(i for i, call in enumerate(calls) if call is registered)] = Call(
+                _fill_removed, (handle,)
+            )
             _drop(vm.held.hooked, held)
             _drop(hooked, tensor)
 
