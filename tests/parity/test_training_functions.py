@@ -404,6 +404,109 @@ def test_what_the_program_sets_after_the_call(compile):
     return gradients(x), net.factor
 
 
+class Keeps(Function):
+    """Keeps a list of tensors, or a dictionary of lists."""
+
+    @staticmethod
+    def forward(ctx, x, values):
+        ctx.values = values
+        return x * (values if isinstance(values, list) else values["a"])[0]
+
+    @staticmethod
+    def backward(ctx, g):
+        values = ctx.values if isinstance(ctx.values, list) else ctx.values["a"]
+        return g * values[0] * len(values), None
+
+
+@both()
+@pytest.mark.parametrize("change", ["", "item", "more", "another"])
+def test_a_container_of_tensors(compile, change):
+    def fn(x, values):
+        y = Keeps.apply(x, values) + Keeps.apply(x, {"a": values})
+        if change == "item":
+            values[0] = x * 5
+        elif change == "more":
+            values.append(x)
+        elif change == "another":
+            values = [x * 7]
+        return y * values[0]
+
+    f, x = compile(fn), leaf(3)
+    for held in ([leaf(3), leaf(3)], [leaf(3), leaf(3)], [leaf(3), leaf(3), leaf(3)]):
+        values = list(held)
+        f(x, values).sum().backward()
+    return gradients(x, *held), len(values)
+
+
+@both()
+def test_containers_of_the_program(compile):
+    def fn(x, w):
+        values = [w, x]
+        y = Keeps.apply(x, values)
+        values[0] = x * 5
+        return y
+
+    f, x, w = compile(fn), leaf(3), leaf(3)
+    f(x, w).sum().backward()
+    return gradients(x), w.grad
+
+
+@both()
+def test_a_checkpoint_of_a_list(compile):
+    f = compile(lambda x, ws: checkpoint(lambda x, ws: (x * ws[0]).sin() * ws[1], x, ws, use_reentrant=False))
+    x, ws = leaf(3), [leaf(3), leaf(3)]
+    f(x, ws).sum().backward()
+    return gradients(x, *ws)
+
+
+class Appends(Function):
+    @staticmethod
+    def forward(ctx, x, values):
+        values.append(x * 2)
+        values[0] = x * 3
+        return x * len(values)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2, None
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+@pytest.mark.parametrize("backend", ["eager", *BACKENDS])
+def test_a_forward_that_changes_a_list_of_tensors(backend, differentiated):
+    def seen(f):
+        torch.manual_seed(0)
+        x, values = leaf(3), [torch.ones(3)]
+        with torch.set_grad_enabled(differentiated):
+            return f(x, values), values, len(values)
+
+    compiled = smelt.compile(lambda x, values: Appends.apply(x, values), backend=backend)
+    for _ in range(2):
+        same(seen(compiled), seen(Appends.apply), "")
+
+
+@pytest.mark.parametrize("backend", ["eager", lambda graph, inputs: graph.forward])
+@pytest.mark.parametrize("values", [lambda w: [w, w], lambda w: {"a": [w]}, lambda w: [2.0]])
+def test_a_container_that_changes_behind_the_call(backend, values):
+    """The graph of such a backend calls `forward`, each time with a new container."""
+
+    def fn(x, w):
+        held = values(w)
+        y = Keeps.apply(x, held)
+        (held if isinstance(held, list) else held["a"])[0] = x * 5
+        return y
+
+    def seen(f):
+        torch.manual_seed(0)
+        x, w = leaf(3), leaf(3)
+        f(x, w).sum().backward()
+        return gradients(x)
+
+    compiled = smelt.compile(fn, backend=backend)
+    for _ in range(2):
+        same(seen(compiled), seen(fn), "")
+
+
 # ------------------------------------------------------------------------------------- what autograd does itself
 
 

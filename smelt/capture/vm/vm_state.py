@@ -22,6 +22,7 @@ from smelt.capture.vm.native_reachability import NativeReachability
 from smelt.graph.torch_settings import TorchSettings
 from smelt.shapes.expr import Sym
 from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.opaque_call_recorder import OpaqueCall
 
 Manager = Any  # a context manager of the user or of torch; attributes besides __enter__ and __exit__ are read
 
@@ -217,3 +218,7 @@ class HeldByGraph:
     with_grad: list[FakeTensor] = field(default_factory=list)
     # cells of functions that the graph calls, and their contents
     cells: list[tuple[CellType, object]] = field(default_factory=list)
+    # the calls that the graph makes of them, and the containers among the arguments with their items
+    containers: list[tuple[OpaqueCall, list[object] | dict[object, object], list[object]]] = field(
+        default_factory=list
+    )

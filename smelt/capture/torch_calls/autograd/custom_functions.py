@@ -16,7 +16,7 @@ from torch.autograd.graph import Node
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import CLASS_METHODS, FUNCTIONS, Args, Kwargs, function, unsupported
 from smelt.capture.base.value_kinds import CONTAINER_BASES, instance_dict, items_of
-from smelt.capture.environment import container_contents, wrap_values
+from smelt.capture.environment import wrap_values
 from smelt.capture.reconstruction.reconstruction_order import (
     collect_fakes,
     contents_of_created,
@@ -72,13 +72,8 @@ else:  # since torch 2.14
 
 def _run_apply(vm: VM, cls: type[_Function], args: Args, kwargs: Kwargs) -> object:
     apply = _get_apply(super(_Function, cls))
-    args = [container_contents.native_view(vm.env, a) for a in args]
-    return wrap_values.to_fake(
-        vm.env,
-        native_callbacks.call_in_window(
-            vm, apply, args, {k: container_contents.native_view(vm.env, v) for k, v in kwargs.items()}
-        ),
-    )
+    # `apply` passes containers on to `forward`, which the VM interprets
+    return wrap_values.to_fake(vm.env, native_callbacks.call_in_window(vm, apply, args, kwargs))
 
 
 _set_materialize: Callable[..., None] = FunctionCtx.set_materialize_grads

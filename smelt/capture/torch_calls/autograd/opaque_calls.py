@@ -20,6 +20,7 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import INTERPRETED
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionType, MethodType, is_identity
+from smelt.capture.environment import container_contents
 from smelt.capture.environment.side_effects import Advance, Call
 from smelt.capture.semantics import cells
 from smelt.capture.semantics.calls.calls import CALLERS
@@ -53,7 +54,9 @@ def run_opaque(
     holds an object that the program created. After a mutation, a call may still be recorded for a joint graph, which runs
     the call's operators instead of the call.
     """
-    target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
+    views = [container_contents.native_view(vm.env, value) for value in args]
+    named = {name: container_contents.native_view(vm.env, value) for name, value in kwargs.items()}
+    target = OpaqueCall(function, views, named, lambda f: _is_fresh(vm, f))
     if vm.contexts.tokens or any(type(e) not in (Call, Advance) for e in vm.env.log.effects()):
         plain = vm.trace.numbers.symbols is None  # else each number would need its own graph
         if not (vm.trace.autograd.wants_joint and plain):
@@ -62,6 +65,8 @@ def run_opaque(
             )
         target.repeatable = False
     for value in (*args, *kwargs.values()):
+        _hold_containers(vm, target, value)
+    for value in (*views, *named.values()):
         _hold(vm, value)
     before = vm.env.log.changed
     out = vm.trace.torch_recorder.run_opaque(target, run)
@@ -92,6 +97,23 @@ def _is_size(value: object) -> bool:
 
 def _is_fresh(vm: VM, x: FunctionType | types.CellType) -> bool:
     return id(x) not in vm.env.sources
+
+
+def _hold_containers(vm: VM, target: OpaqueCall, value: object) -> None:
+    """Note the contents of the containers in an argument: the graph makes copies of them, for each call."""
+    if type(value) in (list, dict):
+        vm.held.containers.append((target, cast("list[object]", value), _items(vm, value)))
+    for item in _items(vm, value):
+        if all(held is not target or container is not item for held, container, _ in vm.held.containers):
+            _hold_containers(vm, target, item)
+
+
+def _items(vm: VM, value: object) -> list[object]:
+    """The items of a list or tuple, or the keys and values of a dictionary, as the trace sees them."""
+    contents = vm.env.overlay.now(value)
+    if type(contents) is dict:
+        return [*contents, *contents.values()]
+    return list(contents) if isinstance(contents, (list, tuple)) else []
 
 
 def _hold(vm: VM, value: object, depth: int = 0) -> None:
@@ -160,9 +182,16 @@ def _contents(vm: VM, cell: types.CellType) -> object:
 
 
 def check_held(vm: VM) -> None:
-    """Raise Unsupported where a variable of a function that a graph holds was rebound after the call."""
+    """Raise Unsupported where a variable of a function, or the contents of a container, that a graph holds changed after the
+    call."""
     for cell, held in vm.held.cells:
         if _contents(vm, cell) is not held:
             raise unsupported(
                 "a variable of a function that a graph holds is changed later", UNSUPPORTED_EFFECT
             )
+    for target, container, items in vm.held.containers:
+        now = _items(vm, container)
+        if len(now) != len(items) or any(a is not b for a, b in zip(now, items)):
+            if not vm.trace.autograd.wants_joint:
+                raise unsupported("a container that a graph holds is changed later", UNSUPPORTED_EFFECT)
+            target.repeatable = False
