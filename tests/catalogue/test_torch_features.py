@@ -736,6 +736,34 @@ def operators_by_their_overloads():
     return fn, [(tensor(3, 2),) for _ in range(3)]
 
 
+@program(graphs=1)
+def operators_by_name_whose_overload_for_numbers_comes_first():
+    def fn(x, y, index, n):
+        z = torch.ops.aten.lerp(torch.ops.aten.fill(x, n), y, y) + torch.ops.aten.masked_fill(x, x > 0, n)
+        z = z + torch.ops.aten.scatter(x, -1, index, y) + torch.ops.aten.clamp_min(x, y)
+        return z, torch.ops.aten.eq_(x.clone(), y), torch.ops.aten.tensor_split(x, 2)
+
+    return fn, [(tensor(4, 3), tensor(4, 3), torch.tensor([[0, 2]]), torch.tensor(0.5)) for _ in range(3)]
+
+
+@program(graphs=1)
+def gradients_of_an_operator_by_name_whose_overload_for_numbers_comes_first():
+    def fn(x, weight):
+        y = torch.ops.aten.lerp(x, x.sin(), weight)
+        return y, *torch.autograd.grad(y.sum(), x)
+
+    return fn, [(tensor(4, requires_grad=True), tensor(4)) for _ in range(3)]
+
+
+@program(graphs=1, later=1, breaks=["data-dependent-value"])
+def an_error_of_an_operator_by_name_that_shows_a_tensor():
+    def fn(x, n):
+        y = x * 2
+        return torch.ops.aten.lerp(y, *n) + 1
+
+    return fn, [(torch.arange(3.0), (torch.arange(3.0), torch.arange(3.0), n)) for n in range(3)]
+
+
 # ------------------------------------------------------------------------------- code that asks whether it is compiled
 
 

@@ -9,6 +9,7 @@ of `spec` are the `Size`s they hold.
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -25,6 +26,7 @@ from smelt.shapes.expr import Size, Sym
 from smelt.torch_private import (
     DisableTorchDispatch,
     DisableTorchFunction,
+    OpOverloadPacket,
     disabled_torch_function_impl,
     forward_mode_level,
     len_torch_dispatch_stack,
@@ -40,6 +42,10 @@ _TRACERS = "torch._subclasses."  # the package of torch's fake and functional te
 
 entered = threading.local()  # `trace`: whether this thread records
 hashed_fakes: dict[int, FakeTensor] = {}  # hashed since the capture began: dictionary keys, set members
+
+
+_CALL_BY_NAME = OpOverloadPacket.__call__.__code__
+FAKE_TEXT = "FakeTensor("  # where the text of a fake begins
 
 
 class FakeTensor(torch.Tensor):
@@ -98,10 +104,11 @@ class FakeTensor(torch.Tensor):
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        if len_torch_dispatch_stack() > 0:
+        # For an operator called by name, torch formats the arguments for each overload that does not accept them.
+        if len_torch_dispatch_stack() > 0 and sys._getframe(1).f_code is not _CALL_BY_NAME:
             raise Unsupported(Reason(DATA_DEPENDENT, "a tensor is formatted as text"))
         spec = self.spec
-        return f"FakeTensor({list(spec.shape)}, {spec.dtype}, {spec.device})"
+        return f"{FAKE_TEXT}{list(spec.shape)}, {spec.dtype}, {spec.device})"
 
     def __format__(self, format_spec: str) -> str:
         return repr(self)

@@ -35,7 +35,7 @@ from smelt.tracing.composites import (
 )
 from smelt.tracing.composites.row_indexing import gather
 from smelt.tracing.fake.constant_folding import UNKNOWN
-from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, has_unrecorded, hides_metadata
+from smelt.tracing.fake.fake_tensor import FAKE_TEXT, FakeTensor, check_fixed, has_unrecorded, hides_metadata
 from smelt.tracing.fake.tensor_subclasses import class_of_results, mark
 from smelt.tracing.record.aten_call_recorder import Composite
 from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
@@ -313,6 +313,8 @@ class FunctionMode(TorchFunctionMode):
         call = self._call
         if isinstance(error, RuntimeError) and _READS_MEMORY in str(error):
             raise call.unsupported(DATA_DEPENDENT, f"{name_of(func)} reads memory") from error
+        if isinstance(error, RuntimeError) and FAKE_TEXT in str(error):
+            raise call.unsupported(DATA_DEPENDENT, f"the error of {name_of(func)} shows a tensor") from error
         if isinstance(error, Unsupported):
             if error.reason.kind is DATA_DEPENDENT:
                 return call.unsupported(*read_of(func))
