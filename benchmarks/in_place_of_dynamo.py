@@ -1,10 +1,10 @@
 """smelt in place of torch.compile for tests that were written for Dynamo (`benchmarks/sweep_pytorch.py`).
 
 `install` redirects the entry points of torch's compiler (`torch.compile`, `torch._dynamo.optimize`, `optimize_assert`,
-`compile_fx`) in this process. It also imports test modules with their assertions about the compiler made tolerant: a
-statement that only asserts what Dynamo counts or writes (frames, operators, graphs, guards, logs) notes a difference, and
-the test continues. Where a test expects an exception of Dynamo's, one of smelt's will do, or none if smelt compiles the
-program.
+`compile_fx`) in this process. A test that calls AOTAutograd or Inductor below them compiles nothing with smelt and is
+skipped. `install` also imports test modules with their assertions about the compiler made tolerant: a statement that only
+asserts what Dynamo counts or writes (frames, operators, graphs, guards, logs, code) notes a difference, and the test
+continues. Where a test expects an exception of Dynamo's, one of smelt's will do, or none if smelt compiles the program.
 
 This process is a benchmark: unlike smelt, it imports torch's compiler, whose settings and counters the tests use.
 """
@@ -37,13 +37,13 @@ _INTERNAL = re.compile(
     r"\.frame_count|\.op_count|\bop_count\b|\bframe_count\b|\bcounters\b|\bgraphs?\b|\bgms?\b|graph_module|GraphModule"
     r"|_graphs\b|graph_break|guard|\brecords?\b|\blogs?\b|log_stream|\bnum_\w*(compile|graph|break)|compile_count|metrics"
     r"|\.code\b|normalize_gm|recompil|cache_entr|_debug_get|torch\._dynamo\.(utils|exc|convert_frame|variables)|trace_rules"
-    r"|compile_times|\bbreak_reasons\b|nodes?\b|\bhas_op\b|_called\b|eval_frame|source_fn|_and_get_\w*code"
-    r"|\bseen_frames\b|call_count|len\((c\d|entries)\)"
+    r"|compile_times|\bbreak_reasons\b|nodes?\b|\bhas_op\b|_called\b|eval_frame|source_fn|_and_get_\w*code|function_events"
+    r"|\bseen_frames\b|call_count|len\((c\d|entries)\)|FileCheck|\bin code\b|\bcode[).[,]|source_codes?\b"
 )
 _VALUES = re.compile(
     r"\bsame\(|allclose|opt_fn\(|opt_f\(|compiled\w*\(|opt_m\w*\("
 )  # which are never tolerated
-_ASSERTS = re.compile(r"^(assert\b|self\.(assert|check_\w*count|_check)\w*\()")
+_ASSERTS = re.compile(r"^(assert\b|FileCheck\(|(self|test_case)\.(assert|check_\w*count|_check)\w*\()")
 _COMPILERS = (
     "torch._dynamo",
     "torch._inductor",
@@ -131,11 +131,15 @@ def install(folder: Path) -> None:
     from torch._dynamo import testing
     from torch._dynamo.backends import registry
     from torch._inductor import compile_fx
+    from torch._inductor import utils as inductor
 
     torch.compile = _compile
     for module in (_dynamo, testing):  # not in `eval_frame`: torch._dynamo.export calls those of its own
         module.optimize, module.optimize_assert = _optimize, _optimize_assert
     compile_fx.compile_fx = _compile_fx
+    inductor.run_and_get_code = _run_and_get_code
+    for name in _BELOW_COMPILE:
+        _skip_unless_a_backend_calls(name)
     found = registry.lookup_backend
     registry.lookup_backend = lambda name: _compile_fx if name == "inductor" else found(name)
     reset = _dynamo.reset
@@ -228,6 +232,44 @@ def _backend(backend: Any) -> Any:
 def _compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     """Inductor's entry point, by smelt: compiles a captured graph."""
     return smelt.compile(gm.forward)
+
+
+def _run_and_get_code(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
+    """The result of `fn`, and an empty text in place of Inductor's code, so that a test goes on to compare results."""
+    torch._dynamo.reset()
+    return fn(*args, **kwargs), [""]
+
+
+_BELOW_COMPILE = (
+    "aot_function",
+    "aot_module",
+    "aot_module_simplified",
+    "compiled_function",
+    "compiled_module",
+    "aot_export_module",
+    "aot_export_joint_simple",
+    "compile_fx_inner",
+)
+
+
+def _skip_unless_a_backend_calls(name: str) -> None:
+    """A test that calls a function of AOTAutograd's or Inductor's by itself compiles nothing with smelt. A backend may call
+    it: tests with backends of their own compile with smelt first."""
+    import functorch.compile
+    from torch._functorch import aot_autograd
+    from torch._inductor import compile_fx
+
+    modules = [m for m in (aot_autograd, functorch.compile, compile_fx) if hasattr(m, name)]
+    of_torch = getattr(modules[0], name)
+
+    @functools.wraps(of_torch)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not uses:
+            raise unittest.SkipTest(f"{name} without smelt")
+        return of_torch(*args, **kwargs)
+
+    for module in modules:
+        setattr(module, name, checked)
 
 
 # ------------------------------------------------------------------------------------------------- exceptions
