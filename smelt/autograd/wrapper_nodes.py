@@ -20,26 +20,27 @@ from smelt.tracing.record.wrapper_gradients import InputGradient, Path, WrapperL
 
 @dataclass(frozen=True)
 class GradientBuilder:
-    """Builds the gradient of a wrapper from those of its gradient inputs, which are like `examples`, and from its own
-    tensors at `own`. `layout`: of the gradient; None for a plain tensor."""
+    """Builds the gradient of a wrapper from those of its gradient inputs, which are like its tensors at `used`, and from its
+    own tensors at `own`. `layout`: of the gradient; None for a plain tensor."""
 
-    examples: tuple[torch.Tensor, ...]
+    used: tuple[Path, ...]
     own: tuple[Path, ...]
     layout: WrapperLayout | None
 
     @classmethod
     def of(cls, gradient: InputGradient) -> GradientBuilder:
         """The builder for a recorded gradient."""
-        inputs = [gradient.inputs[path] for path in gradient.used]
-        examples = [
-            torch.empty((), dtype=x.dtype, device=x.device).expand(tuple(x.elem.shape)) for x in inputs
-        ]
-        return cls(tuple(examples), gradient.own, gradient.layout)
+        return cls(gradient.used, gradient.own, gradient.layout)
 
-    def build(self, gradients: Sequence[torch.Tensor | None], own: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The gradient; an undefined part of it is zero."""
-        defined = [torch.zeros_like(x) if g is None else g.detach() for g, x in zip(gradients, self.examples)]
-        return defined[0] if self.layout is None else self.layout.build((*defined, *own))
+    def build(
+        self,
+        gradients: Sequence[torch.Tensor | None],
+        examples: Sequence[torch.Tensor],
+        own: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """The gradient. An undefined part of it is zero, and like its example; the first example has the size of all."""
+        defined = [torch.zeros_like(x) if g is None else g.detach() for g, x in zip(gradients, examples[1:])]
+        return defined[0] if self.layout is None else self.layout.build((*defined, *own), examples[0].shape)
 
 
 class _Inputs(torch.autograd.Function):
@@ -47,13 +48,14 @@ class _Inputs(torch.autograd.Function):
     def forward(ctx: Any, builder: GradientBuilder, wrapper: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.builder, ctx.own = builder, [_at(wrapper, path) for path in builder.own]
-        return tuple(x.detach() for x in builder.examples)
+        ctx.examples = [_example(wrapper, path) for path in ((), *builder.used)]
+        return tuple(x.detach() for x in ctx.examples[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         if all(g is None for g in gradients):
             return None, None
-        return None, _once_differentiable(ctx.builder.build(gradients, ctx.own))
+        return None, _once_differentiable(ctx.builder.build(gradients, ctx.examples, ctx.own))
 
 
 class _Result(torch.autograd.Function):
@@ -113,6 +115,12 @@ def _at(wrapper: torch.Tensor, path: Path) -> torch.Tensor:
     for name in path:
         found = vars(found)[name]
     return found  # type: ignore[no-any-return]
+
+
+def _example(wrapper: torch.Tensor, path: Path) -> torch.Tensor:
+    """A tensor without data, with the size of a tensor in the wrapper."""
+    like = _at(wrapper, path)
+    return torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape)
 
 
 def gradient_inputs(wrapper: torch.Tensor, builder: GradientBuilder) -> tuple[torch.Tensor, ...]:

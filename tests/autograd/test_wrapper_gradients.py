@@ -188,6 +188,36 @@ def test_a_model_with_wrapper_parameters_trains(optimizer):
     assert agree(trained(True), trained(False))
 
 
+@pytest.mark.parametrize("program", [squared, summed, viewed, written_inside, two_results])
+def test_sizes_that_change(program):
+    check(program, *[lambda n=n: (two(n),) for n in (2, 5, 7, 4, 9)], graphs=2)
+
+
+def test_sizes_of_an_inner_wrapper_change():
+    def nested(n):
+        return TwoTensor(two(n).detach(), two(n, 1).detach()).requires_grad_()
+
+    def fn(p):
+        return p.cos() * p.sin()
+
+    check(fn, *[lambda n=n: (nested(n),) for n in (2, 5, 7)], graphs=None, dynamic=True)
+
+
+def test_sizes_that_change_below_parameters():
+    model = Model()
+    compiled = smelt.compile(model, fullgraph=True)
+
+    def outcome(fn, n):
+        model.zero_grad()
+        out = fn(torch.ones(n, 3))
+        total(out).backward()
+        return shown(out), [shown(p.grad) for p in model.parameters()]
+
+    for n in (2, 5, 7, 4, 9):
+        assert agree(outcome(compiled, n), outcome(model, n))
+    assert graph_count(compiled) == 2
+
+
 @pytest.mark.parametrize("kind", [Plainly, Quantized])
 def test_a_plain_gradient_of_a_wrapper(kind):
     """A weight that its class multiplies dequantized has a plain gradient."""

@@ -13,6 +13,7 @@ from smelt.report.inspect import graph_count, records
 from tests.harness.agreement import check_no_failure
 from tests.harness.wrappers import Pair, Plainly, Quantized, shown
 
+aten = torch.ops.aten
 X = torch.arange(6.0).reshape(2, 3) / 3 - 0.5
 
 
@@ -171,6 +172,51 @@ def test_guards_see_the_class_the_metadata_the_context_and_inner_tensors():
         lambda: (pair(label="other"),), lambda: (Pair(X, X),), lambda: (Pair(pair(), pair()),), lambda: (pair(),),
     )  # fmt: skip
     check(fn, *makes)
+
+
+def sizes_read(p):
+    return p.shape, p.size(0) + 1, p.stride(), p.sum(1), p.numel()
+
+
+def reshaped(p):
+    return p.reshape(p.shape[0] * 3).cos(), (p * 2).permute(1, 0).contiguous(), torch.zeros_like(p), p
+
+
+class Sized(Pair):
+    """Its handler reads the sizes that operators take."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        if func is aten.view.default:
+            pair, size = args
+            count = 1
+            for n in size:
+                count = count * n
+            return cls(pair.first.view(size) * len(size), pair.second.view(count).view(size))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("program", [arithmetic, sizes_read, reshaped, parts])
+def test_sizes_that_change(program):
+    check(program, *[lambda n=n: (pair(n),) for n in (2, 5, 7, 4, 9)], graphs=2)
+
+
+def test_sizes_that_a_handler_reads():
+    def sized(n):
+        return Sized(pair(n).first, pair(n).second)
+
+    check(lambda p: p.view(p.shape[0] * 3, 1) * 1, *[lambda n=n: (sized(n),) for n in (2, 5, 7, 4)], graphs=2)
+
+
+def test_results_with_sizes_that_change():
+    """A wrapper that is created of a plain tensor."""
+    weight = pair(4)
+
+    def fn(x):
+        q = x @ weight.t()
+        return q, q.sum(1), q.shape, q.reshape(q.size(0), 2, 2).transpose(0, 1).contiguous(), Pair(x, x + 1)
+
+    check(fn, *[lambda n=n: (torch.ones(n, 3),) for n in (2, 5, 7, 4, 9)], graphs=2)
 
 
 def test_effects_of_a_handler_are_replayed():

@@ -229,9 +229,9 @@ def _wrap_odd_tensor(env: Environment, value: torch.Tensor, source: Source) -> t
         return value
     if is_wrapper_class(type(value)) and has_own_metadata(value):
         env.facts.use_class(type(value))
-        env.facts.guard("tensor", source, tensor_facts(value))
-        env.trace.call.wrappers[id(value)] = value
-        env.trace.wrapper_gradients.environment.add(id(value))
+        layout, facts = env.sizes.of(value, source) or (None, tensor_facts(value))
+        env.facts.guard("tensor", source, facts)
+        env.trace.wrapper_gradients.add_input(value, layout)
         _guard_parameter(env, value, source)
     elif hides_metadata(value):
         env.facts.guard("type", source, type(value))

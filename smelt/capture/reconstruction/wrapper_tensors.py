@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.reconstruction.builtin_containers import dict_text, pairs
 from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind, unsupported
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
-from smelt.tracing.record.wrapper_subclasses import wrapper_like
+from smelt.tracing.record.wrapper_subclasses import wrapper_like, wrapper_of_size
+from smelt.tracing.symbolic.numbers_in_containers import has_symbols
 
 
 def _create(x: torch.Tensor, text: Expressions) -> str:
@@ -19,7 +21,17 @@ def _create(x: torch.Tensor, text: Expressions) -> str:
         shared = x._is_view() and not text.is_only_view(x)
         if shared or (x.requires_grad and text.result_gradient(x) is None):
             raise unsupported(x, "a view, or a tensor with gradients, of a wrapper subclass")
-    return f"{text.constant(wrapper_like(x), f'new_{type(x).__name__}')}()"
+        size, stride, offset = tuple(x.size()), tuple(x.stride()), x.storage_offset()
+    name = f"new_{type(x).__name__}"
+    if not has_symbols((size, stride, offset)):
+        return f"{text.constant(wrapper_like(x), name)}()"
+    sizes, strides = ("".join(f"{_number(n, text)}, " for n in numbers) for numbers in (size, stride))
+    options = f"strides=({strides}), storage_offset={_number(offset, text)}"
+    return f"{text.constant(wrapper_of_size(x), name)}(({sizes}), {options})"
+
+
+def _number(n: int | torch.SymInt, text: Expressions) -> str:
+    return text.number(n) if isinstance(n, torch.SymInt) else repr(n)
 
 
 def _fill(x: torch.Tensor, text: Expressions, name: str) -> list[str]:

@@ -24,8 +24,9 @@ _OPTIONS = frozenset(
 @builtin(make_wrapper_subclass)
 def _make_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """`Tensor._make_wrapper_subclass`, for real: the wrapper has no data."""
-    cls, *rest = specialize_nested(list(args))
-    options = specialize_nested(dict(kwargs))
+    cls, *rest = args
+    options = specialize_nested({name: value for name, value in kwargs.items() if name != "strides"})
+    options |= {"strides": kwargs["strides"]} if "strides" in kwargs else {}
     if not isinstance(cls, type) or not is_wrapper_class(cls) or len(rest) != 1:
         raise unsupported("Tensor._make_wrapper_subclass", TENSOR_SUBCLASS)
     others = {name for name, value in options.items() if name not in _OPTIONS and value not in (None, False)}
@@ -35,7 +36,7 @@ def _make_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
         )
     vm.env.facts.use_class(cls)
     with vm.trace.paused():
-        wrapper: torch.Tensor = make_wrapper_subclass(cls, *rest, **options)
+        wrapper: torch.Tensor = make_wrapper_subclass(cls, cast(torch.Size, rest[0]), **options)
     vm.trace.call.wrappers[id(wrapper)] = wrapper
     return wrapper
 

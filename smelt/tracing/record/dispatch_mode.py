@@ -8,6 +8,7 @@ import torch
 
 from smelt.errors import CreatesSizes
 from smelt.graph.operator_effects import effects, is_composite
+from smelt.graph.pytree import map_leaves
 from smelt.ops.created_sizes import declare_created_sizes
 from smelt.ops.registry import row
 from smelt.ops.trace_rules import TraceRule
@@ -20,6 +21,7 @@ from smelt.tracing.record.changed_defaults import adapted
 from smelt.tracing.record.number_inputs import specialize_arguments
 from smelt.tracing.record.trace_parts import TraceParts
 from smelt.tracing.record.wrapper_subclasses import wrappers_in
+from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, wrap_symbolic
 
 
 class DispatchMode(TorchDispatchMode):
@@ -61,6 +63,8 @@ class DispatchMode(TorchDispatchMode):
             with self:
                 kinds = tuple(cls for cls in types if cls is not FakeTensor)  # plain tensors in eager
                 arguments, options = known.without_proxies((tuple(args), kwargs))
+                if self._numbers.symbols is not None:
+                    arguments, options = map_leaves((arguments, options), tuple(SYMBOLIC), wrap_symbolic)
                 return known.as_proxies(call.call_dispatch(func, kinds, arguments, options))
         finally:
             call.node, call.in_dispatch = before

@@ -112,6 +112,7 @@ class FunctionMode(TorchFunctionMode):
                 known = func in METADATA_READS and id(args[0]) in call.wrappers
                 if not known:
                     self._check_metadata(args)
+                args = self._wrapper_gradients.with_proxies(args, False) if known else args
             elif func is torch.Tensor.storage_offset:
                 self._aten_recorder.writes.addressed_from_start.append(args[0])
             out = func(*args, **kwargs)
@@ -178,9 +179,8 @@ class FunctionMode(TorchFunctionMode):
         if call.is_opaque or maybe_current_level() is not None:
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {name}")
         if self._numbers.symbols is not None:
-            args, kwargs = specialize_nested((args, kwargs))
-        if differentiates:
-            args, kwargs = self._wrapper_gradients.with_proxies((args, kwargs))
+            args, kwargs = as_operator_arguments(args), as_operator_arguments(kwargs)
+        args, kwargs = self._wrapper_gradients.with_proxies((args, kwargs), differentiates)
         out = self._wrapper_gradients.without_proxies(func(*args, **kwargs))
         if unknown_results(call, out):
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {name}, whose result is not one")

@@ -152,6 +152,13 @@ class Inputs(Sequence[FakeTensor]):
                 sym_source = replace(source, divisor=division.divisor, is_remainder=sym is division.remainder)
                 self.size_sources.setdefault(sym, []).append((fake, sym_source))
 
+    def drop_size_sources(self, fake: FakeTensor) -> None:
+        """Have no symbol's value found in `fake`, which may not be an input of the finished trace."""
+        for sym in symbols_of(fake):
+            others = [source for source in self.size_sources.pop(sym, ()) if source[0] is not fake]
+            if others:
+                self.size_sources[sym] = others
+
     def hint(self, sym: Sym) -> int:
         """The value of a size symbol in this call."""
         assert self.numbers.symbols is not None

@@ -7,7 +7,8 @@ the ends differ:
 
 * A *gradient input* is an input of the graph that the forward does not read. Its gradient is one part of the wrapper's: the
   gradient of an inner tensor, or all of it where that is a plain tensor.
-* The proxy takes the wrapper's part in autograd's graph. `__torch_dispatch__` and the program see the wrapper itself.
+* The proxy takes the wrapper's part in autograd's graph. `__torch_dispatch__` and the program see the wrapper itself. A
+  wrapper with symbolic sizes has a proxy without gradients, since its own sizes are those of the captured call.
 * `_Leave` gives the inner tensors of a result a history, when the program has ended, and builds the tangent of the result
   from theirs. A tangent is assumed to have the attributes of its result; the compiled frame checks it.
 
@@ -18,19 +19,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.pytree import leaves, map_leaves
+from smelt.shapes.expr import Sym, contiguous_stride, free_syms
 from smelt.torch_private import DisableFuncTorch, DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.backward.autograd_graph import reachable_edges
 from smelt.tracing.backward.not_differentiable import refuse
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.current_call import CurrentCall
 from smelt.tracing.record.trace_inputs import Inputs
-from smelt.tracing.record.wrapper_subclasses import wrapper_like
+from smelt.tracing.record.wrapper_subclasses import wrapper_like, wrapper_of_size
+from smelt.tracing.symbolic.numbers_in_containers import has_symbols
+from smelt.tracing.symbolic.sym_numbers import size_of
+from smelt.tracing.symbolic.symbolic_layouts import SymbolicLayout
 
+T = TypeVar("T")
 Path = tuple[str, ...]  # the attributes that lead from a wrapper to an inner tensor
 
 
@@ -43,11 +50,13 @@ class Part:
 
 @dataclass(frozen=True)
 class WrapperLayout:
-    """A wrapper without its inner tensors. `attributes`: a `Part`, the layout of an inner wrapper, or the value itself."""
+    """A wrapper without its inner tensors. `attributes`: a `Part`, the layout of an inner wrapper, or the value itself.
+    `of_size`: creates it for the sizes of a call, contiguous; None if all sizes are fixed."""
 
     cls: type
     create: Callable[[], torch.Tensor]
     attributes: Mapping[str, Any]
+    of_size: Callable[..., torch.Tensor] | None
 
     @classmethod
     def of(cls, wrapper: torch.Tensor, index_of: Mapping[int, int]) -> WrapperLayout:
@@ -58,11 +67,15 @@ class WrapperLayout:
                 attributes[name] = cls.of(value, index_of)
             else:
                 attributes[name] = Part(index_of[id(value)]) if id(value) in index_of else value
-        return cls(type(wrapper), wrapper_like(wrapper), attributes)
+        of_size = wrapper_of_size(wrapper) if sizes_of(wrapper) else None
+        return cls(type(wrapper), wrapper_like(wrapper), attributes, of_size)
 
-    def build(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """A wrapper with this layout around `tensors`."""
-        wrapper = self.create()
+    def build(self, tensors: Sequence[torch.Tensor], size: torch.Size | None = None) -> torch.Tensor:
+        """A wrapper with this layout around `tensors`. `size`: its size in a call, if that is symbolic here."""
+        if self.of_size is None or size is None:
+            wrapper = self.create()
+        else:
+            wrapper = self.of_size(size, strides=contiguous_stride(tuple(size)))
         for name, value in self.attributes.items():
             if isinstance(value, WrapperLayout):
                 value = value.build(tensors)
@@ -118,6 +131,7 @@ class InputGradient:
 
     def _parts(self, gradient: torch.Tensor) -> dict[Path, FakeTensor]:
         found = dict(inner_tensors(gradient, vars))
+        self._check_sizes(gradient)
         parts = {path: t for path, t in found.items() if is_differentiable(t)}
         mine = {id(t): path for path, t in self.tensors.items()}
         others = {id(t): mine.get(id(t)) for path, t in found.items() if path not in parts}
@@ -127,6 +141,19 @@ class InputGradient:
         order = [*map(id, parts.values()), *others]
         self.layout = WrapperLayout.of(gradient, {tensor: i for i, tensor in enumerate(order)})
         return parts
+
+    def _check_sizes(self, gradient: torch.Tensor) -> None:
+        """Raise NeedsFixedSize for a gradient with symbolic sizes that the compiled frame cannot create."""
+        inner = [
+            x for x in vars(gradient).values() if isinstance(x, torch.Tensor) and type(x) is not FakeTensor
+        ]
+        symbols = frozenset[Sym]().union(*map(sizes_of, inner))
+        with DisableTorchFunction(), DisableTorchDispatch():
+            size, stride = (tuple(map(size_of, n)) for n in (gradient.size(), gradient.stride()))
+        if stride != contiguous_stride(size):
+            symbols |= sizes_of(gradient)
+        if symbols:
+            raise NeedsFixedSize("the gradient of a wrapper subclass", symbols)
 
 
 @dataclass(eq=False)
@@ -177,7 +204,8 @@ class WrapperGradients:
     Attributes:
         is_used: an operator on wrappers was differentiated.
         environment: the ids of the wrappers of the environment.
-        inputs: by id of a wrapper of the environment.
+        proxies: by id of a wrapper of the environment.
+        inputs: by id of a wrapper of the environment that has a gradient.
         originals: by id of a proxy: its wrapper.
         results: by id of a result, with the result.
     """
@@ -186,21 +214,37 @@ class WrapperGradients:
     trace_inputs: Inputs
     is_used: bool = False
     environment: set[int] = field(default_factory=set)
+    proxies: dict[int, torch.Tensor] = field(default_factory=dict)
     inputs: dict[int, InputGradient] = field(default_factory=dict)
     originals: dict[int, torch.Tensor] = field(default_factory=dict)
     results: dict[int, tuple[torch.Tensor, ResultGradient]] = field(default_factory=dict)
 
-    def with_proxies(self, values: Any) -> Any:
-        """`values` with proxies in place of wrappers of the environment that require gradients."""
+    def add_input(self, wrapper: torch.Tensor, layout: SymbolicLayout | None) -> None:
+        """Add a wrapper of the environment. `layout`: its sizes and strides, if some are symbolic."""
+        self.call.wrappers[id(wrapper)] = wrapper
+        self.environment.add(id(wrapper))
+        if layout is not None:
+            with self.call.paused():
+                proxy = wrapper_of_size(wrapper)(layout.shape, strides=layout.stride)
+            self._add_proxy(wrapper, proxy)
+
+    def _add_proxy(self, wrapper: torch.Tensor, proxy: torch.Tensor) -> None:
+        self.call.wrappers[id(proxy)] = proxy
+        self.proxies[id(wrapper)] = proxy
+        self.originals[id(proxy)] = wrapper
+
+    def with_proxies(self, values: Any, differentiates: bool) -> Any:
+        """`values` with proxies in place of wrappers of the environment that have symbolic sizes, or, if `differentiates`,
+        require gradients."""
+        if not differentiates:
+            return self.as_proxies(values)
         self.is_used = True
+        return map_leaves(values, torch.Tensor, self._differentiated)
 
-        def proxy(x: torch.Tensor) -> torch.Tensor:
-            known = self.inputs.get(id(x))
-            if known is not None:
-                return known.proxy
-            return self._enter(x).proxy if id(x) in self.environment and requires_grad(x) else x
-
-        return map_leaves(values, torch.Tensor, proxy)
+    def _differentiated(self, x: torch.Tensor) -> torch.Tensor:
+        if id(x) in self.environment and id(x) not in self.inputs and requires_grad(x):
+            self._enter(x)
+        return self.proxies.get(id(x), x)
 
     def without_proxies(self, values: Any) -> Any:
         """`values` with the wrappers in place of their proxies."""
@@ -208,31 +252,34 @@ class WrapperGradients:
             return values
         return map_leaves(values, torch.Tensor, lambda x: self.originals.get(id(x), x))
 
-    def as_proxies(self, values: Any) -> Any:
+    def as_proxies(self, values: T) -> T:
         """`values` with the proxies of wrappers that have one."""
-        if not self.inputs:
+        if not self.proxies:
             return values
-        return map_leaves(
-            values, torch.Tensor, lambda x: self.inputs[id(x)].proxy if id(x) in self.inputs else x
-        )
+        return map_leaves(values, torch.Tensor, lambda x: self.proxies.get(id(x), x))  # type: ignore[no-any-return]
 
-    def _enter(self, wrapper: torch.Tensor) -> InputGradient:
+    def _enter(self, wrapper: torch.Tensor) -> None:
+        proxy = self.proxies.get(id(wrapper))
         tensors = dict(inner_tensors(wrapper, self.call.load_attributes))
         with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch(), torch.enable_grad():
-            like: dict[Path, torch.Tensor] = {(): wrapper}
+            proxy = wrapper_like(wrapper)() if proxy is None else proxy
+            like: dict[Path, torch.Tensor] = {(): proxy}
             like |= {path: t for path, t in tensors.items() if is_differentiable(t)}
             inputs = {path: self._gradient_input(t) for path, t in like.items()}
-            found = InputGradient(wrapper_like(wrapper)(), tensors, inputs)
+            found = InputGradient(proxy, tensors, inputs)
             _Enter.apply(self, found, *inputs.values())  # type: ignore[no-untyped-call]
-        self.call.wrappers[id(found.proxy)] = found.proxy
         self.inputs[id(wrapper)] = found
-        self.originals[id(found.proxy)] = wrapper
-        return found
+        self._add_proxy(wrapper, found.proxy)
 
     def _gradient_input(self, like: torch.Tensor) -> FakeTensor:
         with torch.inference_mode(False):
             one = torch.empty((), dtype=like.dtype, device=like.device, requires_grad=True)
-            return self.trace_inputs.fake(one.expand(tuple(like.shape)), "gradient")
+            size = tuple(like.elem.size()) if type(like) is FakeTensor else tuple(like.size())
+            real = one.expand([n.node.value if isinstance(n, torch.SymInt) else n for n in size])
+            layout = SymbolicLayout(size, (0,) * len(size), {}) if has_symbols(size) else None
+            fake = self.trace_inputs.fake(real, "gradient", layout)
+        self.trace_inputs.drop_size_sources(fake)
+        return fake
 
     def is_result(self, x: object) -> bool:
         """Whether `x` is a wrapper that requires gradients."""
@@ -294,6 +341,13 @@ class WrapperGradients:
                 raise refuse(
                     f"other results are computed from a {type(result).__qualname__} that is returned"
                 )
+
+
+def sizes_of(wrapper: torch.Tensor) -> frozenset[Sym]:
+    """The symbols in the sizes and strides of a wrapper."""
+    with DisableTorchFunction(), DisableTorchDispatch():
+        numbers = (*wrapper.size(), *wrapper.stride())
+        return frozenset[Sym]().union(*(free_syms(size_of(n)) for n in numbers))
 
 
 def requires_grad(values: Any) -> bool:

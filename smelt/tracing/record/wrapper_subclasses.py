@@ -76,20 +76,23 @@ def has_own_metadata(real: torch.Tensor) -> bool:
     return True
 
 
+def wrapper_of_size(x: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Creates a wrapper of a size, with `strides` and `storage_offset`, that is like `x` otherwise and has no attributes."""
+    with DisableTorchFunction(), DisableTorchDispatch():
+        options: dict[str, Any] = {
+            "dtype": x.dtype,
+            "layout": x.layout,
+            "device": x.device,
+            "requires_grad": False,
+        }
+        return functools.partial(make_wrapper_subclass, type(x), **options)
+
+
 def wrapper_like(x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Creates a wrapper with the class and the metadata of `x`, without attributes."""
     with DisableTorchFunction(), DisableTorchDispatch():
-        return functools.partial(
-            make_wrapper_subclass,
-            type(x),
-            tuple(x.size()),
-            strides=tuple(x.stride()),
-            storage_offset=x.storage_offset(),
-            dtype=x.dtype,
-            layout=x.layout,
-            device=x.device,
-            requires_grad=False,
-        )
+        layout: dict[str, Any] = {"strides": tuple(x.stride()), "storage_offset": x.storage_offset()}
+        return functools.partial(wrapper_of_size(x), tuple(x.size()), **layout)
 
 
 def wrappers_in(call: CurrentCall, args: Args, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

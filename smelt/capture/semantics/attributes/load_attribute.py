@@ -46,6 +46,7 @@ from smelt.reasons import RANDOM_STATE, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Rea
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
+from smelt.tracing.symbolic.numbers_in_containers import wrap_nested
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
 
@@ -182,6 +183,8 @@ def _load_wrapper_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
     if id(tensor) in vm.env.sources:
         vm.env.facts.guard("not_in_dict", vm.env.sources[id(tensor)], name, key=name)
     with DisableTorchFunction(), DisableTorchDispatch():
+        if name == "shape":  # which may be symbolic
+            return wrap_nested(vm.trace.wrapper_gradients.as_proxies(tensor).shape)
         return getattr(tensor, name)
 
 
