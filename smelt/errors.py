@@ -52,7 +52,8 @@ class NeedsFixedSize(Unsupported):
     them, so users do not see it. `now`: it is due to the numbers that they are in this call. `divisors`: it may be enough
     that each of these symbols is a multiple of a number, or always leaves the same remainder. `ranges`: or in a range, in
     this call. `equal`: it is enough that these, which are the same number in this call, are one symbol. `derived`: or that
-    each of these is an expression over others."""
+    each of these is an expression over others. `assumed`: or that the graph checks that each of these unbacked sizes equals
+    another size."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class NeedsFixedSize(Unsupported):
         ranges: Mapping[Any, tuple[int, int]] | None = None,
         equal: frozenset[Any] = frozenset(),
         derived: Mapping[Any, Any] | None = None,
+        assumed: Mapping[Any, Any] | None = None,
     ) -> None:
         super().__init__(Reason(INTERNAL, why))
         self.symbols = symbols
@@ -72,6 +74,7 @@ class NeedsFixedSize(Unsupported):
         self.ranges = ranges or {}
         self.equal = equal
         self.derived = derived or {}
+        self.assumed = assumed or {}
         self.sources: tuple[str, ...] = ()  # the same sizes, where the program found them
 
     def __repr__(self) -> str:

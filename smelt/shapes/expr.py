@@ -30,6 +30,7 @@ from smelt.shapes.number_operations import OPERATIONS, Number
 
 INFINITE = 1 << 62  # the upper bound of a size without a known one
 LIKELY = 512  # the value that heuristics assume for a symbol without a known one
+_MAX_DIVISION_STEPS = 8
 
 Monomial = tuple["Expr", ...]  # atoms, sorted by their text; a power repeats its atom
 Term = tuple[Monomial, int]
@@ -735,6 +736,9 @@ def _split_terms(x: Size, y: Expr) -> tuple[Size, Size]:
 
 def _split_by_sum(x: Expr, y: Expr) -> tuple[Size, Size]:
     """The same for `y` of several terms: the multiple that its first term, and with it all of them, is in `x`."""
+    exact = _exact_quotient(x, y)
+    if exact is not None:
+        return exact, 0
     (divisor, factor), total = y.terms[0], _ZERO
     rest: Size = x
     for monomial, coefficient in x.terms:
@@ -746,6 +750,29 @@ def _split_by_sum(x: Expr, y: Expr) -> tuple[Size, Size]:
         if len(_terms(less)) <= len(_terms(rest)) - len(y.terms):
             total, rest = total + part, less
     return total, rest
+
+
+def _exact_quotient(x: Expr, y: Expr) -> Size | None:
+    """`x // y` by polynomial long division, where nothing is left: (u + 10) * (u + 3) // (u + 10) == u + 3."""
+    divisor, factor = max(y.terms, key=_order)
+    total, rest = _ZERO, x
+    for _ in range(_MAX_DIVISION_STEPS):
+        monomial, coefficient = max(rest.terms, key=_order)
+        left = _without(monomial, divisor)
+        if left is None or coefficient % factor:
+            return None
+        part = _term(left, coefficient // factor)
+        total, less = total + part, rest - part * y
+        if isinstance(less, int):
+            return total if less == 0 else None
+        rest = less
+    return None
+
+
+def _order(term: Term) -> tuple[int, list[str]]:
+    """Orders monomials by degree, then by their atoms: a product of monomials keeps the order."""
+    monomial, _ = term
+    return len(monomial), [_atom_key(atom) for atom in monomial]
 
 
 def _factored(x: Size, y: Expr) -> Iterator[tuple[Size, Size, Size, Size]]:

@@ -29,6 +29,17 @@ def test_quotients_are_at_most_what_is_divided():
     assert proves_le(s // 3 * 2 + s // 3, s) and proves_le(s // 2 + s // 2, s)
 
 
+def test_products_are_divided_by_their_factors():
+    assert (s + 10) * (s + 10) % (s + 10) == 0 and (s + 10) * (t + 3) // (t + 3) == s + 10
+    assert (s + t) * (s + t + 1) // (s + t) == s + t + 1 and (s * s - 100) // (s + 10) == s - 10
+    assert (s + 10) * (s + 10) * 4 // (2 * s + 20) == 2 * s + 20
+    for n, m in itertools.product(range(2, 9), repeat=2):
+        for x, y in (((s + 10) * (s + 3) + 1, s + 10), (s * s + t, s + 1), (s * t * t - 1, t + s)):
+            of = {s: n, t: m}
+            assert evaluate(x // y, of) == evaluate(x, of) // evaluate(y, of)
+            assert evaluate(x % y, of) == evaluate(x, of) % evaluate(y, of)
+
+
 def test_indices_of_loops_end_below_their_sizes():
     x, y, z = (loop_sym(f"i{k}", size) for k, size in enumerate((s, t - 1, s * t)))
     assert proves_le(x + 1, s) and proves_le(x * t + y, s * t) and not proves_le(s, x + 1)

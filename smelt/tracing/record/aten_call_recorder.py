@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.graph.operator_effects import Effects, effects
+from smelt.graph.pytree import map_leaves
 from smelt.ops.node_builders import CLONE
 from smelt.ops.symbolic_rules import OFFSETS, RANGES, SINGLE_INDEX, SLICE
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
-from smelt.shapes.expr import Expr, Size, bounds
+from smelt.shapes.expr import Expr, Size, Sym, bounds, subs
 from smelt.torch_private import OpOverload
 from smelt.tracing.composites.symbolic_diagonals import square_diagonal
 from smelt.tracing.composites.symbolic_selects import clamp_to_range, split_into_sizes
@@ -91,9 +92,15 @@ class AtenCallRecorder:
         info = effects(func)
         if info.writes:
             self._check_writable(info, args, kwargs)
+        symbolic = args, kwargs
         if symbols is not None:
             args, kwargs = tuple(map(hint, args)), {k: hint(v) for k, v in kwargs.items()}
-        out, spec = meta_results.infer(self.inputs, func, info, tuple(key), args, kwargs)
+        try:
+            out, spec = meta_results.infer(self.inputs, func, info, tuple(key), args, kwargs)
+        except NeedsFixedSize as error:
+            if symbols is None or info.writes or not symbols.assume_equal(error.assumed):
+                raise
+            return self.run(func, *self._with_equal_sizes(symbolic, error.assumed))
         node = self.tape.add_operator(func, tuple(nodes), node_kwargs, meta_results.stem(func), spec)
         if info.writes:
             self.writes.record(list(_mutated_arguments(info, args, kwargs)))
@@ -103,6 +110,23 @@ class AtenCallRecorder:
         if symbols is not None and symbols.unbacked.equalities and not info.writes:
             return self._with_simplified_sizes(symbols, out)
         return out
+
+    def _with_equal_sizes(self, arguments: tuple[Args, Kwargs], equal: Mapping[Sym, Size]) -> Any:
+        """The arguments with the sizes that symbols are assumed to equal."""
+
+        def replaced(value: FakeTensor | Expr) -> Any:
+            if isinstance(value, Expr):
+                return subs(value, equal)
+            return self._narrowed(value, tuple([subs(size, equal) for size in value.spec.shape]))
+
+        return map_leaves(arguments, (FakeTensor, Expr), replaced)
+
+    def _narrowed(self, fake: FakeTensor, sizes: tuple[Size, ...]) -> FakeTensor:
+        """A view of the full length with these sizes, which equal those of `fake`."""
+        for dim, (size, now) in enumerate(zip(sizes, fake.spec.shape, strict=True)):
+            if size != now:
+                fake = self.run(SLICE, (fake, dim, 0, size), {})
+        return fake
 
     def _with_simplified_sizes(self, symbols: Symbols, out: Any) -> Any:
         """Narrow a result whose sizes equal simpler ones (by an assumed equality) to a slice of the full length with
@@ -114,10 +138,7 @@ class AtenCallRecorder:
         sizes = tuple(map(symbols.unbacked.simplified, out.spec.shape))
         if sizes == out.spec.shape:
             return out
-        view = out
-        for dim, size in enumerate(sizes):
-            if size != out.spec.shape[dim]:
-                view = self.run(SLICE, (view, dim, 0, size), {})
+        view = self._narrowed(out, sizes)
         node = out.aten_node
         return view if node is not None and effects(node.target).view else self.run(CLONE, (view,), {})
 

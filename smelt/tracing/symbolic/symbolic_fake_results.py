@@ -14,6 +14,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.operator_effects import DeclaredResult, Effects
 from smelt.graph.pytree import leaves
 from smelt.graph.sample_sizes import hinted
+from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.ops.dependent_sizes import equal_symbols, lists_of_sizes, required, with_found_out
 from smelt.ops.symbolic_results import accepts, culprits, required_sizes, results
 from smelt.reasons import (
@@ -36,6 +37,7 @@ _META = torch.device("meta")
 _CPU = torch.device("cpu")
 _MOST = 16  # largest divisor that is tried
 _FARTHEST = 1 << 40  # largest end of a range
+_MOST_PAIRS = 8  # of sizes that are tried
 
 
 def spec_of_fake(value: Any) -> TensorSpec | None:
@@ -113,7 +115,13 @@ class SymbolicCall:
             derived = {sym: size for sym, size in derived.items() if sym not in equal}
             divisors, ranges = self._divisors(args, kwargs, syms), self._ranges(args, kwargs, syms)
             raise NeedsFixedSize(
-                error.reason.detail, syms, divisors=divisors, ranges=ranges, equal=equal, derived=derived
+                error.reason.detail,
+                syms,
+                divisors=divisors,
+                ranges=ranges,
+                equal=equal,
+                derived=derived,
+                assumed=self._equal_to_unbacked(args, kwargs),
             ) from error
 
     def _dependent_sizes(self, args: Args, kwargs: Kwargs, hints: dict[Sym, int]) -> dict[Sym, Size]:
@@ -129,6 +137,17 @@ class SymbolicCall:
             hints.keys() - self.symbols,
         )
         return {sym: size for sym, size in sizes.items() if not isinstance(size, int)}
+
+    def _equal_to_unbacked(self, args: Args, kwargs: Kwargs) -> dict[Sym, Size]:
+        """An unbacked size, and the size of an argument that the operator requires it to equal; empty if none suffices."""
+        shapes = [t.spec.shape for t in leaves((args, kwargs), FakeTensor)]
+        sizes = dict.fromkeys(chain(*shapes, *lists_of_sizes((args, kwargs))))
+        unbacked = [n for n in sizes if isinstance(n, Sym) and is_unbacked(n)]
+        pairs = [(sym, n) for sym in reversed(unbacked) for n in sizes if n not in (sym, 0, 1, -1)]
+        for sym, size in pairs[:_MOST_PAIRS]:
+            if accepts(self.func, args, kwargs, self.device, spec_of_fake, {sym: size}):
+                return {sym: size}
+        return {}
 
     def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
         """Divisors of those of `syms` whose remainder it suffices to know: divisors among the arguments or tensors,

@@ -15,7 +15,7 @@ by it is assumed; what the program decides by it breaks the graph, unless it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -310,7 +310,7 @@ class Symbols:
             raise Unsupported(Reason(DATA_DEPENDENT, f"{what} decides, where {number.sym} is {number.what}"))
         self.check()
         specialize, left, right = _canonical_comparison(op, a.size, b.size)
-        outcome, holds = self._comparisons.known_outcome(specialize, left, right), op in ("lt", "gt", "eq")
+        outcome, holds = self._known_outcome(specialize, left, right), op in ("lt", "gt", "eq")
         return (
             UnbackedComparison(self, specialize, left, right, holds) if outcome is None else outcome is holds
         )
@@ -387,7 +387,7 @@ class Symbols:
             return not self.compare(_OPPOSITE[op], a, b)
         if op == "gt":
             return self.compare("lt", b, a)
-        outcome = self._comparisons.known_outcome(op, a, b)
+        outcome = self._known_outcome(op, a, b)
         if outcome is None and self.unbacked.occurs_in(a, b):
             return self._assumed(op, a, b, None)
         if outcome is None:
@@ -403,6 +403,13 @@ class Symbols:
             self._comparisons.record(op, a, b, outcome)
         return outcome
 
+    def _known_outcome(self, op: str, a: Size, b: Size) -> bool | None:
+        """The outcome of `lt` or `eq`, also by the sizes that are assumed to be equal; None where it is unknown."""
+        outcome = self._comparisons.known_outcome(op, a, b)
+        if outcome is None and self.unbacked.equalities:
+            outcome = self._comparisons.known_outcome(op, self.unbacked.simplified(a - b), 0)
+        return outcome
+
     def all_equal(self, pairs: Sequence[tuple[int | Int, int | Int]]) -> bool | None:
         """Whether the numbers of each pair are equal, if that is the same for all sizes, or can be one requirement on
         later calls: if they are not all equal, later calls must have some unequal pair. None where they must be
@@ -411,7 +418,7 @@ class Symbols:
         for a, b in ((self.symbol(a), self.symbol(b)) for a, b in pairs):
             if a.size is None or b.size is None or self.unbacked.occurs_in(a.size, b.size):
                 return None
-            outcome = self._comparisons.known_outcome("eq", a.size, b.size)
+            outcome = self._known_outcome("eq", a.size, b.size)
             if outcome is False:
                 return False
             if outcome is None:
@@ -444,7 +451,7 @@ class Symbols:
         comparisons."""
         if a.size is None or b.size is None or not self.unbacked.occurs_in(a.size, b.size):
             return None
-        if self._comparisons.known_outcome(*_canonical_comparison(op, a.size, b.size)) is not None:
+        if self._known_outcome(*_canonical_comparison(op, a.size, b.size)) is not None:
             return None
         return DeferredComparison(self, self._table.call(op, a.expression, b.expression), op, a.size, b.size)
 
@@ -455,14 +462,22 @@ class Symbols:
     def expect(self, op: str, a: Size, b: Size, outcome: bool) -> bool:
         """`compare`, but where unbacked sizes decide it, `outcome` is assumed."""
         if op in ("lt", "eq") and self.unbacked.occurs_in(a, b):
-            known = self._comparisons.known_outcome(op, a, b)
+            known = self._known_outcome(op, a, b)
             return self._assumed(op, a, b, outcome) if known is None else known
         return self.compare(op, a, b)
 
     def assume(self, op: str, a: Size, b: Size, outcome: bool = True) -> None:
         """Assume this outcome of `lt` or `eq`; the graph checks it."""
-        if self._comparisons.known_outcome(op, a, b) is not outcome:
+        if self._known_outcome(op, a, b) is not outcome:
             self._assumed(op, a, b, outcome)
+
+    def assume_equal(self, sizes: Mapping[Sym, Size]) -> bool:
+        """Assume that these symbols equal these sizes; False, and nothing is assumed, if there are none or one differs."""
+        if not sizes or any(self._known_outcome("eq", sym, size) is False for sym, size in sizes.items()):
+            return False
+        for sym, size in sizes.items():
+            self.assume("eq", sym, size)
+        return True
 
     def _assumed(self, op: str, a: Size, b: Size, outcome: bool | None) -> bool:
         """Assume an outcome of a comparison of unbacked sizes: `outcome`, or that of the hints."""
@@ -540,7 +555,7 @@ class Symbols:
 
     def _min_or_max(self, op: str, a: Size, b: Size) -> Size | None:
         """The smaller or larger of two sizes; None where unbacked sizes decide it."""
-        if self.unbacked.occurs_in(a, b) and self._comparisons.known_outcome("lt", a, b) is None:
+        if self.unbacked.occurs_in(a, b) and self._known_outcome("lt", a, b) is None:
             return None
         return a if self.compare("le" if op == "min" else "ge", a, b) else b
 
