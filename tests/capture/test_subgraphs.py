@@ -273,6 +273,19 @@ def test_a_training_step():
     assert not reasons(found[2])
 
 
+@pytest.mark.parametrize("numbers", [(2, 0), (0.5, 0.0, float("nan")), (True, False)])
+def test_conditions_of_any_dtype(numbers):
+    def fn(x, pred):
+        first = torch.cond(pred, lambda a: a @ W, lambda a: a * 2 + W, (x,))
+        return first, torch.cond(pred[0], lambda: x + 1, lambda: x - 1)
+
+    compiled, x = smelt.compile(fn, fullgraph=True), torch.rand(4, 4)
+    for number in numbers:
+        pred = torch.tensor([number])
+        same(compiled(x, pred), (x @ W, x + 1) if number else (x * 2 + W, x - 1))
+    assert graph_count(compiled) == 1
+
+
 # ---- what the program made and a branch changes: only the branch that is taken may do so
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.report.inspect import entries, reasons
-from tests.harness.agreement import check_no_failure, compare, observe
+from tests.harness.agreement import check_no_failure, compare, observe, tensors
 from tests.harness.data_sizes import run
 
 
@@ -175,6 +175,67 @@ def test_numbers_below_zero_are_not_taken_for_sizes():
     compiled = smelt.compile(f)
     for n in (3, 2, 1, 0, -1, -2, 5, -7):
         torch.testing.assert_close(compiled(torch.tensor(n)), f(torch.tensor(n)))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, m, n: (x[m] + x[n] * 2).sum(0),
+        lambda x, m, n: torch.stack([x[m], x[n]]).amax(0),
+        lambda x, m, n: (torch.where(x[m] > 0, x[n], 1.0), x[m].t() @ x[n]),
+        lambda x, m, n: (x[m].tanh() - x[n]).square().mean() + (x[m] * x[n]).sum(),
+    ],
+)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_two_sizes_that_an_operator_requires_to_be_equal(program, gradients) -> None:
+    """The graph checks that they are: where they are not, eager broadcasts or raises."""
+    compiled = smelt.compile(program, fullgraph=True)
+    pairs = [(3, 3), (5, 5), (2, 2), (3, 4), (1, 4), (1, 1), (0, 0), (4, 4)]
+    for number, (k, m) in enumerate(pairs):
+        x = torch.randn(6, 4, requires_grad=gradients)
+        arguments = x, torch.arange(6) < k, torch.arange(6) >= 6 - m
+        want, got = observe(program, arguments, number), observe(compiled, arguments, number)
+        compare(got, want)
+        if gradients and want.error is None:
+            total = [sum(t.sum() for t in tensors(seen.result)) for seen in (want, got)]
+            torch.testing.assert_close(*(torch.autograd.grad(t, x)[0] for t in total))
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == 1
+
+
+def test_a_size_that_must_equal_that_of_an_input() -> None:
+    compiled = smelt.compile(lambda x, m, y: (x[m] + y) * x[m], fullgraph=True)
+    for k in (3, 3, 1, 2, 3):
+        arguments = torch.randn(6), torch.arange(6) < k, torch.ones(3)
+        compare(observe(compiled, arguments, 0), observe(lambda x, m, y: (x[m] + y) * x[m], arguments, 0))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, t, b: (float(t[0]) / 2, x * float(t[1])),
+        lambda x, t, b: (float((t + 1)[:1]), x[: int(b)]),
+        lambda x, t, b: (int(b.any()) + int(b), float(b.reshape(1)) * 3),
+    ],
+)
+def test_int_and_float_of_integers_and_bools(program) -> None:
+    compiled = smelt.compile(program, fullgraph=True)
+    for a, b in ((3, True), (4, False), (7, True), (0, False), (-2, True)):
+        arguments = torch.randn(6, 4), torch.tensor([a, 2 * a]), torch.tensor(b)
+        compare(observe(compiled, arguments, 0), observe(program, arguments, 0))
+    assert len(entries(compiled)) == 1
+
+
+def test_a_remainder_of_a_product_is_known() -> None:
+    def program(t):
+        u, v = t.tolist()
+        if (u + 10) * (u + v) % (u + 10) == 0:
+            return torch.arange((u + 10) * (v + 2) // (v + 2))
+        return t
+
+    compiled = smelt.compile(program, fullgraph=True)
+    for numbers in ([20, 21], [2, 3], [5, 9]):
+        torch.testing.assert_close(compiled(torch.tensor(numbers)), program(torch.tensor(numbers)))
 
 
 def test_a_fixed_size_divided_by_a_number_that_data_give() -> None:

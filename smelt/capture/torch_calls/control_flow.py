@@ -142,6 +142,8 @@ def _begin(vm: VM, args: Args, kwargs: Kwargs) -> _Functions | None:
         pred = vm.call_native(_COMPARED[pred.op], tuple(_as_tensor(vm, size) for size in pred.sizes))
     if not isinstance(pred, torch.Tensor):
         return None
+    if type(pred) is FakeTensor and pred.dtype is not torch.bool and pred.elem.numel() == 1:
+        pred = cast(torch.Tensor, vm.call_native(torch.Tensor.bool, (pred,)))
     if not _is_in_vmap(vm, pred) and not (_may_record(vm) and _is_condition(vm, pred)):
         return None
     functions = _begin_recording(vm, *operands)

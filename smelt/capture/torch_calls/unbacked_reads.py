@@ -65,14 +65,32 @@ def numbers(vm: VM, tensor: object) -> list[object] | None:
     return list(fake_shape(carrier)[1:])
 
 
-_default_int = BUILTINS[int]  # of `special_methods`
+def _read_by(kind: type[int] | type[float]) -> None:
+    """Handle `int(t)` or `float(t)` of a tensor with one integer or bool."""
+    default = BUILTINS[kind]  # of `special_methods`
+
+    @builtin(kind)
+    def read(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        is_element = (
+            len(args) == 1 and not kwargs and type(args[0]) is FakeTensor and args[0].elem.numel() == 1
+        )
+        found = numbers(vm, _as_integer(vm, cast(FakeTensor, args[0]))) if is_element else None
+        return default(vm, args if found is None else (found[0],), kwargs)
 
 
-@builtin(int)
-def _int_of(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    is_element = len(args) == 1 and not kwargs and type(args[0]) is FakeTensor and args[0].elem.numel() == 1
-    found = numbers(vm, args[0].reshape(()) if args[0].dim() else args[0]) if is_element else None  # type: ignore[attr-defined]
-    return _default_int(vm, args, kwargs) if found is None else found[0]
+def _as_integer(vm: VM, tensor: FakeTensor) -> object:
+    """A tensor of one element as a 0-d tensor of an integer, where its number can be unbacked."""
+    if vm.trace.numbers.symbols_for_unbacked is None or tensor.dtype not in (torch.bool, *_INTEGERS):
+        return None
+    if is_handled(vm.trace.call, (tensor,)) or vm.trace.constants.value(tensor) is not None:
+        return None
+    if tensor.dtype is torch.bool:
+        tensor = cast(FakeTensor, vm.call_native(torch.Tensor.long, (tensor,)))
+    return vm.call_native(torch.Tensor.reshape, (tensor, ())) if tensor.dim() else tensor  # type: ignore[call-overload]
+
+
+for _kind in (int, float):
+    _read_by(_kind)
 
 
 def _tolist(vm: VM, tensor: FakeTensor) -> object:
