@@ -289,6 +289,24 @@ def conversions_to_python():
 
 
 @program(graphs=1)
+def lists_of_integers():
+    def fn(a):
+        rows = (a * 2).reshape(2, 3).tolist()
+        return rows, [n + 1 for n in a.tolist()], np.arange(3).tolist()
+
+    return fn, three(6, dtype=np.int64)
+
+
+@program(graphs=1)
+def arrays_like_tensors():
+    def fn(x):
+        ones, halves = np.ones_like(x.t(), dtype=np.float64), np.full_like(x, 0.5)
+        return ones, halves + 1, np.zeros_like(x.sum(0), dtype=np.dtype("int32"))
+
+    return fn, [(tensor(3, 4),), (tensor(3, 4),), (tensor(3, 4),)]
+
+
+@program(graphs=1)
 def iteration_over_an_array():
     def fn(a):
         total = 0

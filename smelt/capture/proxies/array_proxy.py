@@ -119,6 +119,8 @@ class BoundMethod:
 
 def load_array_attr(array: ArrayProxy, name: str) -> object:
     """`array.name` as the VM reads it."""
+    if name == "tolist" and not array.scalar:
+        return array.tensor.tolist  # whose numbers may be unbacked
     if isinstance(getattr(ArrayProxy, name, None), FunctionType):
         return BoundMethod(array, name)
     return array.dtype.type if name == "__class__" and array.scalar else getattr(array, name)

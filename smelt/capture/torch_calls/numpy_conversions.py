@@ -124,3 +124,21 @@ def _register_creation(function: Callable[..., object]) -> None:
 
 for _function in (np.array, np.asarray, np.asanyarray, np.ascontiguousarray):
     _register_creation(_function)
+
+
+def _register_like(function: Callable[..., object]) -> None:
+    """Handle calls of a function of NumPy that creates an array with the layout of a tensor."""
+    default = registered_or_native(function)
+
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        if (
+            args and type(args[0]) is FakeTensor
+        ):  # NumPy converts what is no array to rows one after the other
+            args = _numpy(vm, args[0].contiguous()), *args[1:]
+        return default(vm, args, kwargs)
+
+    BUILTINS[function] = handler
+
+
+for _like in (np.empty_like, np.full_like, np.ones_like, np.zeros_like):
+    _register_like(cast("Callable[..., object]", _like))

@@ -31,6 +31,7 @@ from smelt.capture.semantics.calls.native_calls import (
     call_builtin,
     call_descriptor,
     call_method_wrapper,
+    registered_or_native,
     run_native,
 )
 from smelt.capture.semantics.calls.nn_module_calls import call_module
@@ -135,7 +136,9 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
         vm.frames.call_site = call_site
         return call(vm, found, args, kwargs)
     kind = (type(obj).__module__, type(obj).__name__)
-    if kind[0].startswith("torch") or type(obj) in PURE_TYPES or kind in _NUMPY_FUNCTIONS:
+    if kind in _NUMPY_FUNCTIONS:
+        return registered_or_native(cast("Callable[..., object]", obj))(vm, args, kwargs)
+    if kind[0].startswith("torch") or type(obj) in PURE_TYPES:
         return run_native(vm, cast("Callable[..., object]", obj), args, kwargs)
     if kind[1] == "cython_function_or_method" and obj.__module__ in CYTHON_FUNCTIONS:
         vm.frames.call_site = None
