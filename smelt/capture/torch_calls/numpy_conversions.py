@@ -134,7 +134,7 @@ def _register_like(function: Callable[..., object]) -> None:
         if (
             args and type(args[0]) is FakeTensor
         ):  # NumPy converts what is no array to rows one after the other
-            args = _numpy(vm, args[0].contiguous()), *args[1:]
+            args = _numpy(vm, cast(FakeTensor, args[0].contiguous())), *args[1:]
         return default(vm, args, kwargs)
 
     BUILTINS[function] = handler
