@@ -39,7 +39,13 @@ def instance_dict(owner: object) -> Any:
         raise Missing(str(e)) from None
 
 
+# What a node of autograd has saved: C++ creates the tensors for each read, and hooks of the program may unpack them.
+SAVED_TENSORS = ("saved_tensors", "saved_variables")
+
+
 def _member(base: Any, key: str) -> Any:
+    if key in SAVED_TENSORS and any(saved.unpack_hook is not None for saved in base._raw_saved_tensors):
+        raise Missing(key)
     for cls in type(base).__mro__:
         found = cls.__dict__.get(key, _ABSENT)
         if found is not _ABSENT:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from smelt._native import isinstance
 from smelt.guards.guard import Guard
 from smelt.guards.guard_kinds import KINDS, SizeRead
+from smelt.guards.read_source import SAVED_TENSORS
 from smelt.guards.source import Source
 from smelt.guards.specialized_sizes import SizesRead
 from smelt.guards.tensor_facts import TensorFacts
@@ -132,6 +133,8 @@ class _Layout:
                 node.children.sort(key=self._rank)
 
     def _rank(self, node: _Node) -> int:
+        if node.source is not None and node.source.key in SAVED_TENSORS:
+            return len(KINDS) + 1  # other guards of the object refuse hooks, which would run
         return min((self.guards[i].kind.rank for i in node.guards), default=len(KINDS))
 
 

@@ -469,6 +469,12 @@ def is_pure_attribute(descriptor: types.GetSetDescriptorType) -> bool:
     return module in _PURE_ATTRIBUTES or module.startswith(("torch", "numpy"))
 
 
+def is_pure_property(cls: type, found: property) -> bool:
+    """Whether pybind11 made a property of a class of torch: its getter is a C function that is known to have no effects."""
+    getter = getattr(found.fget, "__func__", found.fget)
+    return type(getter) is types.BuiltinFunctionType and cls.__module__.startswith("torch")
+
+
 def refusal(function: object) -> tuple[ReasonKind, str] | None:
     """Why a C function must not be called, or None."""
     owner = getattr(function, "__self__", None)

@@ -36,12 +36,22 @@ struct Attribute : Accessor {
     bool stamp(PyObject* base, Stamps& stamps, bool) override { return stamps.take_attributes(base); }
 };
 
+// Whether the getter of a property is a C function, as pybind11's are.
+bool has_native_getter(PyObject* property) {
+    PyObject* getter = PyObject_GetAttr(property, names.fget);
+    if (!getter) return PyErr_Clear(), false;
+    PyObject* function = PyInstanceMethod_Check(getter) ? PyInstanceMethod_GET_FUNCTION(getter) : getter;
+    const bool native = PyCFunction_Check(function);
+    Py_DECREF(getter);
+    return native;
+}
+
 // Whether reading an attribute that the class `type` resolves to `found` would run Python code.
 bool runs_python(PyObject* found) {
     if (!found) return false;
     PyTypeObject* type = Py_TYPE(found);
     if (!type->tp_descr_get || type == tuplegetter_type) return false;
-    return made_by_python(type) || type == &PyProperty_Type;
+    return made_by_python(type) || (type == &PyProperty_Type && !has_native_getter(found));
 }
 
 struct Member : Accessor {

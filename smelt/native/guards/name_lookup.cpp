@@ -52,7 +52,8 @@ bool init_names() {
                   {&ModuleNames::class_, "__class__"},
                   {&ModuleNames::instancecheck, "__instancecheck__"},
                   {&ModuleNames::getattr, "getattr"},
-                  {&ModuleNames::annotations, "__annotations__"}};
+                  {&ModuleNames::annotations, "__annotations__"},
+                  {&ModuleNames::fget, "fget"}};
     for (auto& row : kNames) {
         PyObject* name = PyUnicode_InternFromString(row.text);
         if (!name || PyObject_Hash(name) == -1) return false;

@@ -13,7 +13,7 @@ inline PyTypeObject* tuplegetter_type;  // a field of a named tuple; a heap type
 struct ModuleNames {  // the dictionaries of an nn.Module, and special names
     PyObject *parameters, *buffers, *modules;
     PyObject *forward_hooks, *forward_pre_hooks, *backward_hooks, *backward_pre_hooks;
-    PyObject *eq, *class_, *instancecheck, *getattr, *annotations;
+    PyObject *eq, *class_, *instancecheck, *getattr, *annotations, *fget;
 };
 inline ModuleNames names;
 

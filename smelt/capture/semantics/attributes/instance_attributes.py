@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol, cast
 
 from smelt.capture.base.bytecode import PY313
 from smelt.capture.base.call_handlers import unsupported
-from smelt.capture.base.native_functions import is_pure_attribute
+from smelt.capture.base.native_functions import is_pure_attribute, is_pure_property
 from smelt.capture.base.type_lookup import (
     ABSENT,
     CACHED_PROPERTY,
@@ -30,7 +30,7 @@ from smelt.capture.base.type_lookup import (
     TypeInfo,
     fully_qualified_name,
 )
-from smelt.capture.base.value_kinds import MISSING, FunctionType, MethodType, Sentinel
+from smelt.capture.base.value_kinds import MISSING, FunctionType, MethodType, Sentinel, is_constant
 from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.environment import environment_mutations, wrap_values
 from smelt.capture.environment.overlay import is_slot, read_slot
@@ -213,6 +213,16 @@ def _guard_empty_slot(vm: VM, obj: object, name: str) -> None:
         vm.env.facts.guard("slot", vm.env.sources[id(obj)], (name, False), key=name)
 
 
+def _load_property(vm: VM, obj: object, name: str, found: property) -> object:
+    """The value of a property. One that C++ code of torch computes is guarded if it is a constant."""
+    source = vm.env.sources.get(id(obj))
+    if source is not None and is_pure_property(type(obj), found):
+        value = found.__get__(obj)
+        if is_constant(value):
+            return wrap_values.wrap(vm.env, value, source.child("member", name))
+    return load_property(vm, obj, found)
+
+
 def load_property(vm: VM, obj: object, found: property) -> object:
     """Call the getter of a property. Raises AttributeError if it has none."""
     if found.fget is None:
@@ -253,7 +263,13 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
         return value
     if found in READ_EFFECTS:
         READ_EFFECTS[found](vm, obj)
-    value = env.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
+    if is_slot(found):
+        value = env.overlay.slot(obj, name)
+    elif source is not None:
+        with env.trace.paused():  # a node of autograd creates the tensors that it has saved
+            value = found.__get__(obj, type(obj))
+    else:
+        value = found.__get__(obj, type(obj))
     if value is MISSING:
         _guard_empty_slot(vm, obj, name)
         shown = fully_qualified_name(type(obj)) if PY313 else type(obj).__name__
@@ -298,7 +314,7 @@ def load_python_data(vm: VM, obj: object, name: str, found: object) -> object:
 
 
 DATA_LOADERS: dict[Sentinel, Callable[..., object]] = {
-    PROPERTY: lambda vm, obj, name, found: load_property(vm, obj, found),
+    PROPERTY: _load_property,
     NATIVE_DATA: _load_native_data,
     PYTHON_DATA: load_python_data,
 }

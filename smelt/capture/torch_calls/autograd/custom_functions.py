@@ -6,7 +6,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import CLASS_METHODS, FUNCTIONS, Args, Kwargs, function, unsupported
-from smelt.capture.base.value_kinds import CONTAINER_BASES, instance_dict, items_of
+from smelt.capture.base.value_kinds import CONTAINER_BASES, MISSING, instance_dict, items_of
 from smelt.capture.environment import wrap_values
 from smelt.capture.reconstruction.reconstruction_order import (
     collect_fakes,
@@ -91,8 +91,31 @@ def _note_saved(vm: VM, ctx: object) -> None:
         vm.trace.autograd.custom.reads_saved.add(ctx)
 
 
-for _saved in ("saved_tensors", "saved_variables", "_raw_saved_tensors"):
-    instance_attributes.READ_EFFECTS[getattr(BackwardCFunction, _saved)] = _note_saved
+def _check_saved(vm: VM, ctx: object) -> None:
+    """As `_note_saved`. Guards that no hook of the program unpacks the tensors that a ctx of the environment has saved: each
+    read would call it. A second read creates new tensors, so it is refused."""
+    _note_saved(vm, ctx)
+    source = vm.env.sources.get(id(ctx))
+    if source is None:
+        return
+    memo = vm.env.memo.reads_of(ctx)
+    if "_raw_saved_tensors" in memo:
+        raise unsupported("the saved tensors of a ctx of the environment are read again")
+    raw = memo["_raw_saved_tensors"] = cast("tuple[Any, ...]", ctx._raw_saved_tensors)  # type: ignore[attr-defined]
+    packed = source.child("member", "_raw_saved_tensors")
+    vm.env.facts.guard("len", packed, len(raw))
+    for i, saved in enumerate(raw):
+        if getattr(saved, "unpack_hook", MISSING) is not None:
+            raise unsupported("a hook unpacks a saved tensor")
+        vm.env.facts.guard("id", packed.child("item", i).child("member", "unpack_hook"), None)
+
+
+for _saved, _effect in {
+    "saved_tensors": _check_saved,
+    "saved_variables": _check_saved,
+    "_raw_saved_tensors": _note_saved,
+}.items():
+    instance_attributes.READ_EFFECTS[getattr(BackwardCFunction, _saved)] = _effect
 
 
 # ---- backwards of custom functions, while the joint graph is recorded
