@@ -30,6 +30,8 @@ using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
+using torch::dynamo::autograd::CompiledNodeArgs;
+using torch::dynamo::autograd::SwapSavedVariables;
 
 // ------------------------------------------------------------------------------------------------------ metadata
 //

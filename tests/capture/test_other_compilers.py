@@ -1,6 +1,7 @@
 """Calls of other compilers' results (TorchScript, torch.compile, torch.export) in a compiled function; checkpoints with a
 policy."""
 
+import contextlib
 import copy
 import functools
 import sys
@@ -242,3 +243,68 @@ def test_attributes_and_modules_of_torch_compile_break_the_graph():
         run = smelt.compile(fn)
         with torch.no_grad():
             assert str(run(X)) == str(fn(X)) and reasons(run)[0].kind.id == "unsupported-call"
+
+
+# ------------------------------------------------------------------------------------------------ compiled autograd
+
+
+@contextlib.contextmanager
+def compiled_autograd():
+    """torch's compiled autograd, whose graphs run as they are."""
+    from torch._dynamo import compiled_autograd
+
+    with compiled_autograd._enable(lambda graph: graph):
+        yield
+
+
+def one_output(x, w):
+    return ((x * 2).sin() @ w).sum()
+
+
+def two_outputs(x, w):
+    return (x * 2).sin() @ w, x.cos() * 3
+
+
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager"])
+@pytest.mark.parametrize("fn", [one_output, two_outputs])
+def test_compiled_autograd(fn, backend):
+    compiled = smelt.compile(fn, backend=backend)
+
+    def seen(f, context):
+        found = []
+        for rows in (3, 3, 4, 5):
+            torch.manual_seed(rows)
+            x, w = torch.randn(rows, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+            out = f(x, w)
+            loss = out if isinstance(out, torch.Tensor) else (out[0] * out[1]).sum() + out[0].mean()
+            with context():
+                loss.backward(retain_graph=True)
+                found += [x.grad.clone(), w.grad.clone()]
+                loss.backward()
+            found += [x.grad, w.grad]
+        return found
+
+    for got, want in zip(seen(compiled, compiled_autograd), seen(fn, contextlib.nullcontext)):
+        torch.testing.assert_close(got, want)
+
+
+def test_compiled_autograd_frees_what_is_saved():
+    x = torch.ones(2, 3, requires_grad=True)
+    y = smelt.compile(one_output)(x, WEIGHT)
+    with compiled_autograd():
+        y.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            y.backward()
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_compiled_autograd_of_a_tensor_that_is_seen_is_refused(hook):
+    def fn(x):
+        y = x * 2
+        if hook:
+            y.register_hook(lambda g: g * 3)
+        return (y.sin() * y).sum(), None if hook else y
+
+    x = torch.ones(3, requires_grad=True)
+    with compiled_autograd(), pytest.raises(NotImplementedError, match="a tensor with a hook"):
+        smelt.compile(fn)(x)[0].backward()

@@ -114,12 +114,6 @@ bool is_seen(const Node& node) {
     return has_hooks(node) || is_captured(node);
 }
 
-bool intersect(const Mask& a, const Mask& b) {
-    for (size_t k = 0; k < a.size(); ++k)
-        if (a[k] && b[k]) return true;
-    return false;
-}
-
 }  // namespace
 
 Group::Group(c10::intrusive_ptr<Spec> spec, const NodeSpec& group)

@@ -92,6 +92,16 @@ class Group : public c10::intrusive_ptr_target {
     // The engine has run the output's node and does not retain the graph.
     void release(size_t tangent);
 
+    // Compiled autograd, with the GIL held (`compiled_autograd.cpp`). `collect`, `collect_saved`: what identifies a node
+    // (the index of its tangent or end), and the saved values. The rest records the call of one operator for all ends.
+    void collect(CompiledNodeArgs& args, size_t node);
+    void collect_saved(CompiledNodeArgs& args) const;
+    void trace_arrival(size_t tangent, const at::Tensor& gradient);
+    variable_list trace(size_t end, SwapSavedVariables& swap);
+
+    // All gradients, for saved values of another call: `read` has those that the tangents in `mask` read.
+    variable_list compute_from(const Mask& mask, variable_list&& read, variable_list&& tangents) const;
+
   private:
     static constexpr int kNever = -2;
 
@@ -103,6 +113,13 @@ class Group : public c10::intrusive_ptr_target {
         variable_list gradients;
         size_t ends_left;
     };
+
+    // What compiled autograd has recorded of this group: stand-ins for tensors, by tangent and by gradient.
+    struct Traced {
+        variable_list tangents, gradients;
+    };
+
+    void trace_operator(const Mask& mask, SwapSavedVariables& swap);
 
     Task* find(int id);
     Task& start(int id);
@@ -183,6 +200,7 @@ class Group : public c10::intrusive_ptr_target {
     c10::SmallVector<int, 4> arrived_;          // by tangent: the last engine call that delivered it
     c10::SmallVector<int, 4> released_;         // by tangent: the engine call that released it
     std::vector<Task> tasks_;
+    Traced traced_;
     std::mutex mutex_;
 };
 

@@ -30,6 +30,9 @@ class CompiledBackward : public Node {
         return group_->take_alone(gradients.empty() ? at::Tensor() : std::move(gradients[0]), getptr());
     }
 
+    void compiled_args(CompiledNodeArgs& args) const override;
+    variable_list apply_with_saved(const variable_list& gradients, SwapSavedVariables& swap) override;
+
     // The engine calls this after `apply`; by then `apply` has released the values of this engine call.
     void release_variables() override {
         if (group_->group().is_single()) group_->release(group_->group().tangents[0]);
@@ -55,6 +58,9 @@ class OutputOf : public Node {
         group_->arrive(tangent_, gradients.empty() ? at::Tensor() : std::move(gradients[0]));
         return variable_list(num_outputs());
     }
+
+    void compiled_args(CompiledNodeArgs& args) const override;
+    variable_list apply_with_saved(const variable_list& gradients, SwapSavedVariables& swap) override;
 
     void release_variables() override { group_->release(tangent_); }
 

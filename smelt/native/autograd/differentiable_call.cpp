@@ -153,12 +153,13 @@ class Attach {
 
   private:
     // Ends get no gradient themselves. The engine chooses the thread and stream of a node by its input metadata: all
-    // ends run on the thread of a device that the group has outputs on, and on the stream of this forward.
+    // ends run on the thread of a device that the group has outputs on, and on the stream of this forward. Compiled
+    // autograd reads it too.
     void place_ends(const ForwardResults& outcome) {
         const at::Tensor* on_device = nullptr;
         for (size_t k : group_->group().tangents) {
             const at::Tensor& t = outcome.results[group_->spec().tangents[k].output].tensor;
-            if (t.defined() && !t.is_cpu()) on_device = &t;
+            if (t.defined() && (!on_device || !t.is_cpu())) on_device = &t;
         }
         for (const NodePtr& end : ends_)
             on_device ? end->add_input_metadata(*on_device)

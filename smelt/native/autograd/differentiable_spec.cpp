@@ -33,6 +33,12 @@ size_t count_defined(const Mask& mask) {
     return n;
 }
 
+bool intersect(const Mask& a, const Mask& b) {
+    for (size_t k = 0; k < a.size(); ++k)
+        if (a[k] && b[k]) return true;
+    return false;
+}
+
 namespace {
 
 // A Python lock: a thread that waits for it releases the GIL.

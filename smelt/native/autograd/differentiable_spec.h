@@ -16,6 +16,7 @@ namespace smelt::autograd {
 using Mask = c10::SmallVector<char, 16>;  // per tangent: defined
 
 size_t count_defined(const Mask& mask);
+bool intersect(const Mask& a, const Mask& b);
 
 struct Tangent {
     size_t output;  // index among the forward's outputs
@@ -79,6 +80,9 @@ struct EpilogueStep {
 // State shared by all nodes of one Differentiable: the specification, and the backwards compiled so far. Its Python
 // objects are only used with the GIL held.
 struct Spec : c10::intrusive_ptr_target {
+    inline static std::atomic<uint64_t> count = 0;
+
+    const uint64_t serial = count++;  // identifies the specification in this process
     std::string name;
     PyObject* forward = nullptr;
     PyObject* compile_backward = nullptr;
