@@ -16,7 +16,7 @@ from smelt.autograd.rng_replay import replay_draw
 from smelt.autograd.save_costs import NO_HINTS, Hints, Memory, SaveOption
 from smelt.autograd.softmax_statistics import statistics
 from smelt.config import DEFAULT, Config
-from smelt.graph.graph_passes import has_effect
+from smelt.graph.graph_passes import stays_in_backward
 from smelt.graph.ir import Node, argument_nodes
 from smelt.ops.recompute_rules import Class
 from smelt.rewrites.graph_rewriter import NodeBuilder
@@ -65,17 +65,17 @@ class CutProblem:
         self.read.update(n for n in gradients if n not in backward_only)
 
     def _backward_only(self, gradients: list[Node]) -> set[Node]:
-        """Needed nodes that depend on tangents or have an effect; and the tangents."""
+        """Needed nodes that depend on tangents or stay anyway; and the tangents."""
         graph = self.joint.graph
         tangents = set(graph.placeholders[self.joint.n_primals :])
         backward_only = set(tangents)
         for node in graph:
             if node in self.joint.backward:
-                if has_effect(node) or any(a in backward_only for a in argument_nodes(node)):
+                if stays_in_backward(node) or any(a in backward_only for a in argument_nodes(node)):
                     backward_only.add(node)
         alive = set(gradients)
         for node in reversed(graph.nodes):
-            if node in backward_only and (node in alive or has_effect(node)):
+            if node in backward_only and (node in alive or stays_in_backward(node)):
                 alive.add(node)
                 alive.update(argument_nodes(node))
         return (backward_only & alive) | tangents

@@ -14,7 +14,7 @@ from typing import Any
 
 from smelt.autograd.recompute_formulas import layout
 from smelt.errors import NeedsFixedSize
-from smelt.graph.graph_passes import eliminate_dead, has_effect
+from smelt.graph.graph_passes import eliminate_dead, has_effect, stays_in_backward
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import make_spec
@@ -58,7 +58,12 @@ class _Zeros(GraphRewriter):
         specs = tuple(None if n is None else n.spec for n in results)
         self.write(self.original.output, args=(results,), spec=specs)
         graph = self.finish().graph
-        eliminate_dead(graph)  # also nodes that the original does not read
+        run = {
+            self.values[n] for n in self.original.nodes if stays_in_backward(n) and not self._reads_zero(n)
+        }
+        eliminate_dead(
+            graph, lambda n: n in run or has_effect(n)
+        )  # also nodes that the original does not read
         return graph
 
     def _is_zero(self, value: Any) -> bool:

@@ -12,7 +12,7 @@ from elsewhere can still be sent through their own segments, and adds up.
 from __future__ import annotations
 
 from smelt.autograd.recompute_classes import has_conj_neg_bit
-from smelt.graph.graph_passes import eliminate_dead
+from smelt.graph.graph_passes import eliminate_dead, stays_in_backward
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.ops.node_builders import ADD, CLONE
 from smelt.ops.result_specs import result_spec
@@ -89,5 +89,5 @@ def _substituted(graph: Graph, substitutes: dict[Node, Node], returned: tuple[No
     result = Graph("aten")
     result.constants = dict(graph.constants)
     result.nodes = [*copies.values(), Node("output", "output", (results,), {}, "output", specs)]
-    eliminate_dead(result)
+    eliminate_dead(result, stays_in_backward)
     return result

@@ -27,6 +27,16 @@ def has_effect(node: Node) -> bool:
     return is_effectful(node.target)
 
 
+def stays_in_backward(node: Node) -> bool:
+    """Whether a node of a backward must stay although it has no readers: it has an effect, or its operator is not torch's.
+    Code of the program called that one, in eager too. A formula of torch's may compute gradients that eager does not."""
+    target = node.target
+    return has_effect(node) or (isinstance(target, OpOverload) and target.namespace not in _OF_TORCH)
+
+
+_OF_TORCH = frozenset({"aten", "prim", "prims", "smelt"})
+
+
 def changes_state(node: Node) -> bool:
     """Whether a torch-level node changes settings of torch or autograd without an operator."""
     return node.target in torch_settings.CHANGES or (

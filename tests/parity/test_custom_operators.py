@@ -1,4 +1,5 @@
-"""Operators of `torch.library` that write their arguments: with kernels for CPUs only, in all forms of schemas."""
+"""Operators of `torch.library` that write their arguments: with kernels for CPUs only, in all forms of schemas; and those
+that a backward calls for their effects."""
 
 from __future__ import annotations
 
@@ -217,3 +218,70 @@ def test_a_created_size_that_is_no_dimension_breaks_the_graph() -> None:
     x = torch.randn(5)
     compare(observe(compiled, (x,), 0), observe(program, (x,), 0))
     assert "data-dependent-shape" in str(reasons(compiled))
+
+
+# ---- operators that a backward calls without using their results
+
+SEEN: list[list[float]] = []
+
+
+def see(x: torch.Tensor) -> torch.Tensor:
+    SEEN.append(x.tolist())
+    return x.clone()
+
+
+define("see(Tensor x) -> ()", lambda x: SEEN.append(x.tolist()))
+define("see_copy(Tensor x) -> Tensor", see)
+LIBRARY.impl("see", lambda x: None, "Meta")
+LIBRARY.impl("see_copy", torch.empty_like, "Meta")
+
+
+class SeesGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        OPS.see(grad)
+        return grad * 2
+
+
+class SeesAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(y)
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (y,) = ctx.saved_tensors
+        OPS.see(y)
+        OPS.see_copy(grad + y)
+        OPS.see_copy(other.sin())
+        return grad * 2 + y, other
+
+
+SEEING: dict[str, Callable[..., tuple[torch.Tensor, ...]]] = {
+    "one": lambda x, y: (SeesGradient.apply(x.sin()) * y, y * 2),
+    "two": lambda x, y: (SeesGradient.apply(x.sin()), SeesGradient.apply(y.cos())),
+    "with saved values": lambda x, y: SeesAll.apply(x.sin(), y.cos()),
+}
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=["first", "second", "both"])
+@pytest.mark.parametrize("name", SEEING)
+def test_a_backward_calls_what_eager_calls(name: str, used: tuple[int, ...]) -> None:
+    program = SEEING[name]
+
+    def run(fn: Callable[..., Any]) -> tuple[list[list[float]], list[torch.Tensor | None]]:
+        SEEN.clear()
+        x, y = (torch.tensor([a], requires_grad=True) for a in (0.5, 0.25))
+        out = fn(x, y)
+        sum(out[i].sum() for i in used).backward()
+        return sorted(SEEN), [x.grad, y.grad]
+
+    expected = run(program)
+    compiled = smelt.compile(program, fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(run(compiled), expected)

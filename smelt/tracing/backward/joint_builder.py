@@ -72,9 +72,9 @@ class JointBuilder:
         yield from zip(recorded.written, last, strict=True)  # type: ignore[misc]
 
     def _stays(self, node: Node) -> bool:
-        """Whether a node without users stays. Eager runs only the part of the backward that gradients need, so its
-        unused nodes must not raise."""
-        return graph_passes.has_effect(node) if node in self.backward else must_run(node)
+        """Whether a node without users stays. Eager runs only the part of the backward that gradients need, so unused
+        nodes of torch's formulas must not raise."""
+        return graph_passes.stays_in_backward(node) if node in self.backward else must_run(node)
 
     def read(self) -> set[Node]:
         """The nodes of the trace's aten graph whose copies are used by returned nodes or must run."""
