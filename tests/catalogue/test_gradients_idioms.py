@@ -413,8 +413,7 @@ def test_amp_scaler_like():
     return step, [(tensor(2, 3), 8.0) for _ in range(3)], m
 
 
-@on_both_backends(graphs=0, eager=["unsupported-object"])
-def test_custom_function_keeps_a_tensor():
+def custom_function_keeps_a_tensor():
     class Keep(Function):
         @staticmethod
         def forward(ctx, x, kept):
@@ -431,6 +430,14 @@ def test_custom_function_keeps_a_tensor():
         return y, kept
 
     return fn, [(leaf(3),) for _ in range(3)]
+
+
+test_custom_function_keeps_a_tensor = program(graphs=0, eager=["unsupported-object"])(
+    custom_function_keeps_a_tensor
+)
+test_call_of_a_custom_function_keeps_a_tensor = program(
+    graphs=0, eager=["unsupported-effect"], backend="eager"
+)(custom_function_keeps_a_tensor)
 
 
 @on_both_backends(graphs=1)

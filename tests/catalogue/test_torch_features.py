@@ -380,7 +380,7 @@ def parameters_to_vector():
     return fn, [(tensor(8),) for _ in range(3)]
 
 
-@program(graphs=1, breaks=["unsupported-effect"], eager=["unsupported-object"])
+@program(graphs=1)
 def vector_to_parameters():
     net = frozen(nn.Linear(3, 2))
 
