@@ -524,3 +524,20 @@ def test_steps_with_a_custom_function_and_conditions_on_a_table_are_one_graph() 
             results.append((f(x).detach(), torch.autograd.grad(f(x).pow(2).sum(), x)[0]))
         torch.testing.assert_close(*results)
     assert inspect.graph_count(compiled) == 2
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda n: max(n.item(), 1.0),
+        lambda n: min(float(n), 2),
+        lambda n: max(float(n), int(n)),
+        lambda n: (max(n.item(), 2), min([n.item(), 5]), max(float(n), 2.5)),
+        lambda n: torch.full((1,), min(n.item(), 1.5)),
+    ],
+)
+def test_extremes_of_numbers_of_two_types(fn):
+    compiled = smelt.compile(fn)
+    for value in (3, 1, 0, 5, 2):
+        got, want = compiled(torch.tensor(value)), fn(torch.tensor(value))
+        assert str(got) == str(want)

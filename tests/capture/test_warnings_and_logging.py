@@ -425,3 +425,19 @@ def test_warnings_of_functions_of_torch_as_errors() -> None:
         for _ in range(2):
             with pytest.raises(UserWarning, match="Implicit dimension"):
                 compiled(x)
+
+
+def test_a_library_warns_of_sizes_that_data_decide():
+    def fn(x):
+        return torch.nn.functional.mse_loss(x[x > 0], torch.zeros(1))
+
+    def texts(run, count):
+        x = torch.tensor([1.0] * count + [-1.0] * (4 - count))
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            run(x)
+        return [str(warning.message) for warning in shown]
+
+    compiled = smelt.compile(fn)
+    for count in (1, 2, 3, 2):
+        assert texts(compiled, count) == texts(fn, count)

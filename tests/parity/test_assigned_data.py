@@ -624,3 +624,53 @@ def test_modules(fn, grad):
         return found
 
     _both(program, graphs=None if grad or fn is _double else [1])
+
+
+def _written(x, y):
+    x.data = x.data * 2
+    return y + 0
+
+
+def _each_of_a_list(*tensors):
+    for t in tensors:
+        t.data = t.data - 1
+    return sum(t.sum() for t in tensors)
+
+
+def _swapped(a, b, c):
+    a.data, b.data = b.data, a.data
+    return c * 2
+
+
+@pytest.mark.parametrize(
+    "fn, equal",
+    [(_written, (0, 0)), (_each_of_a_list, (0, 0)), (_each_of_a_list, (0, 1, 0)), (_swapped, (0, 1, 1))],
+)
+def test_arguments_that_are_one_tensor_in_a_later_call(fn, equal):
+    def program(compile):
+        run, found = compile(fn), []
+        for order in (range(len(equal)), equal, range(len(equal)), equal):
+            tensors = [torch.arange(3.0) + i for i in range(len(equal))]
+            arguments = [tensors[i] for i in order]
+            found.append((run(*arguments), [t.clone() for t in arguments]))
+        return found
+
+    same(program(smelt.compile), program(lambda f: f))
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_a_flag_set_before_the_data(flag):
+    def fn(x, y):
+        x.requires_grad_(flag)
+        x.data = y
+        return x * 3
+
+    def program(run):
+        x = torch.ones(2, requires_grad=not flag)
+        y = run(x, torch.full((2,), 5.0))
+        return x.requires_grad, y.requires_grad, y.detach()
+
+    compiled = smelt.compile(fn)
+    for _ in range(2):
+        same(program(compiled), program(fn))
+    check_no_failure(compiled)

@@ -289,6 +289,7 @@ def _capture(
         effects = (*env.log.effects(), *settings)
         custom_functions.record_backward(vm, _live_values(frame_exit, effects))
         environment_mutations.guard_distinct(env)
+        tensor_state.guard_distinct(vm)
         _guard_hashed(vm)
         _guard_offsets(vm)
         _guard_write_permissions(vm)

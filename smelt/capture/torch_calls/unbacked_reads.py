@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -16,6 +16,7 @@ from smelt.capture.base.call_handlers import (
     Kwargs,
     builtin,
     function,
+    unsupported,
 )
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.python_functions import interpret
@@ -23,12 +24,13 @@ from smelt.capture.stdlib import special_methods
 from smelt.capture.vm.vm import VM
 from smelt.errors import NeedsFixedSize
 from smelt.graph.unbacked_sizes import AS_SIZES, is_unbacked
+from smelt.reasons import DATA_DEPENDENT
 from smelt.shapes.expr import Sym, free_syms
 from smelt.torch_private import ASSERTIONS, CHECK_IS_SIZE
 from smelt.tracing.fake.fake_tensor import FakeTensor, fake_shape
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.sym_nodes import Symbol, UnbackedComparison
-from smelt.tracing.symbolic.sym_numbers import NUMBERS
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, Int
 from smelt.tracing.symbolic.unbacked_numbers import unbacked_leaf_of
 
 assert special_methods  # registers its handlers first
@@ -141,11 +143,27 @@ def _extreme(fn: Callable[..., object]) -> None:
     @builtin(fn)
     def extreme(vm: VM, args: Args, kwargs: Kwargs) -> object:
         """The minimum or maximum of numbers: a new unbacked number where it is data-dependent."""
+        _check_one_type(fn, args)
         found = default(vm, args, kwargs)
         if type(found) not in NUMBERS or not _is_new_size(cast(Symbol, cast(torch.SymInt, found).node)):
             return found
         carrier = vm.call_native(torch.full, ((), found), {"dtype": torch.int64})
         return fake_shape(cast(FakeTensor, vm.call_native(AS_SIZES, ([carrier],))))[1]
+
+
+def _check_one_type(fn: Callable[..., object], args: Args) -> None:
+    """Raise Unsupported for an unbacked number among numbers of other types: data decide the type of the result."""
+    operands: Any = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
+    types = {_TYPES.get(type(x), type(x)) for x in operands}
+    if len(types) > 1 and any(type(x) in _TYPES and _is_unbacked_number(x) for x in operands):
+        raise unsupported(f"{fn.__name__}() of numbers of several types, which data decide", DATA_DEPENDENT)
+
+
+_TYPES: dict[type, type] = {Int: int, Float: float}
+
+
+def _is_unbacked_number(number: Any) -> bool:
+    return unbacked_leaf_of(number.node.expression) is not None
 
 
 def _is_new_size(symbol: Symbol) -> bool:

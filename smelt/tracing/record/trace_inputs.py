@@ -215,14 +215,18 @@ class Inputs(Sequence[FakeTensor]):
             self.first_history[id(before)] = self.first_history.pop(id(fake))
         return before
 
+    def sets_requires_grad(self, fake: FakeTensor) -> bool:
+        """Whether the program has changed the flag `requires_grad` of an input."""
+        return self.holds(fake) and fake.requires_grad != (id(fake) in self.first_history)
+
     def former(self, fake: FakeTensor) -> FakeTensor:
         """The input of the tensor whose fake is `fake`: another fake if the program has assigned to its `data`."""
         _, before = self.rebound.get(id(fake), (fake, fake))
         return before
 
     def check_rebound(self, name: str, arguments: Any, sets_state: bool = False) -> None:
-        """Raise Unsupported where `name` would have, or set, a history of a tensor whose `data` was set: the graph has the
-        input of its former value."""
+        """Raise Unsupported if `name` would record history for a tensor whose `data` was set, or change its autograd state:
+        in the graph, that tensor is the input with its former value."""
         for fake in leaves(arguments, FakeTensor):
             differentiates = torch.is_grad_enabled() and fake.requires_grad
             if id(fake) in self.rebound and (differentiates or sets_state):

@@ -29,7 +29,7 @@ from smelt.capture.stdlib.output.deferred_calls import defer
 from smelt.capture.vm.vm import VM
 from smelt.capture.vm.vm_state import EnteredManager
 from smelt.errors import NeedsFixedSize
-from smelt.reasons import OUTPUT, UNSUPPORTED_EFFECT
+from smelt.reasons import DATA_DEPENDENT, OUTPUT, UNSUPPORTED_EFFECT
 
 # action, pattern of the message, category, pattern of the module's name, line
 _Filter = tuple[str, re.Pattern[str] | None, type[Warning], re.Pattern[str] | str | None, int]
@@ -113,11 +113,18 @@ def show_library_warnings(vm: VM) -> Iterator[None]:
         warnings._showwarnmsg = show  # type: ignore[attr-defined]
 
 
+_UNBACKED = re.compile(r"<[^<>]*\bu\d+\b[^<>]*>")  # as it is formatted
+
+
 def _with_sizes(vm: VM, message: object) -> object:
     """The message of a warning, or its text if symbolic sizes are part of it."""
     symbols = vm.trace.numbers.symbols
     text = str(message)
-    if symbols is None or "<L[" not in text:
+    if symbols is None or "<" not in text:
+        return message
+    if _UNBACKED.search(text):
+        raise unsupported("a warning of a library shows a size that data decide", DATA_DEPENDENT)
+    if "<L[" not in text:
         return message
     pattern = text.replace("{", "{{").replace("}", "}}")
     for i, number in enumerate(map(symbols.number, symbols.hints)):

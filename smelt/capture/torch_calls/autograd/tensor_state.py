@@ -97,6 +97,7 @@ def _check_rebindable(vm: VM, tensor: FakeTensor, value: FakeTensor) -> None:
             or not trace.is_environment(tensor)
             or tensor.is_inference()
             or value.is_inference()
+            or trace.inputs.sets_requires_grad(tensor)
             or (id(tensor) not in rebound and tensor.storage_key in trace.writes.storages)
             or (vm.env.log.is_set_on_tensor(tensor, "grad") and tensor.spec != value.spec)
             or (tensor.requires_grad and (not tensor.is_leaf or any(f.grad_fn is not None for f in computed)))
@@ -109,7 +110,7 @@ def _assign_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
 
 
 def replay_versions(vm: VM) -> None:
-    """Replay the writes since their `data` was set in the versions of those tensors: the graph writes another tensor."""
+    """Add the writes since then to the version counters of tensors whose `data` was set: the graph writes another tensor."""
     with vm.trace.paused():
         for fake, _ in vm.trace.inputs.rebound.values():
             if fake._version:
@@ -121,8 +122,16 @@ def _increment_version(tensor: torch.Tensor, times: int) -> None:
         torch.autograd.graph.increment_version([tensor])
 
 
+def guard_distinct(vm: VM) -> None:
+    """Guard that the tensors of the environment are distinct objects if the `data` of one was set: it changes no other."""
+    inputs = vm.trace.inputs
+    sources = tuple(vm.env.sources[id(fake)] for fake in inputs if id(fake) in vm.env.sources)
+    if inputs.rebound and len(sources) > 1:
+        vm.env.facts.guard("distinct", sources[0], sources, key="data")
+
+
 def check_counters(vm: VM, fakes: Iterable[FakeTensor]) -> None:
-    """Raise SharesCounter if a tensor that leaves shares the version counter, as views do, of one whose `data` was set."""
+    """Raise SharesCounter if a tensor that leaves is a view of one whose `data` was set, whose version counter it shares."""
     with vm.trace.paused():
         counted = [fake for fake in fakes if not fake.is_inference()]
         before = [fake._version for fake in counted]
