@@ -67,7 +67,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return simulated.process_of(super()._split_scope(nodeid))
 
         def remove_node(self, node: Any) -> Any:
-            """A test that ended its process is not run again in the next one."""
+            """Do not run a test again that crashed its worker."""
             ended_it = super().remove_node(node)
             for tests in self.workqueue.values():
                 if ended_it in tests:

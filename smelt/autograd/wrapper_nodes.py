@@ -80,6 +80,8 @@ class _Result(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
+    """The identity; its backward raises."""
+
     @staticmethod
     def forward(ctx: Any, hidden: list[torch.Tensor], source: torch.Tensor) -> torch.Tensor:
         return hidden[0]

@@ -58,7 +58,8 @@ has_side_effect(check_number)  # for backends that eliminate dead code
 @dataclass
 class ExplicitGraph:
     """`graph` takes the inputs of its trace, without the unbacked numbers. `symbols`: the unbacked number that a node reads.
-    `results`: for each output of the trace, the output of `graph`, or those that are the sizes of the carrier to return."""
+    `results`: for each output of the trace, the index of the output of `graph`, or a list of those that are the sizes to
+    return in one tensor."""
 
     graph: Graph
     symbols: dict[Node, Sym] = field(default_factory=dict)

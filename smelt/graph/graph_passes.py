@@ -29,7 +29,8 @@ def has_effect(node: Node) -> bool:
 
 def stays_in_backward(node: Node) -> bool:
     """Whether a node of a backward must stay although it has no readers: it has an effect, or its operator is not torch's.
-    Code of the program called that one, in eager too. A formula of torch's may compute gradients that eager does not."""
+    The program's own code calls such an operator in eager, too; torch's operators may belong to gradients that eager does
+    not compute."""
     target = node.target
     return has_effect(node) or (isinstance(target, OpOverload) and target.namespace not in _OF_TORCH)
 

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import smelt
 from smelt.report.inspect import graph_count, reasons
+from tests.harness.agreement import same
 
 torch.manual_seed(0)
 X, WEIGHT = torch.randn(4, 3), torch.randn(3, 3)
@@ -286,6 +287,26 @@ def test_compiled_autograd(fn, backend):
 
     for got, want in zip(seen(compiled, compiled_autograd), seen(fn, contextlib.nullcontext)):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("kept", [[0], [1], [0, 1]])
+def test_compiled_autograd_of_the_outputs_that_are_kept(kept):
+    """What the dropped one would have read is freed."""
+
+    def gradients(f, context):
+        found = []
+        for rows in (3, 3, 5):
+            x, w = torch.ones(rows, 3, requires_grad=True), torch.full((3, 3), 0.5, requires_grad=True)
+            outs = [f(x, w)[k] for k in kept] if len(kept) == 1 else f(x, w)
+            with context():
+                sum(out.sum() for out in outs).backward()
+            found += [x.grad, w.grad]
+        return found
+
+    same(
+        gradients(smelt.compile(two_outputs), compiled_autograd),
+        gradients(two_outputs, contextlib.nullcontext),
+    )
 
 
 def test_compiled_autograd_frees_what_is_saved():

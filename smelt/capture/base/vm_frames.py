@@ -427,7 +427,7 @@ class VMCallable:
 
 
 def _is_weakref_callback(args: tuple[object, ...]) -> bool:
-    """Whether a function gets what the callback of a weak reference gets: the reference, its object dead."""
+    """Whether the arguments are those of a weak reference's callback: one reference, whose object is dead."""
     return len(args) == 1 and isinstance(args[0], weakref.ref) and args[0]() is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -153,7 +153,7 @@ def _extreme(fn: Callable[..., object]) -> None:
 
 def _check_one_type(fn: Callable[..., object], args: Args) -> None:
     """Raise Unsupported for an unbacked number among numbers of other types: data decide the type of the result."""
-    operands: Any = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
+    operands = cast(Args, args[0]) if len(args) == 1 and type(args[0]) in (list, tuple) else args
     types = {_TYPES.get(type(x), type(x)) for x in operands}
     if len(types) > 1 and any(type(x) in _TYPES and _is_unbacked_number(x) for x in operands):
         raise unsupported(f"{fn.__name__}() of numbers of several types, which data decide", DATA_DEPENDENT)
@@ -162,8 +162,8 @@ def _check_one_type(fn: Callable[..., object], args: Args) -> None:
 _TYPES: dict[type, type] = {Int: int, Float: float}
 
 
-def _is_unbacked_number(number: Any) -> bool:
-    return unbacked_leaf_of(number.node.expression) is not None
+def _is_unbacked_number(number: object) -> bool:
+    return unbacked_leaf_of(cast(Symbol, cast(torch.SymInt, number).node).expression) is not None
 
 
 def _is_new_size(symbol: Symbol) -> bool:

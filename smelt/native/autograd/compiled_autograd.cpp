@@ -1,7 +1,7 @@
 // Compiled autograd: torch records the nodes that an engine call would run as one graph, which it compiles.
 //
-// There, a group is one operator with the tangents and the saved values as operands. It runs on real tensors only, so a
-// compiler of that graph calls it as it calls C++ nodes that are not marked as traceable.
+// There, a group is one operator with the tangents and the saved values as operands. A compiler of that graph calls it with
+// real tensors, as it does C++ nodes that are not marked as traceable.
 #include "torch_compiled_autograd.h"
 
 #include "autograd/backward_nodes.h"
@@ -36,13 +36,20 @@ void Group::collect(CompiledNodeArgs& args, size_t node) {
 }
 
 void Group::collect_saved(CompiledNodeArgs& args) const {
-    for (const SavedValue& s : saved_) {
-        if (!s.number.defined())
-            args.collect(s.variable, s.is_output);
-        else if (s.number.scalar_type() == at::kDouble)
-            args.collect(*s.number.const_data_ptr<double>());
-        else
-            args.collect(*s.number.const_data_ptr<int64_t>());
+    for (const Bucket& bucket : group_.buckets) {
+        // What only dropped outputs would have read is freed.
+        bool is_read = group_.is_single();
+        for (size_t k = 0; k < bucket.readers.size(); ++k) is_read |= bucket.readers[k] && outputs_[k];
+        args.collect(static_cast<uint64_t>(is_read));
+        for (size_t i = bucket.first; is_read && i < bucket.first + bucket.saved.size(); ++i) {
+            const SavedValue& s = saved_[i];
+            if (!s.number.defined())
+                args.collect(s.variable, s.is_output);
+            else if (s.number.scalar_type() == at::kDouble)
+                args.collect(*s.number.const_data_ptr<double>());
+            else
+                args.collect(*s.number.const_data_ptr<int64_t>());
+        }
     }
 }
 
