@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -674,3 +675,26 @@ def test_a_flag_set_before_the_data(flag):
     for _ in range(2):
         same(program(compiled), program(fn))
     check_no_failure(compiled)
+
+
+def test_arrays_that_are_drawn_beside_assigned_data():
+    """Such an input of the graph is no tensor of the environment, which could be the assigned one."""
+
+    def fn(x, y):
+        x.data = x.data * 2
+        return x * torch.from_numpy(np.random.rand(3)), torch.from_numpy(ARRAY) + y
+
+    def program(compile):
+        run, found = compile(fn), []
+        for seed in range(3):
+            np.random.seed(seed)
+            x = torch.ones(3)
+            found.append((run(x, torch.ones(3)), x))
+        return found
+
+    compiled = smelt.compile(fn)
+    same(program(lambda _: compiled), program(lambda f: f))
+    assert len(entries(compiled)) == 1 and not reasons(compiled)
+
+
+ARRAY = np.arange(3.0)

@@ -289,8 +289,7 @@ def _capture(
         effects = (*env.log.effects(), *settings)
         custom_functions.record_backward(vm, _live_values(frame_exit, effects))
         environment_mutations.guard_distinct(env)
-        tensor_state.guard_distinct(vm)
-        _guard_hashed(vm)
+        _guard_distinct_tensors(vm)
         _guard_offsets(vm)
         _guard_write_permissions(vm)
         _guard_deletions(vm)
@@ -457,12 +456,17 @@ def _live_values(frame_exit: FrameExit, effects: Sequence[Effect]) -> list[objec
     return [*frame_exit.roots, *operands]
 
 
-def _guard_hashed(vm: VM) -> None:
-    """Guard that tensors which were put into sets or used as keys are distinct."""
-    sources = tuple(vm.env.sources[id(f)] for f in hashed_fakes.values() if vm.trace.is_environment(f))
+def _guard_distinct_tensors(vm: VM) -> None:
+    """Guard that tensors which were put into sets or used as keys are distinct; and that all tensors of the environment are,
+    if the program set the `data` of one: no other changed with it."""
+    trace, sources = vm.trace, vm.env.sources
+    hashed = [sources[id(f)] for f in hashed_fakes.values() if trace.is_environment(f)]
     hashed_fakes.clear()
-    if len(sources) > 1:
-        vm.env.facts.guard("distinct", sources[0], sources, key="hashed")
+    inputs = [sources[id(f)] for f in trace.inputs if id(f) in sources] if trace.inputs.rebound else []
+    tensors = [source for source in inputs if collected(source) is source and not is_created(source)]
+    for key, distinct in (("hashed", hashed), ("data", tensors)):
+        if len(distinct) > 1:
+            vm.env.facts.guard("distinct", distinct[0], tuple(distinct), key=key)
 
 
 def _guard_offsets(vm: VM) -> None:

@@ -122,14 +122,6 @@ def _increment_version(tensor: torch.Tensor, times: int) -> None:
         torch.autograd.graph.increment_version([tensor])
 
 
-def guard_distinct(vm: VM) -> None:
-    """Guard that the tensors of the environment are distinct objects if the `data` of one was set: it changes no other."""
-    inputs = vm.trace.inputs
-    sources = tuple(vm.env.sources[id(fake)] for fake in inputs if id(fake) in vm.env.sources)
-    if inputs.rebound and len(sources) > 1:
-        vm.env.facts.guard("distinct", sources[0], sources, key="data")
-
-
 def check_counters(vm: VM, fakes: Iterable[FakeTensor]) -> None:
     """Raise SharesCounter if a tensor that leaves is a view of one whose `data` was set, whose version counter it shares."""
     with vm.trace.paused():
