@@ -61,9 +61,8 @@ class _Zeros(GraphRewriter):
         run = {
             self.values[n] for n in self.original.nodes if stays_in_backward(n) and not self._reads_zero(n)
         }
-        eliminate_dead(
-            graph, lambda n: n in run or has_effect(n)
-        )  # also nodes that the original does not read
+        # Also removes nodes that the original does not read.
+        eliminate_dead(graph, lambda n: n in run or has_effect(n))
         return graph
 
     def _is_zero(self, value: Any) -> bool:

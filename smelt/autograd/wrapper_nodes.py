@@ -20,8 +20,8 @@ from smelt.tracing.record.wrapper_gradients import InputGradient, Path, WrapperL
 
 @dataclass(frozen=True)
 class GradientBuilder:
-    """Builds the gradient of a wrapper from those of its gradient inputs, which are like its tensors at `used`, and from its
-    own tensors at `own`. `layout`: of the gradient; None for a plain tensor."""
+    """Builds a wrapper's gradient from the gradients of its gradient inputs, one for each path in `used`, and from the
+    wrapper's own tensors at `own`. `layout`: of the gradient; None for a plain tensor."""
 
     used: tuple[Path, ...]
     own: tuple[Path, ...]
@@ -38,7 +38,7 @@ class GradientBuilder:
         examples: Sequence[torch.Tensor],
         own: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """The gradient. An undefined part of it is zero, and like its example; the first example has the size of all."""
+        """The gradient, of the size of `examples[0]`. A part that is undefined is zero, like its example."""
         defined = [torch.zeros_like(x) if g is None else g.detach() for g, x in zip(gradients, examples[1:])]
         return defined[0] if self.layout is None else self.layout.build((*defined, *own), examples[0].shape)
 

@@ -22,7 +22,7 @@ from smelt.graph.pytree import map_leaves
 from smelt.graph.unbacked_sizes import AS_SIZES, is_unbacked, sizes_tensor
 from smelt.ops.node_builders import ASSERT_NUMBER
 from smelt.shapes.expr import Expr, Expression, Size, Sym, free_syms
-from smelt.shapes.number_operations import OPERATIONS
+from smelt.shapes.number_operations import OPERATIONS, OPPOSITES
 from smelt.torch_private import is_tracing
 from smelt.tracing.record.traced import Traced
 from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
@@ -38,7 +38,6 @@ _FOR_SYMBOLS: dict[str, Callable[..., Any]] = {
     "int": torch.sym_int,
     "float": torch.sym_float,
 }
-_OPPOSITE = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
 
 
 def check_number(holds: bool | torch.SymBool, condition: str) -> None:
@@ -195,10 +194,10 @@ class _Builder:
             op, a, b = condition.op, self._value(condition.a), self._value(condition.b)
         else:
             op = condition.expression.op
-            if op not in _OPPOSITE:
+            if op not in OPPOSITES:
                 raise NeedsFixedSize(f"{condition} is no comparison", frozenset())
             a, b = map(self._value, condition.expression.args)
-        self._add_check(op if condition.outcome else _OPPOSITE[op], a, b, str(condition))
+        self._add_check(op if condition.outcome else OPPOSITES[op], a, b, str(condition))
 
     def _add_check(self, op: str, a: Any, b: Any, text: str) -> None:
         holds = self._add("call_function", OPERATIONS[op].function, (a, b), op)

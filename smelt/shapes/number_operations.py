@@ -66,3 +66,6 @@ OPERATIONS: dict[str, Operation] = {
     "hypot": Operation(math.hypot, "math.hypot({}, {})", partial=True),
     "log_base": Operation(math.log, "math.log({}, {})", partial=True),
 }  # fmt: skip
+
+# The comparison that is false where one is true.
+OPPOSITES = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}

@@ -113,11 +113,11 @@ def compiled_frame(
             captured.env.trace.wrapper_gradients
             if traced.joint and captured.env.trace.wrapper_gradients.is_used
             else None,
-            saved_wrappers(captured),
+            _saved_wrappers(captured),
         )
 
 
-def saved_wrappers(captured: CapturedFrame) -> list[torch.Tensor]:
+def _saved_wrappers(captured: CapturedFrame) -> list[torch.Tensor]:
     """The wrapper subclasses' tensors whose inner tensors eager's backward reads."""
     env, joint = captured.env, captured.traced.joint
     wrappers = env.trace.wrapper_gradients

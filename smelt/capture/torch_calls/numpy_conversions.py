@@ -131,9 +131,8 @@ def _register_like(function: Callable[..., object]) -> None:
     default = registered_or_native(function)
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        if (
-            args and type(args[0]) is FakeTensor
-        ):  # NumPy converts what is no array to rows one after the other
+        # NumPy copies what is no array into C order.
+        if args and type(args[0]) is FakeTensor:
             args = _numpy(vm, cast(FakeTensor, args[0].contiguous())), *args[1:]
         return default(vm, args, kwargs)
 

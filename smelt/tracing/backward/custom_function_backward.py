@@ -77,8 +77,8 @@ def _nodes(argument: Any) -> Iterator[Node]:
 
 
 def check_all_linear(graph: Graph, tangents: Sequence[Node], backward: Collection[Node]) -> None:
-    """Check that the entire `backward`, which the code of wrapper subclasses recorded, is linear in several tangents. Raises
-    NotDifferentiable."""
+    """Check that the entire `backward`, which code of wrapper subclasses recorded, is linear in the tangents, of which there
+    are several. Raises NotDifferentiable."""
     depends = set(tangents)
     for node in graph.nodes[:-1]:
         if node in backward and any(a in depends for a in argument_nodes(node)):

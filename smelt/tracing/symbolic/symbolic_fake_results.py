@@ -139,7 +139,8 @@ class SymbolicCall:
         return {sym: size for sym, size in sizes.items() if not isinstance(size, int)}
 
     def _equal_to_unbacked(self, args: Args, kwargs: Kwargs) -> dict[Sym, Size]:
-        """An unbacked size, and the size of an argument that the operator requires it to equal; empty if none suffices."""
+        """An unbacked size, and the other size that it must equal for the operator to accept the arguments; empty if no
+        single pair suffices."""
         shapes = [t.spec.shape for t in leaves((args, kwargs), FakeTensor)]
         sizes = dict.fromkeys(chain(*shapes, *lists_of_sizes((args, kwargs))))
         unbacked = [n for n in sizes if isinstance(n, Sym) and is_unbacked(n)]

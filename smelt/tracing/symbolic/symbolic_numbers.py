@@ -39,7 +39,7 @@ from smelt.shapes.expr import (
     free_syms,
     leaves,
 )
-from smelt.shapes.number_operations import OPERATIONS, Number
+from smelt.shapes.number_operations import OPERATIONS, OPPOSITES, Number
 from smelt.tracing.symbolic.size_arithmetic import (
     COMPARED,
     MOST_ROUNDED,
@@ -384,7 +384,7 @@ class Symbols:
         """A comparison (`lt`, `eq`, ...) of sizes. An outcome that is not the same for all sizes is required of later
         calls."""
         if op in ("ne", "ge", "le"):
-            return not self.compare(_OPPOSITE[op], a, b)
+            return not self.compare(OPPOSITES[op], a, b)
         if op == "gt":
             return self.compare("lt", b, a)
         outcome = self._known_outcome(op, a, b)
@@ -607,9 +607,6 @@ def _canonical_comparison(op: str, a: Size, b: Size) -> tuple[str, Size, Size]:
     one."""
     left, right = (b, a) if op in ("gt", "le") else (a, b)
     return ("eq" if op in ("eq", "ne") else "lt"), left, right
-
-
-_OPPOSITE = {"ne": "eq", "ge": "lt", "le": "gt"}
 
 
 def _after_capture(*what: Any) -> Any:

@@ -135,8 +135,8 @@ def _with_sizes(vm: VM, message: object) -> object:
 
 
 def _attributed(warns: FrameType, shown: warnings.WarningMessage) -> tuple[FrameType | None, int]:
-    """The running frame that a warning is attributed to. If smelt's frames are at or below it: also the level of the user's
-    frame in its place, as `stacklevel` counts, else 0."""
+    """The running frame that a warning names, and 0. If that frame is smelt's or called by smelt: the frame, and the
+    `stacklevel` of the user's frame that the warning should name."""
     frame: FrameType | None = warns
     level = 0
     while frame is not None:

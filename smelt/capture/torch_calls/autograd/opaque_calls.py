@@ -100,7 +100,7 @@ def _is_fresh(vm: VM, x: FunctionType | types.CellType) -> bool:
 
 
 def _hold_containers(vm: VM, target: OpaqueCall, value: object) -> None:
-    """Note the contents of the containers in an argument: the graph makes copies of them, for each call."""
+    """Note what the containers in an argument hold. The graph copies them for each call, so it would miss a later change."""
     if type(value) in (list, dict):
         vm.held.containers.append((target, cast("list[object]", value), _items(vm, value)))
     for item in _items(vm, value):
