@@ -358,7 +358,7 @@ def use_hip() -> None:
 # ------------------------------------------------------------------------------------- autograd (native/autograd/)
 
 class _CompileBackward(Protocol):
-    def __call__(self, defined: tuple[bool, ...], whole: bool = ..., /) -> _Compiled: ...
+    def __call__(self, defined: tuple[bool, ...], reach: int = ..., /) -> _Compiled: ...
 
 class _RLock(Protocol):
     def acquire(self) -> bool: ...
@@ -386,7 +386,7 @@ class _DifferentiableSpec(TypedDict):
     backward: _CompileBackward
     name: str
     through: NotRequired[Sequence[int]]
-    groups: NotRequired[Sequence[tuple[Sequence[int], bool]]]
+    groups: NotRequired[Sequence[tuple[Sequence[int], bool, bool]]]
     contributors: NotRequired[Sequence[Sequence[int]]]
     conflicts: NotRequired[Sequence[Sequence[int]]]
     lock: NotRequired[_RLock]
@@ -402,7 +402,7 @@ class Differentiable:
     """A compiled graph with its backward, as autograd nodes."""
 
     forward: _Compiled | None  # None once the garbage collector has cleared it
-    # The backwards compiled so far: by the mask of defined tangents, or by (mask, "whole").
+    # The backwards compiled so far: by the mask of defined tangents, or by (mask, reach).
     backwards: dict[tuple[object, ...], _Compiled]
     def __init__(self, spec: _DifferentiableSpec) -> None: ...
     def __call__(self, inputs: tuple[_Value, ...], /) -> tuple[_Value | None, ...]: ...

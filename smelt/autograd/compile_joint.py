@@ -23,7 +23,7 @@ from smelt.autograd.mutation_view_epilogue import EpilogueStep, apply_epilogue, 
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.save_costs import NO_HINTS, Hints
 from smelt.autograd.undefined_tangents import without_tangents
-from smelt.autograd.unsegmented_backward import unsegmented
+from smelt.autograd.unsegmented_backward import Reach, unsegmented
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_callable import Compiled
@@ -74,43 +74,43 @@ def compile_joint(
     joint, parts = node.joint, node.parts
     symbols = tuple(hints)
     forward = compile_graph(parts.forward, frozenset(), symbols)
-    symbolic: dict[tuple[frozenset[int], bool], Callable[[Values], Compiled] | None] = {}  # needs `_lock`
+    symbolic: dict[tuple[frozenset[int], int], Callable[[Values], Compiled] | None] = {}  # needs `_lock`
 
     # When a backward compiles, capture can no longer specialize its sizes: without code for all sizes it does so itself.
     specializations = LocalSpecializations(config)
 
-    def symbolic_backward(undefined: frozenset[int], in_one: bool) -> Callable[[Values], Compiled] | None:
+    def symbolic_backward(undefined: frozenset[int], reach: int) -> Callable[[Values], Compiled] | None:
         """The backward for all sizes; None where there is no code for it."""
-        key = undefined, in_one
+        key = undefined, reach
         if key not in symbolic:
             try:
-                symbolic[key] = compile_graph(*_backward(joint, parts, undefined, in_one), symbols)
+                symbolic[key] = compile_graph(*_backward(joint, parts, undefined, reach), symbols)
             except NeedsFixedSize:
                 symbolic[key] = None
         return symbolic[key]
 
-    def backward_at(values: Values, undefined: frozenset[int], in_one: bool) -> tuple[Graph, frozenset[int]]:
+    def backward_at(values: Values, undefined: frozenset[int], reach: int) -> tuple[Graph, frozenset[int]]:
         if not values:
-            return _backward(joint, parts, undefined, in_one)
+            return _backward(joint, parts, undefined, reach)
         concrete = traced_at(traced, values).joint
         assert concrete is not None
         cut = replace(parts, backward=substitute(parts.backward, values))
-        return _backward(concrete, cut, undefined, in_one)
+        return _backward(concrete, cut, undefined, reach)
 
     def at(values: Values, on_load: Callable[[Compiled], object] = lambda compiled: None) -> Compiled:
-        def load(undefined: frozenset[int], in_one: bool) -> Compiled:
-            loader = symbolic_backward(undefined, in_one) if values else None
+        def load(undefined: frozenset[int], reach: int) -> Compiled:
+            loader = symbolic_backward(undefined, reach) if values else None
             if loader is not None:
                 return loader(values)
-            graph, donated = backward_at(values, undefined, in_one)
+            graph, donated = backward_at(values, undefined, reach)
             if values and not specializations.allow_another():
                 return run_eagerly(graph, donated)
             return compile_graph(graph, donated, ())({})
 
-        def compile_backward(undefined: frozenset[int], in_one: bool) -> Compiled:
+        def compile_backward(undefined: frozenset[int], reach: int) -> Compiled:
             compiled = traced.compile_deferred(
-                lambda: load(undefined, in_one),
-                lambda: run_eagerly(*backward_at(values, undefined, in_one)),
+                lambda: load(undefined, reach),
+                lambda: run_eagerly(*backward_at(values, undefined, reach)),
             )
             on_load(compiled)
             return compiled
@@ -145,10 +145,11 @@ def _node(
 
 
 def _backward(
-    joint: Joint, parts: Partition, undefined: frozenset[int], in_one: bool
+    joint: Joint, parts: Partition, undefined: frozenset[int], reach: int
 ) -> tuple[Graph, frozenset[int]]:
     """The backward for these undefined tangents, and the indices of its donated inputs."""
-    graph = unsegmented(parts.backward, joint) if in_one else parts.backward
+    stop = _own_groups(joint)[-1] if reach == Reach.TO_LAST else None
+    graph = parts.backward if reach == Reach.SEGMENT else unsegmented(parts.backward, joint, stop)
     graph = without_tangents(graph, undefined)
     return graph, parts.donated(graph)
 
@@ -157,7 +158,7 @@ def _assemble(
     traced: Traced,
     node: _Node,
     forward: Compiled,
-    compile_backward: Callable[[frozenset[int], bool], Compiled],
+    compile_backward: Callable[[frozenset[int], int], Compiled],
     values: Values,
 ) -> Compiled:
     """The callable for the sizes `values`: the forward in its autograd node, then the mutation and view epilogue."""
@@ -182,7 +183,7 @@ class _Node:
     def around(
         self,
         forward: Compiled,
-        compile_backward: Callable[[frozenset[int], bool], Compiled],
+        compile_backward: Callable[[frozenset[int], int], Compiled],
         taken: Sequence[EpilogueStep],
         values: Values,
     ) -> Compiled:
@@ -224,7 +225,7 @@ class _Node:
         return [p.spec for p in placeholders[: len(self.joint.tangents)]]
 
     @cached_property
-    def _groups(self) -> list[tuple[list[int], bool]]:
+    def _groups(self) -> list[tuple[list[int], bool, bool]]:
         return _groups(self.joint)
 
     @cached_property
@@ -234,16 +235,16 @@ class _Node:
 
 def _compiled_backward(
     joint: Joint,
-    compile_backward: Callable[[frozenset[int], bool], Compiled],
+    compile_backward: Callable[[frozenset[int], int], Compiled],
     defined: tuple[bool, ...],
-    in_one: bool = False,
+    reach: int = Reach.SEGMENT,
 ) -> Compiled:
     """The backward for these defined tangents."""
     undefined = frozenset(k for k, d in enumerate(defined) if not d)
     start = time.perf_counter()
     events.emit("backward-start", joint=joint)
     with collections_postponed():
-        compiled = compile_backward(undefined, in_one)
+        compiled = compile_backward(undefined, reach)
     seconds = time.perf_counter() - start
     events.emit("backward-compiled", seconds=seconds, undefined=len(undefined), joint=joint)
     return compiled
@@ -253,17 +254,22 @@ def _gpus(devices: Iterable[torch.device]) -> list[torch.device]:
     return sorted((d for d in devices if d.type != "cpu"), key=str)
 
 
-def _groups(joint: Joint) -> list[tuple[list[int], bool]]:
-    """Groups of tangents with one backward each, in the order of computation.
+def _groups(joint: Joint) -> list[tuple[list[int], bool, bool]]:
+    """Groups of tangents with one backward each, in the order of computation: `(tangents, whole, ends_at_last)`.
 
-    An output that others are computed from has a group of its own. All others share one; its flag is True where it may do
-    the work of all groups: if no hook reads the gradients of the cuts, the backward is one graph. Views and mutated inputs
-    have autograd nodes of their own, and no group.
+    An output that others are computed from has a group of its own. All others share one. Views and mutated inputs have
+    autograd nodes of their own, and no group. A `whole` group may do the work of the groups before it: if no hook reads the
+    gradients of the cuts, the backward is one graph. If the last cut gets gradients from elsewhere as well (a loss of the
+    model's loss and its logits), it is two: one ends at this cut, and one begins there.
     """
-    cuts = _cut_tangents(joint)
+    cuts, own = _cut_tangents(joint), _own_groups(joint)
     rest = [k for k in joint.tangent_order if k not in cuts]
-    own = [k for k in cuts if joint.tangents[k] < joint.n_outputs]
-    return [*(([k], False) for k in own), *([(rest, bool(cuts))] if rest else [])]
+    groups = [([k], k == own[-1] and len(cuts) > 1, False) for k in own]
+    return [*groups, *([(rest, bool(cuts), bool(own))] if rest else [])]
+
+
+def _own_groups(joint: Joint) -> list[int]:
+    return [k for k in _cut_tangents(joint) if joint.tangents[k] < joint.n_outputs]
 
 
 def _cut_tangents(joint: Joint) -> list[int]:
@@ -293,7 +299,7 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
     for read in reads:
         read |= saved_with_others
     cuts = _cut_tangents(joint)
-    for k in set(range(n)) - set(cuts):
+    for k in {*range(n)} - {*cuts} | {*_own_groups(joint)[-1:]}:
         for at, cut in reversed(list(enumerate(cuts, len(joint.gradients)))):
             if at in gives[k]:
                 gives[k] |= gives[cut]

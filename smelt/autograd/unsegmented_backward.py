@@ -6,10 +6,13 @@ others. So autograd has a node for each such output, with hooks and gradients of
 everything before several outputs runs once for each of them: the keys and values that a transformer returns layer by
 layer would make its backward quadratic in the number of layers. Where nothing observes the gradients that flow into
 those outputs, they may flow on in one graph: gradients are linear in the tangents, so that what reaches the outputs
-from elsewhere can still be sent through their own segments, and adds up.
+from elsewhere can still be sent through their own segments, and adds up. Where something reaches the last of them from
+elsewhere, or a hook is there, the flow stops there, so that what precedes this output runs once.
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 from smelt.autograd.recompute_classes import has_conj_neg_bit
 from smelt.graph.graph_passes import eliminate_dead, stays_in_backward
@@ -19,17 +22,28 @@ from smelt.ops.result_specs import result_spec
 from smelt.tracing.backward.joint import Joint
 
 
-def unsegmented(backward: Graph, joint: Joint) -> Graph:
-    """`backward` (of a partition of `joint`) with the flow into the cuts continued. It has the same inputs; a tangent
-    of a cut is the gradient from elsewhere. It returns the gradients of primals; those of cuts are None."""
+class Reach(IntEnum):
+    """How far a backward computes: to the cuts that come first, past all of them but the last, or past all of them."""
+
+    SEGMENT, TO_LAST, WHOLE = range(3)
+
+
+def unsegmented(backward: Graph, joint: Joint, stop: int | None = None) -> Graph:
+    """`backward` (of a partition of `joint`) with the flow into the cuts continued, except for that of tangent `stop`. It
+    has the same inputs; a tangent of a cut is the gradient from elsewhere. It returns the gradients of primals; those of
+    cuts are None, except for that of `stop`."""
     gradients = backward.output.args[0]
     n_primal = len(gradients) - len(joint.cuts)
     named = {node.name: node for node in backward.placeholders}
     totals: dict[Node, Node] = {}  # tangent of a cut -> its sum with the inflow from other outputs
-    for value, inflow in zip(joint.cuts, gradients[n_primal:]):
-        if inflow is not None:
+    stopped: list[Node | None] = [None] * len(joint.cuts)
+    for at, (value, inflow) in enumerate(zip(joint.cuts, gradients[n_primal:])):
+        k = joint.tangents.index(value)
+        if k == stop:
+            stopped[at] = inflow
+        elif inflow is not None:
             inflow = _materialized(inflow)
-            tangent = named[f"tangents_{joint.tangents.index(value) + 1}"]
+            tangent = named[f"tangents_{k + 1}"]
             spec = result_spec(ADD, (tangent, inflow), {})
             totals[tangent] = Node(
                 "call_function",
@@ -40,7 +54,7 @@ def unsegmented(backward: Graph, joint: Joint) -> Graph:
                 spec,
                 inflow.line,
             )
-    returned = (*gradients[:n_primal], *(None for _ in joint.cuts))
+    returned = (*gradients[:n_primal], *stopped)
     return _substituted(backward, totals, returned)
 
 

@@ -12,7 +12,7 @@ from smelt.autograd.partition import partition
 from smelt.autograd.recompute_classes import class_of
 from smelt.autograd.save_costs import Memory
 from smelt.autograd.undefined_tangents import without_tangents
-from smelt.autograd.unsegmented_backward import unsegmented
+from smelt.autograd.unsegmented_backward import Reach, unsegmented
 from smelt.config import DEFAULT
 from smelt.graph.graph_callable import GraphFunction
 from smelt.graph.graph_printer import code
@@ -90,9 +90,12 @@ def _sum(a, b):
     return b if a is None else a if b is None else a + b
 
 
-def node_of(joint, parts, in_one_piece=False):
+def node_of(joint, parts, reach=Reach.SEGMENT):
     """The two graphs as a node of autograd: a callable on a tuple of primals that gives the joint graph's outputs, and what
     is taken of them, as if the graph gave that too."""
+    last = joint.cuts[-1] if joint.cuts else None
+    stop = joint.tangents.index(last) if joint.cuts and reach == Reach.TO_LAST else None
+    unsegmented_graph = unsegmented(parts.backward, joint, stop)
     whole = unsegmented(parts.backward, joint)
     differentiable = set(joint.tangents)
     forward = GraphFunction(parts.forward)
@@ -117,7 +120,7 @@ def node_of(joint, parts, in_one_piece=False):
                 given
             )  # into the outputs; what others are computed from gets its share from them first
             gradients = [None] * joint.n_primals
-            if in_one_piece:
+            if reach == Reach.WHOLE:
                 undefined = frozenset(k for k, i in enumerate(joint.tangents) if given[i] is None)
                 graph = without_tangents(whole, undefined)
                 verify(graph, functional=True)
@@ -131,7 +134,11 @@ def node_of(joint, parts, in_one_piece=False):
             for group in (rest, *([i] for i in reversed(joint.cuts))):
                 now = [flowing[i] if i in group else None for i in joint.tangents]
                 undefined = frozenset(k for k, t in enumerate(now) if t is None)
-                graph = without_tangents(parts.backward, undefined)
+                graph = parts.backward
+                if reach == Reach.TO_LAST:
+                    graph = unsegmented_graph if group is rest else whole if group == [last] else graph
+                graph = without_tangents(graph, undefined)
+                verify(graph, functional=True)
                 found = GraphFunction(graph)(*ctx.saved, *(t for t in now if t is not None))
                 for i, gradient in zip(joint.gradients, found):
                     gradients[i] = _sum(gradients[i], gradient)
@@ -153,8 +160,8 @@ def check(function, *inputs, config=DEFAULT, through=None, **tolerance):
     seed = torch.get_rng_state()
     wanted = _everything(lambda given: flatten(function(*given)), inputs, through, None)
     order = [next(i for i, t in enumerate(inputs) if t is p) for p in primals]
-    for in_one_piece in (False, True):
-        compiled = apply_epilogue(node_of(joint, parts, in_one_piece), joint, True)
+    for reach in Reach:
+        compiled = apply_epilogue(node_of(joint, parts, reach), joint, True)
         torch.set_rng_state(seed)
         got = _everything(lambda given: compiled(tuple(given[i] for i in order)), inputs, through, wanted[-1])
         _compare(got, wanted, joint, parts, through, tolerance)

@@ -305,11 +305,11 @@ variable_list Group::compute(const Mask& mask, variable_list&& tangents, const M
             return run_double_backward(primals, through, tangents);
         }
     }
-    const bool whole = group_.whole && is_unobserved();
-    const Backward* backward = spec_->find(mask, whole);
-    if (!backward) backward = &compile_backward(*spec_, mask, whole);
+    const Reach reach = this->reach();
+    const Backward* backward = spec_->find(mask, reach);
+    if (!backward) backward = &compile_backward(*spec_, mask, reach);
     variable_list arguments = unpack(mask, awaited, node);
-    if (whole && !keeps_graph()) free_segments();
+    if (reach != Reach::segment && !keeps_graph()) free_segments();
     for (at::Tensor& t : tangents)
         if (t.defined()) arguments.push_back(std::move(t));
     tangents.clear();
@@ -423,10 +423,20 @@ const Node* Group::history_of(size_t tangent) const {
     return outputs_[tangent];
 }
 
-bool Group::is_unobserved() const {
-    for (size_t i = 0; i < spec_->through.size(); ++i)
-        if (is_observed(i)) return false;
-    return current_task() >= 0;
+Reach Group::reach() const {
+    if (!group_.whole || current_task() < 0) return Reach::segment;
+    const bool to_last = ends_at_last();
+    for (size_t i = 0; i < spec_->through.size(); ++i) {
+        const bool is_end = to_last && spec_->through[i] == segments_.back()->only_output();
+        if (!is_end && is_observed(i)) return Reach::segment;
+    }
+    return to_last ? Reach::to_last : Reach::whole;
+}
+
+bool Group::ends_at_last() const {
+    if (!group_.ends_at_last || segments_.empty()) return false;
+    const Node* last = segments_.back()->ends_[0];
+    return last && in_current_task(last) && (is_seen(*last) || segments_in_use().back());
 }
 
 bool Group::is_observed(size_t through) const {

@@ -64,7 +64,7 @@ class Group : public c10::intrusive_ptr_target {
         double_backward_inputs_ = std::move(inputs_of_double_backward);
     }
     void remember_output(const at::Tensor& t) { output_ = c10::weak_intrusive_ptr(t.getIntrusivePtr()); }
-    // The other groups of the same call, if this group can compute the backward of all of them.
+    // The groups of one output before this one, if this group can compute their backward, too.
     void set_segments(std::vector<c10::intrusive_ptr<Group>> segments) { segments_ = std::move(segments); }
     void remember_epilogue(const std::vector<at::Tensor>& taken) {
         for (const at::Tensor& t : taken) double_backward_inputs_.taken.emplace_back(t, false);
@@ -137,8 +137,8 @@ class Group : public c10::intrusive_ptr_target {
     variable_list unpack(const Mask& mask, const Mask& awaited, const NodePtr& node);
     void free_read(const Mask& mask, const Mask& awaited);
     void free(size_t bucket);
-    // Frees the saved values of segments that no gradient will reach, if this group computes the backward of all
-    // segments and the engine does not retain the graph. The engine would free them too, but only after this group.
+    // Frees the saved values of segments that no gradient will reach, if this group computes their backward and the
+    // engine does not retain the graph. The engine would free them too, but only after this group.
     void free_segments();
     // Per segment: whether a gradient may reach it in the current engine call.
     std::vector<bool> segments_in_use() const;
@@ -146,12 +146,17 @@ class Group : public c10::intrusive_ptr_target {
     bool is_used_elsewhere(size_t n_others) const;
     Mask awaited(const Task& task) const;
 
-    // Whether no hook and no autograd.grad call observes the gradients of the outputs in `through`. Then this group
-    // computes the backward of all groups; the outputs' own nodes add gradients that arrive from elsewhere.
-    bool is_unobserved() const;
+    // How far this group computes. It ends at outputs in `through` whose gradients a hook or an autograd.grad call
+    // observes. Outputs' own nodes add gradients that arrive from elsewhere: where the last one does, this group ends
+    // there, so that what precedes it runs once.
+    Reach reach() const;
+    bool ends_at_last() const;
     // Whether a hook or autograd.grad observes one of them, or its node will raise because its saved values were
     // freed.
     bool is_observed(size_t through) const;
+
+    // The index of the output of a group with one tangent.
+    size_t only_output() const { return spec_->tangents[group_.tangents[0]].output; }
 
     // The node that is the history of an output of this group; null if it was destroyed.
     const Node* history_of(size_t tangent) const;

@@ -99,7 +99,8 @@ PyObject* differentiable_backwards(PyObject* object, void*) {
     for (const Backward* b = spec ? spec->backwards.load() : nullptr; b; b = b->next) {
         py::tuple mask(b->mask.size());
         for (size_t i = 0; i < b->mask.size(); ++i) mask[i] = py::bool_(b->mask[i] != 0);
-        const py::tuple key = b->whole ? py::make_tuple(mask, "whole") : mask;
+        const py::tuple key =
+            b->reach == Reach::segment ? mask : py::make_tuple(mask, static_cast<int>(b->reach));
         result[key] = py::reinterpret_borrow<py::object>(b->callable);
     }
     return result.release().ptr();
@@ -143,9 +144,11 @@ the history of the outputs. Thread-safe, and may be differentiated from several 
                   groups before it, operands, callable, number of results). An operand is ('input', index) or
                   ('output', index). The results are numbered after the outputs, and are returned after them. A result
                   has a tangent, which is in no group, and is in `through`
-  groups          optional, (tangents, whether the group computes the backward of all groups if the gradients of `through`
-                  are not observed), in the order of computation; by default one group of all tangents. The backward of a
-                  group runs once. For all groups, `backward` also gets True, and its result takes all saved values
+  groups          optional, (tangents, whole, ends_at_last), in the order of computation; by default one group of all
+                  tangents. The backward of a group runs once. A `whole` group computes the backward of the groups before
+                  it, too, if the gradients of `through` are not observed; if it `ends_at_last`, it may compute that of all
+                  but the last of them. Then `backward` also gets 2, or 1 for all but the last, and its result takes all
+                  saved values
   contributors    optional, per gradient (of `gradients`, then of `through`) the tangents that contribute to it: nodes behind
                   other gradients do not run. By default all tangents
   conflicts       optional, per tangent those that cannot be differentiated after it unless the graph is retained. By

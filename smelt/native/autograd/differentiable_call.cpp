@@ -365,8 +365,8 @@ PyObject* call(const c10::intrusive_ptr<Spec>& spec, PyObject* inputs) {
         take(*spec, inputs, groups.size(), outcome);
         groups.push_back(record(spec, group, inputs, outcome, edges, versions, before));
     }
-    if (groups.size() > 1 && groups.back()->group().whole)
-        groups.back()->set_segments({groups.begin(), groups.end() - 1});
+    for (auto group = groups.begin(); group != groups.end(); ++group)
+        if ((*group)->group().whole) (*group)->set_segments({groups.begin(), group});
     take(*spec, inputs, groups.size(), outcome);
     if (spec->double_backward && !outcome.taken.empty())
         for (const auto& group : groups) group->remember_epilogue(outcome.taken);

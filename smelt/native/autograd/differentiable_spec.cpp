@@ -140,7 +140,7 @@ class Reader {
         if (!spec.contains("groups")) {
             std::vector<size_t> all(n);
             for (size_t k = 0; k < n; ++k) all[k] = k;
-            s_.groups.push_back(group(std::move(all), false, contributors));
+            s_.groups.push_back(group({std::move(all)}, contributors));
             return;
         }
         for (py::handle h : spec["groups"]) {
@@ -148,12 +148,12 @@ class Reader {
             auto tangents = parts[0].cast<std::vector<size_t>>();
             for (size_t k : tangents)
                 if (k >= n) raise(PyExc_ValueError, "Differentiable: no such tangent");
-            s_.groups.push_back(group(std::move(tangents), parts[1].cast<bool>(), contributors));
+            s_.groups.push_back(
+                group({std::move(tangents), parts[1].cast<bool>(), parts[2].cast<bool>()}, contributors));
         }
     }
 
-    NodeSpec group(std::vector<size_t> tangents, bool whole, const std::vector<Mask>& contributors) const {
-        NodeSpec group{std::move(tangents), whole};
+    NodeSpec group(NodeSpec group, const std::vector<Mask>& contributors) const {
         Mask own(s_.tangents.size());
         for (size_t k : group.tangents) own[k] = 1;
         auto within = [&](Mask mask) {
@@ -292,17 +292,19 @@ class Reader {
 
 }  // namespace
 
-const Backward& compile_backward(Spec& spec, const Mask& mask, bool whole) {
+const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach) {
     pybind11::gil_scoped_acquire gil;
     Lock lock(spec.lock);
-    if (const Backward* made = spec.find(mask, whole)) return *made;
+    if (const Backward* made = spec.find(mask, reach)) return *made;
     THPObjectPtr defined(checked(PyTuple_New(static_cast<Py_ssize_t>(mask.size()))));
     for (size_t i = 0; i < mask.size(); ++i)
         PyTuple_SET_ITEM(defined.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(mask[i]));
-    THPObjectPtr callable(checked(PyObject_CallFunctionObjArgs(spec.compile_backward, defined.get(),
-                                                               whole ? Py_True : nullptr, nullptr)));
+    THPObjectPtr further;
+    if (reach != Reach::segment) further = checked(PyLong_FromLong(static_cast<long>(reach)));
+    THPObjectPtr callable(
+        checked(PyObject_CallFunctionObjArgs(spec.compile_backward, defined.get(), further.get(), nullptr)));
     check_backward(spec, mask, callable);
-    auto* made = new Backward{mask, whole, callable.get(), is_plan(callable), spec.backwards};
+    auto* made = new Backward{mask, reach, callable.get(), is_plan(callable), spec.backwards};
     callable.release();
     spec.backwards.store(made, std::memory_order_release);
     return *made;

@@ -46,7 +46,8 @@ struct Bucket {
 // Outputs with a common backward.
 struct NodeSpec {
     std::vector<size_t> tangents;
-    bool whole = false;  // can compute the backward of all groups at once
+    bool whole = false;         // can compute the backward of the groups before it, too
+    bool ends_at_last = false;  // can do so for all but the one before it
     std::vector<End> ends;
     std::vector<Bucket> buckets;
     size_t n_saved = 0;
@@ -54,10 +55,14 @@ struct NodeSpec {
     bool is_single() const { return tangents.size() == 1; }
 };
 
+// How far a backward computes: to the outputs in `through` that come first; past all of them but that of the last group of
+// one output; past all of them.
+enum class Reach : uint8_t { segment, to_last, whole };
+
 // A compiled backward for one set of defined tangents.
 struct Backward {
     Mask mask;
-    bool whole;  // of all groups at once
+    Reach reach;
     PyObject* callable;
     bool is_plan;
     Backward* next;
@@ -114,9 +119,9 @@ struct Spec : c10::intrusive_ptr_target {
 
     bool is_epilogue_output(size_t output) const { return output >= n_outputs; }
 
-    const Backward* find(const Mask& mask, bool whole) const {
+    const Backward* find(const Mask& mask, Reach reach) const {
         for (const Backward* b = backwards.load(std::memory_order_acquire); b; b = b->next)
-            if (b->mask == mask && b->whole == whole) return b;
+            if (b->mask == mask && b->reach == reach) return b;
         return nullptr;
     }
 };
@@ -124,8 +129,8 @@ struct Spec : c10::intrusive_ptr_target {
 // Reads the dict that `Differentiable(spec)` got. Throws python_error and what pybind11 throws.
 c10::intrusive_ptr<Spec> read_spec(PyObject* dict);
 
-// The backward for these tangents, compiled now if necessary; `whole`: of all groups at once. Acquires the GIL.
+// The backward for these tangents, compiled now if necessary. Acquires the GIL.
 // Throws the exception that the compilation raised.
-const Backward& compile_backward(Spec& spec, const Mask& mask, bool whole);
+const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach);
 
 }  // namespace smelt::autograd
