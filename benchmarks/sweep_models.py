@@ -6,7 +6,8 @@ compiled, against eager.
 
 Architectures of transformers: the default configuration cut to 2 layers (where that is still large, also fewer experts,
 words and heads and narrower feed-forward layers), random weights, 2 x 16 tokens, eval mode. transformers-training: the
-same architectures, all narrow, in train mode (`compare_training`), with labels where they take them.
+same architectures, all narrow, in train mode (`compare_training`), with labels where they take them; a step that is timed
+differentiates the loss alone, if the model returns one.
 timm: the smallest model of each family by name, 2 pictures of 96 x 96 where it takes them, eval mode and train mode.
 libraries: the programs of `libraries.py`, eval mode and train mode.
 A row a model: does it agree, in how many graphs, why it broke or ran eagerly, whether a function ended eager for want of
@@ -362,9 +363,14 @@ def _train(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _step(model: nn.Module, inputs: dict[str, Any]) -> None:
+    """A step as a user writes it: of the model's loss if it returns one, otherwise of the sum of its results."""
     model.zero_grad(set_to_none=True)
-    losses = [t.sum().double() for t in tensors(model(**inputs)) if t.requires_grad and t.is_floating_point()]
-    torch.stack(losses).sum().backward()
+    results = model(**inputs)
+    loss = getattr(results, "loss", None)
+    if loss is None:
+        sums = [t.sum().double() for t in tensors(results) if t.requires_grad and t.is_floating_point()]
+        loss = torch.stack(sums).sum()
+    loss.backward()
 
 
 def _rival(model: nn.Module, inputs: dict[str, Any]) -> int | str:
