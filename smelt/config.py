@@ -15,7 +15,8 @@ from smelt.errors import OptionError
 class Config:
     """What `options={...}` of `smelt.compile` accepts.
 
-    recompile_limit   entries of one function; calls that none of them accepts then run eagerly
+    recompile_limit   entries of one function; then graphs break where what keeps changing is needed, else calls that no
+                      entry accepts run eagerly
     fuse              join loops into kernels (False: one kernel per operator, for debugging)
     native_gemm       generate matrix products, convolutions and pooling where they were measured (False: ATen's always)
     verify            for the first so many calls of every entry, run graphs in eager beside compiled ones and compare

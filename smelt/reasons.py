@@ -176,6 +176,12 @@ RECOMPILE_LIMIT = _kind(
     "Pass the value that changes as a tensor, or raise options={'recompile_limit': N}.",
     "for step in range(100): compiled(x, step / 3)",
 )
+CHANGING_VALUE = _kind(
+    "changing-value",
+    "the program needs a value, or the size or keys of a container, that kept causing recompiles",
+    "Nothing, or use the value in tensors only.",
+    'totals[f"step {step}"] = loss',
+)
 OUTRUN = _kind(
     "changed-meanwhile",
     "at each capture another thread changed an object that the function reads",

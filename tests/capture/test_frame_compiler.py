@@ -25,14 +25,16 @@ from smelt.reasons import BACKEND_FAILED, RECOMPILE_LIMIT, TENSOR_CONDITION, USE
 from tests.harness.threads import in_threads
 
 
-def compiled(fn: Any, backend: Any = eager, fullgraph: bool = False, **options: Any) -> Any:
+def compiled(
+    fn: Any, backend: Any = eager, fullgraph: bool = False, dynamic: bool | None = None, **options: Any
+) -> Any:
     """`fn` compiled the way the public API does it, in verify mode."""
     own = types.FunctionType(
         fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
     )
     own.__kwdefaults__ = fn.__kwdefaults__
     config = DEFAULT.with_options({"verify_stages": True, **options})
-    return wrap(own, FrameCompiler(backend, config, fullgraph=fullgraph))
+    return wrap(own, FrameCompiler(backend, config, fullgraph=fullgraph, dynamic=dynamic))
 
 
 def entries(c: Any) -> list[Any]:
@@ -99,7 +101,7 @@ def test_the_recompile_limit_names_the_changing_values(caplog: pytest.LogCapture
     def f(x: Any, step: int) -> Any:
         return x + len(range(step))
 
-    c = compiled(f, recompile_limit=3)
+    c = compiled(f, recompile_limit=3, dynamic=False)
     with caplog.at_level(logging.WARNING, "smelt"):
         for i in range(6):
             assert c(torch.zeros(1), i).item() == i

@@ -36,7 +36,7 @@ def call_all(compiled: Any, modes: str, **more: Any) -> None:
 
 
 def test_eight_variants_then_eager(warnings: pytest.LogCaptureFixture) -> None:
-    compiled = smelt.compile(named, backend="eager")
+    compiled = smelt.compile(named, backend="eager", dynamic=False)
     call_all(compiled, "abcdefgh")
     assert len(entries(compiled)) == 8 == Config().recompile_limit and not warnings.records
     call_all(compiled, "ijklmnop" * 2)
@@ -52,7 +52,7 @@ def test_eight_variants_then_eager(warnings: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_was_compiled_still_answers() -> None:
-    compiled = smelt.compile(named, backend="eager", options={"recompile_limit": 2})
+    compiled = smelt.compile(named, backend="eager", dynamic=False, options={"recompile_limit": 2})
     call_all(compiled, "abcd")
     before = _native.state()
     call_all(compiled, "abab")
@@ -61,7 +61,7 @@ def test_what_was_compiled_still_answers() -> None:
 
 
 def test_nothing_is_asked_any_more() -> None:
-    compiled = smelt.compile(named, backend="eager", options={"recompile_limit": 2})
+    compiled = smelt.compile(named, backend="eager", dynamic=False, options={"recompile_limit": 2})
     call_all(compiled, "abc")
     before = _native.state()["callbacks"]
     call_all(compiled, "cdef")
@@ -69,7 +69,7 @@ def test_nothing_is_asked_any_more() -> None:
 
 
 def test_each_compiled_function_counts_for_itself() -> None:
-    first, second = (smelt.compile(named, backend="eager", options={"recompile_limit": n}) for n in (2, 4))
+    first, second = (smelt.compile(named, backend="eager", dynamic=False, options={"recompile_limit": n}) for n in (2, 4))
     for compiled in (first, second):
         call_all(compiled, "abcdef")
     assert [len(entries(c)) for c in (first, second)] == [2, 4]
@@ -80,14 +80,15 @@ def test_methods_of_one_class_count_for_themselves() -> None:
         def forward(self, x: Any, mode: str) -> Any:
             return named(x, mode)
 
-    models = [smelt.compile(Model(), backend="eager", options={"recompile_limit": 2}) for _ in range(2)]
+    options = {"recompile_limit": 2}
+    models = [smelt.compile(Model(), backend="eager", dynamic=False, options=options) for _ in range(2)]
     for model in models:
         call_all(model, "abc")
         assert len(entries(model)) == 2 and len(reasons(model)) == 1
 
 
 def test_the_warning_names_all_that_changed(warnings: pytest.LogCaptureFixture) -> None:
-    compiled = smelt.compile(named, backend="eager", options={"recompile_limit": 2})
+    compiled = smelt.compile(named, backend="eager", dynamic=False, options={"recompile_limit": 2})
     call_all(compiled, "a", kind="sum")
     call_all(compiled, "b", kind="sum")
     call_all(compiled, "b", kind="mean")
@@ -96,7 +97,7 @@ def test_the_warning_names_all_that_changed(warnings: pytest.LogCaptureFixture) 
 
 
 def test_reset_begins_anew() -> None:
-    compiled = smelt.compile(named, backend="eager", options={"recompile_limit": 2})
+    compiled = smelt.compile(named, backend="eager", dynamic=False, options={"recompile_limit": 2})
     call_all(compiled, "abc")
     smelt.reset()
     assert not entries(compiled) and not reasons(compiled)
@@ -105,7 +106,7 @@ def test_reset_begins_anew() -> None:
 
 
 def test_with_fullgraph_the_limit_is_an_error() -> None:
-    compiled = smelt.compile(named, backend="eager", options={"recompile_limit": 2}, fullgraph=True)
+    compiled = smelt.compile(named, backend="eager", dynamic=False, options={"recompile_limit": 2}, fullgraph=True)
     call_all(compiled, "ab")
     with pytest.raises(Unsupported, match="recompile-limit"):
         call_all(compiled, "c")

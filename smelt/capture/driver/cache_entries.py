@@ -71,6 +71,7 @@ class Record:
 
     start: Attempt
     entries: list[Entry] = field(default_factory=list)
+    allowed: int = 0  # entries beyond the recompile limit, for captures that guard fewer values
     reasons: list[Reason] = field(default_factory=list)  # why calls ran eagerly
     breaks: list[Reason] = field(default_factory=list)  # why the graph breaks
     failures: int = 0  # captures that ended in an exception of the user's code

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from types import CodeType
 
 from smelt.capture.driver.cache_entries import Entry, Record
+from smelt.capture.environment.guard_facts import OF_CHANGES
 from smelt.graph.ir import Line
+from smelt.guards.changed_numbers import Path, changed_numbers
 from smelt.guards.guard_failures import Failure, explain, explain_guard
 from smelt.reasons import RECOMPILE_LIMIT, Reason
 
@@ -18,6 +20,20 @@ def explain_cache_miss(entry: Entry, slots: Sequence[object]) -> Failure | None:
     if index is not None and index >= 0:
         return explain_guard(entry.facts[index], slots)
     return explain(entry.facts, slots)
+
+
+def changing_values(record: Record, slots: Sequence[object]) -> frozenset[Path]:
+    """Paths of the numbers, strings and containers for which at least half of the entries reject a call."""
+    paths = Counter(path for entry in record.entries for path in _changed_values(entry, slots))
+    return frozenset(path for path, n in paths.items() if 2 * n >= len(record.entries))
+
+
+def _changed_values(entry: Entry, slots: Sequence[object]) -> set[Path]:
+    failure = explain_cache_miss(entry, slots)
+    paths = changed_numbers(entry.facts, slots)
+    if failure is None or failure.guard.source is None or failure.guard.kind.name not in OF_CHANGES:
+        return paths
+    return paths | {failure.guard.source.path}
 
 
 def recompile_limit_reason(record: Record, latest: Failure | None, code: CodeType) -> Reason:

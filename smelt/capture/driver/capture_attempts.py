@@ -58,6 +58,8 @@ class Attempt:
     """The assumptions of one capture of a frame; the default makes the fewest.
 
     `symbolic`: the paths of dynamic numbers, which are symbolic.
+    `unguarded`: the paths of numbers and strings whose values kept causing recompiles: the graph breaks where the program
+    needs one.
     `symbolic_counts`: the step counts that optimizers store in tensors, and the numbers of counting iterators, are symbolic
     from the first call on.
     `sizes`: which tensor sizes are symbolic.
@@ -79,6 +81,7 @@ class Attempt:
     """
 
     symbolic: frozenset[Path] = frozenset()
+    unguarded: frozenset[Path] = frozenset()
     symbolic_counts: bool = False
     sizes: SymbolicSizes = NO_SYMBOLIC_SIZES
     unbacked_sizes: bool = False
@@ -97,15 +100,14 @@ class Attempt:
     may_break: bool = True
     stop: Stop | None = None
 
-    @property
-    def has_symbolic_numbers(self) -> bool:
-        """Whether any number, or size, may be symbolic."""
-        return bool(self.symbolic) or self.symbolic_counts or self.sizes.enabled or self.unbacked_sizes
-
     def generalized(self, numbers: set[Path], sizes: set[tuple[Path, int]]) -> Attempt:
         """Make these numbers and sizes (each with an earlier value) symbolic too, if symbolic ones are enabled."""
         attempt = replace(self, symbolic=self.symbolic | numbers) if self.symbolic_counts else self
         return replace(attempt, sizes=self.sizes.with_observed(sizes))
+
+    def without_guards(self, paths: frozenset[Path]) -> Attempt:
+        """No longer guard the numbers and strings at `paths`."""
+        return replace(self, symbolic=self.symbolic | paths, unguarded=self.unguarded | paths)
 
     def with_resume_facts(self, facts: ResumeFacts) -> Attempt:
         """Add the facts about a resume function's arguments, if symbolic numbers are enabled."""
@@ -115,9 +117,13 @@ class Attempt:
         return replace(attempt, sizes=replace(self.sizes, before_break=facts.sizes))
 
     def specialized(self) -> Attempt:
-        """Specialize all numbers and sizes."""
+        """Specialize all numbers and sizes that may be guarded."""
         return replace(
-            self, symbolic=frozenset(), symbolic_counts=False, sizes=NO_SYMBOLIC_SIZES, unbacked_sizes=False
+            self,
+            symbolic=self.unguarded,
+            symbolic_counts=False,
+            sizes=NO_SYMBOLIC_SIZES,
+            unbacked_sizes=False,
         )
 
 
@@ -193,7 +199,7 @@ def _rule(
 def _guard_texts(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     """The program may have read a string that changes from call to call, so its characters are guarded. Does not persist:
     the next capture may not read it."""
-    retry = replace(attempt, symbolic=attempt.symbolic - failed.texts)
+    retry = replace(attempt, symbolic=attempt.symbolic - (failed.texts - attempt.unguarded))
     return retry if retry != attempt else None
 
 
@@ -234,14 +240,16 @@ def _specialize_formatted_sizes(start: Attempt, attempt: Attempt, failed: Failed
 def _specialize_formatted_numbers(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     """The program read text with a symbolic number. Does not persist: the next capture may take another path."""
     counts = attempt.symbolic_counts and failed.counts.isdisjoint(failed.formatted_numbers)
-    retry = replace(attempt, symbolic=attempt.symbolic - failed.formatted_numbers, symbolic_counts=counts)
+    formatted = failed.formatted_numbers - attempt.unguarded
+    retry = replace(attempt, symbolic=attempt.symbolic - formatted, symbolic_counts=counts)
     return retry if failed.used_symbols and retry != attempt else None
 
 
 @_rule(PlainNumbersOnly)
 def _specialize_numbers(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     """An operation has no symbolic form. Does not persist: the next capture may not reach it."""
-    return attempt.specialized() if failed.used_symbols and attempt.has_symbolic_numbers else None
+    retry = attempt.specialized()
+    return retry if failed.used_symbols and retry != attempt else None
 
 
 @_rule(Exception)
@@ -257,9 +265,8 @@ def _specialize_numbers_from_now_on(
     start: Attempt, attempt: Attempt, failed: FailedAttempt
 ) -> Attempt | None:
     """The graph takes numbers besides tensors, which the backend may not support. Persists: the backend stays the same."""
-    if not (failed.used_symbols and attempt.has_symbolic_numbers):
-        return None
-    return replace(start.specialized(), stop=attempt.stop)
+    retry = replace(start.specialized(), stop=attempt.stop)
+    return retry if failed.used_symbols and retry != attempt else None
 
 
 @_rule(NotDifferentiable, persists=True)

@@ -34,6 +34,7 @@ from smelt.capture.graph_breaks.frame_exits import FrameExit, Return
 from smelt.capture.graph_breaks.graph_break import Break
 from smelt.capture.graph_breaks.resume_functions import OriginalCode
 from smelt.capture.interpreter.interpreter import Interpreter, Stopped
+from smelt.capture.proxies.text_proxy import Unreadable
 from smelt.capture.reconstruction.reconstruction_order import collect_fakes, find_reachable
 from smelt.capture.semantics import cells
 from smelt.capture.semantics.values import context_managers
@@ -49,7 +50,7 @@ from smelt.guards.guard import Guard
 from smelt.guards.guard_kinds import are_disjoint
 from smelt.guards.object_lifetimes import Lifetimes, lifetimes_of
 from smelt.guards.source import Source
-from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import CHANGING_VALUE, DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, UNSUPPORTED_EFFECT, Reason
 from smelt.runtime.gc_pause import collections_postponed
 from smelt.runtime.recursion_limit import deep_recursion
 from smelt.shapes.divisibility import is_remainder
@@ -123,6 +124,9 @@ def capture_frame(
                 e = _unbacked_error(vm, e)
             if isinstance(e, Unsupported):
                 vm.locate(e)
+                if isinstance(e, Unreadable) and attempt.unguarded & _text_paths(vm):
+                    detail = "text that differs from call to call is read"
+                    e.reason = replace(e.reason, kind=CHANGING_VALUE, detail=detail)
                 e.__traceback__ = None  # its frames would keep the call's arguments alive
             return _failed(vm, e)
         finally:
@@ -147,6 +151,7 @@ def _new_vm(attempt: Attempt) -> VM:
     vm.frames.depth_limit -= _stack_depth()
     vm.stop_point.path = attempt.stop.path if attempt.stop else ()
     vm.env.numbers.dynamic = attempt.symbolic
+    vm.env.facts.unguarded = attempt.unguarded
     vm.env.numbers.symbolic_counts = attempt.symbolic_counts
     vm.env.numbers.guards_conditions = attempt.guards_conditions
     vm.env.sizes.symbol_sources.policy = attempt.sizes
@@ -179,6 +184,11 @@ def _unbacked_symbols(vm: VM, number: int | None) -> Symbols:
     symbols = vm.env.numbers.symbols()
     symbols.unbacked.specialized_value = number
     return symbols
+
+
+def _text_paths(vm: VM) -> frozenset[Path]:
+    """The paths of symbolic strings, and of numbers in the text of others."""
+    return frozenset((*(s.path for s in vm.env.wrapped.texts), *vm.assumptions.formatted_numbers))
 
 
 def _failed(vm: VM, error: Exception) -> FailedAttempt:

@@ -23,7 +23,12 @@ from typing import Any
 from smelt import _native, events, recompile_limits
 from smelt._native import isinstance
 from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, Record, wrap
-from smelt.capture.driver.cache_misses import explain_cache_miss, recompile_limit_reason, recompile_message
+from smelt.capture.driver.cache_misses import (
+    changing_values,
+    explain_cache_miss,
+    recompile_limit_reason,
+    recompile_message,
+)
 from smelt.capture.driver.capture_attempts import (
     Attempt,
     FailedAttempt,
@@ -70,6 +75,7 @@ from smelt.guards.source import Source
 from smelt.reasons import (
     ANOTHER_TRACER,
     BACKEND_FAILED,
+    CHANGING_VALUE,
     INTERNAL,
     OUTRUN,
     RECOMPILE_LIMIT,
@@ -287,9 +293,10 @@ class FrameCompiler:
         """Add an entry for the frame, or for its instructions before a graph break. Returns the final error, if any."""
         record = self.record
         why = self._explain_cache_misses(slots)
-        if recompile_limits.is_reached(len(record.entries), self.config):
+        n_counted = len(record.entries) - record.allowed
+        if recompile_limits.is_reached(n_counted, self.config) and not self._guards_less(slots):
             return Unsupported(recompile_limit_reason(record, why, fn.__code__))
-        if not self.fullgraph and recompile_limits.is_near(len(record.entries), self.config):
+        if not self.fullgraph and recompile_limits.is_near(n_counted, self.config):
             # Each path between two breaks has a graph. From now on paths end at the loop's head, which bounds their number.
             record.start = replace(record.start, looks_ahead=False, guards_conditions=False)
         if not record.entries:  # a resume function inherits the dynamic sizes of its function
@@ -306,11 +313,23 @@ class FrameCompiler:
                 functools.partial(self._report_retry, fn.__qualname__),
             )
         if not isinstance(done, Success):
-            return done
+            unreplaced = isinstance(done, Unsupported) and done.reason.kind is CHANGING_VALUE
+            return Unsupported(recompile_limit_reason(record, why, fn.__code__)) if unreplaced else done
         record.start = replace(done.start, sizes=done.start.sizes.without_call_facts())
         if done.attempt.stop is not None:
             self._record_break(fn.__qualname__, done.attempt.stop.reason)
         return None
+
+    def _guards_less(self, slots: tuple[object, ...]) -> bool:
+        """Whether the next captures no longer guard the values and containers that kept causing recompiles. The graph
+        breaks where the program needs one."""
+        record = self.record
+        paths = changing_values(record, slots) - record.start.unguarded
+        if self.fullgraph or self.dynamic is False or not paths:
+            return False
+        record.start = record.start.without_guards(paths)
+        record.allowed = len(record.entries)
+        return True
 
     def _attempt(
         self, fn: FunctionType, slots: tuple[object, ...], attempt: Attempt, why: Failure | None, begin: float

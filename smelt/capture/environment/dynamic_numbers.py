@@ -175,6 +175,8 @@ class DynamicNumbers:
             if not always(expression, expected, self.drawn):
                 raise Unsupported(Reason(RANDOM_STATE, f"what random.{drawn.key} gives decides"))
             return
+        for source in leaves(expression):
+            self._facts.check_guarded("expression", source)
         self._facts.guard(
             "expression", leaves(expression)[0], (expression, expected), key=(expression, expected)
         )

@@ -43,7 +43,7 @@ from smelt.graph.ir import Line
 from smelt.guards.class_facts import ClassFacts, class_facts
 from smelt.guards.guard import Guard
 from smelt.guards.source import Source
-from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import CHANGING_VALUE, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
 _MAPPINGS: tuple[dict[object, object], ...] = ({}, collections.OrderedDict())
@@ -69,6 +69,16 @@ def _cache_slot_names(cls: type) -> None:
             copyreg._slotnames(base)  # type: ignore[attr-defined]
 
 
+# Guards that a graph break can replace where they keep causing recompiles, and what they compare.
+OF_CHANGES = {
+    "eq": "the value of",
+    "expression": "a condition on",
+    "keys": "the keys of",
+    "contains": "a key of",
+    "len": "the length of",
+}
+
+
 class GuardFacts:
     """The guards of one capture. `real` returns the environment's tensor of a fake, `current_line` the user's line."""
 
@@ -87,6 +97,7 @@ class GuardFacts:
         self._complete: set[type] = set()  # of these, those that native code may read
         self._covered: set[tuple[type, str]] = set()  # attributes of classes that have guards of their own
         self.class_names: set[str] = set()  # looked up in any class
+        self.unguarded: frozenset[tuple[object, ...]] = frozenset()  # paths of what kept causing recompiles
         self.compared: set[type] = set()  # classes of objects whose identity the program compares
 
     @property
@@ -96,9 +107,15 @@ class GuardFacts:
 
     def guard(self, kind: str, source: Source | None, value: object = None, key: object = None) -> None:
         """Add a guard; `key` distinguishes guards of one kind at one source."""
+        self.check_guarded(kind, source)
         k = (kind, source, key)
         if k not in self.by_key:
             self.by_key[k] = Guard(kind, source, value, self.current_line())
+
+    def check_guarded(self, kind: str, source: Source | None) -> None:
+        """Raise Unsupported if a guard of this kind at `source` kept causing recompiles."""
+        if self.unguarded and source is not None and source.path in self.unguarded and kind in OF_CHANGES:
+            raise Unsupported(Reason(CHANGING_VALUE, f"{OF_CHANGES[kind]} {source}"))
 
     def use_class(self, cls: type) -> None:
         """Guard all attributes of a class and its bases, which native code may read."""

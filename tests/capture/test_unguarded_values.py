@@ -1,0 +1,196 @@
+"""Numbers, strings and containers that differ at each call, and that the program needs: after the recompile limit the graph
+breaks there, and the rest stays compiled."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt import _native
+from smelt.errors import Unsupported
+from smelt.report.inspect import records
+from tests.harness.agreement import same
+
+CALLS = 26
+FACTORS = {name: i + 2.0 for i, name in enumerate(string.ascii_lowercase)}
+Program = Callable[[torch.Tensor, Any], Any]
+
+
+def looked_up() -> Program:
+    return lambda x, name: (x + 1).sin() * FACTORS[name] + x
+
+
+def in_a_generator() -> Program:
+    return lambda x, name: x * sum(FACTORS[n] for n in (name,))
+
+
+def in_a_nested_function() -> Program:
+    def f(x: torch.Tensor, name: str) -> Any:
+        def factor() -> float:
+            return FACTORS[name]
+
+        return (x * factor()).relu()
+
+    return f
+
+
+def counted() -> Program:
+    counts: dict[str, int] = {}
+
+    def f(x: torch.Tensor, name: str) -> Any:
+        counts[name] = counts.get(name, 0) + 1
+        return x * counts[name], list(counts.items())
+
+    return f
+
+
+def logged() -> Program:
+    results: dict[str, torch.Tensor] = {}
+
+    def f(x: torch.Tensor, name: str) -> Any:
+        y = x.cos()
+        results[f"{name}/mean"] = y.mean()
+        results[f"{name}/largest"] = y.max()
+        return y + x, dict(results)
+
+    return f
+
+
+class Adapters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.adapters = nn.ModuleDict({name: nn.Linear(3, 3) for name in FACTORS})
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return self.head(self.adapters[name](x).relu())
+
+
+def formatted(x: torch.Tensor, step: int) -> Any:
+    return x + len(f"{step:05d} of {step * 7}"), f"step {step}"
+
+
+def indexed() -> Program:
+    table = [float(i * i) for i in range(CALLS)]
+    return lambda x, step: x * table[step] + step
+
+
+def decided(x: torch.Tensor, step: int) -> Any:
+    if step in (3, 7, 20):
+        return x * 100
+    return (x - 1 if step % 2 else x * step).exp()
+
+
+class Recorder:
+    pass
+
+
+def set_by_name() -> Program:
+    recorder = Recorder()
+
+    def f(x: torch.Tensor, step: int) -> Any:
+        setattr(recorder, f"at_{step}", x.sum())
+        return x * step, dict(vars(recorder))
+
+    return f
+
+
+def tuple_as_key() -> Program:
+    positions: dict[tuple[int, int], torch.Tensor] = {}
+
+    def f(x: torch.Tensor, step: int) -> Any:
+        key = x.shape[0], step // 2
+        if key not in positions:
+            positions[key] = torch.arange(x.shape[0]) * float(step)
+        return x.t() + positions[key], len(positions)
+
+    return f
+
+
+def growing_list() -> Program:
+    history: list[torch.Tensor] = []
+
+    def f(x: torch.Tensor, step: int) -> Any:
+        history.append(x.mean())
+        return torch.stack(history).sum() * x.exp(), len(history)
+
+    return f
+
+
+def reports() -> Program:
+    """New keys at each call, in a dictionary of the caller's."""
+
+    def f(x: torch.Tensor, losses: dict[str, float]) -> Any:
+        total = sum(losses[name] for name in losses)
+        return (x * total).tanh(), len(losses)
+
+    return f
+
+
+def new_reports() -> Iterator[dict[str, float]]:
+    yield from ({f"loss_{i}": i + 0.5, f"penalty_{i}": 2.0} for i in range(CALLS))
+
+
+def names() -> Iterator[str]:
+    yield from string.ascii_lowercase
+
+
+def steps() -> Iterator[int]:
+    yield from range(CALLS)
+
+
+PROGRAMS = [
+    *((make, names) for make in (looked_up, in_a_generator, in_a_nested_function, counted, logged, Adapters)),
+    (lambda: formatted, steps),
+    (lambda: decided, steps),
+    (reports, new_reports),
+    *((make, steps) for make in (indexed, set_by_name, tuple_as_key, growing_list)),
+]
+
+
+@pytest.mark.parametrize("make, values", PROGRAMS, ids=lambda f: f.__name__)
+def test_the_graph_breaks_at_the_value(make: Any, values: Any) -> None:
+    eager, compiled = make(), smelt.compile(make())
+    for value in values():
+        x = torch.randn(2, 3)
+        same(compiled(x, value), eager(x, value))
+    found = dict(records(compiled))
+    assert not [r for record in found.values() for r in record.reasons]
+    assert {r.kind.id for record in found.values() for r in record.breaks} <= {
+        "changing-value",
+        "unsupported-object",
+    }
+    before = _native.state()
+    for value in values():  # no value is new to the entries
+        compiled(x, value)
+    assert _native.state()["hits"] > before["hits"]
+
+
+def test_the_reason_names_the_value_and_its_line() -> None:
+    compiled = smelt.compile(formatted)
+    for step in range(12):
+        compiled(torch.ones(2), step)
+    (reason,) = {r for _, record in records(compiled) for r in record.breaks}
+    assert reason.kind.id == "changing-value" and "differs from call to call" in reason.detail
+    assert reason.line.function == "formatted"
+
+
+@pytest.mark.parametrize("options", [{"fullgraph": True}, {"dynamic": False}], ids=str)
+def test_values_stay_guarded_where_the_user_asks_for_it(options: dict[str, bool]) -> None:
+    """One graph has no breaks, and with `dynamic=False` all numbers are specialized."""
+    compiled = smelt.compile(looked_up(), **options)
+    for name in "abcdefgh":
+        compiled(torch.ones(2), name)
+    if "dynamic" in options:
+        compiled(torch.ones(2), "i")
+        assert [r.kind.id for _, record in records(compiled) for r in record.reasons] == ["recompile-limit"]
+    else:
+        with pytest.raises(Unsupported, match="recompiled too often"):
+            compiled(torch.ones(2), "i")
