@@ -69,7 +69,9 @@ def test_nothing_is_asked_any_more() -> None:
 
 
 def test_each_compiled_function_counts_for_itself() -> None:
-    first, second = (smelt.compile(named, backend="eager", dynamic=False, options={"recompile_limit": n}) for n in (2, 4))
+    first, second = (
+        smelt.compile(named, backend="eager", dynamic=False, options={"recompile_limit": n}) for n in (2, 4)
+    )
     for compiled in (first, second):
         call_all(compiled, "abcdef")
     assert [len(entries(c)) for c in (first, second)] == [2, 4]
@@ -106,7 +108,9 @@ def test_reset_begins_anew() -> None:
 
 
 def test_with_fullgraph_the_limit_is_an_error() -> None:
-    compiled = smelt.compile(named, backend="eager", dynamic=False, options={"recompile_limit": 2}, fullgraph=True)
+    compiled = smelt.compile(
+        named, backend="eager", dynamic=False, options={"recompile_limit": 2}, fullgraph=True
+    )
     call_all(compiled, "ab")
     with pytest.raises(Unsupported, match="recompile-limit"):
         call_all(compiled, "c")
