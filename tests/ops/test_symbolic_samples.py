@@ -97,7 +97,7 @@ def results(program, weighed, real):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(0, PARTS, 3))  # the sweep runs all
 def test_samples(part):
     weighed, seen = costs(), Counter()
     chosen = [op for op in op_db if torch.float32 in op.dtypes and not LEFT_OUT.match(op.name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -144,8 +145,7 @@ def _infinite(dtype: torch.dtype) -> Tensor:
     return bias.to("cuda", dtype)
 
 
-@pytest.mark.parametrize("dtype", (f16, bf16))
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name, dtype", zip(SCORES, itertools.cycle((f16, bf16))))
 def test_written_out(device, name, dtype):
     score, given = SCORES[name]
     args = (*heads(dtype), *given(dtype))
@@ -174,8 +174,7 @@ FLEX: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]] 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", (f16, bf16))
-@pytest.mark.parametrize("name", FLEX)
+@pytest.mark.parametrize("name, dtype", zip(FLEX, itertools.cycle((f16, bf16))))
 def test_score_functions_of_flex_attention(device, name, dtype):
     score, given = FLEX[name]
     names = run(flex(score), *heads(dtype), *given(), eager=dense(score))

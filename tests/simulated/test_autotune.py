@@ -185,9 +185,8 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", (bf16, f16))
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("prologues", (False, True))
+@pytest.mark.parametrize("dtype, prologues", [(bf16, False), (f16, True)])
 def test_programs(device, name, dtype, prologues):
     device.times = lambda tile, variant: 30.0 if variant == prologues else 60.0
     fn, *shapes = PROGRAMS[name]
