@@ -19,10 +19,11 @@ constexpr const char* kTwice =
     "smelt: this compiled function can be differentiated once (it writes or draws random numbers, or one of "
     "its "
     "inputs is gone or was written); use smelt.disable on it, or backend='eager', for higher derivatives";
+// It quotes torch.compile's message, for which users search.
 constexpr const char* kTransformed =
-    "smelt: transforms of torch.func cannot go through the backward of a compiled function; use "
-    "smelt.disable on "
-    "it, or backend='eager'";
+    "smelt: transforms of torch.func cannot go through the backward of a compiled function (It looks like "
+    "you're trying to call a compiled backward function within vmap/grad/vjp, which isn't supported); use "
+    "smelt.disable on it, or backend='eager'";
 
 bool has_any(const at::Tensor& t, std::initializer_list<c10::DispatchKey> keys) {
     return t.key_set().has_any(c10::DispatchKeySet(keys));
