@@ -80,6 +80,7 @@ from smelt.capture.torch_calls import (
     other_tracers,
     random_seeds,
     shape_functions,
+    storages,
     tensor_constructors,
     tensor_item,
     tensor_methods,
@@ -115,9 +116,9 @@ REGISTERED = (
     functools_wrappers, generator_reconstruction, gradients, higher_order_operators, hooks, iteration,
     itertools_functions, lengths, locale_settings, locks, logging_calls, nested_compiles, numpy_conversions, optimizers,
     other_tracers, unknown_lengths, print_calls, backend_flag_calls, random_functions, random_seeds,
-    symbolic_range_calls, shape_functions, special_methods, stack_frames, subscripts, iterator_reconstruction,
-    tensor_constructors, tensor_methods, tensor_state, torch_function_calls, triton_kernels, warnings_calls,
-    weak_references, wrapper_calls,
+    symbolic_range_calls, shape_functions, special_methods, stack_frames, storages, subscripts,
+    iterator_reconstruction, tensor_constructors, tensor_methods, tensor_state, torch_function_calls, triton_kernels,
+    warnings_calls, weak_references, wrapper_calls,
 )  # fmt: skip
 arity.record_arities((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

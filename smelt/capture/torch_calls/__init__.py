@@ -3,7 +3,7 @@
 - Values: `tensor_item.py` and `unbacked_reads.py` (`item()`, `int()`, `tolist()`), `asserted_values.py` and
 `value_checks.py`
   (results and checks that a compiled graph verifies), `tensor_constructors.py`, `tensor_methods.py`,
-  `shape_functions.py`, `numpy_conversions.py`.
+  `shape_functions.py`, `storages.py`, `numpy_conversions.py`.
 - Autograd: `autograd/` (custom functions, checkpoints, hooks, `backward()`), `optimizers.py`, `function_transforms.py`
   (`torch.func`).
 - Higher-order operators: `higher_order_operators.py` and `control_flow.py`, whose branches and loop bodies

@@ -159,7 +159,7 @@ TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] =
     **dict.fromkeys(("grad_fn", "_grad_fn", "_base", "_backward_hooks"), _tensor_history),
     **dict.fromkeys(
         (
-            "_version", "output_nr", "names", "is_shared", "is_pinned", "untyped_storage", "storage",
+            "_version", "output_nr", "names", "is_shared", "is_pinned", "storage",
             "_typed_storage", "_storage", "is_view", "_is_view", "is_set_to", "_cdata", "_post_accumulate_grad_hooks",
             "has_names", "__reduce_ex__", "__reduce__", "__deepcopy__", "__setstate__", "name", "volatile", "_grad",
             "__dict__", "__cuda_array_interface__", "__array_interface__", "__dlpack__", "_is_zerotensor",

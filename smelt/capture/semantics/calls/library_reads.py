@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from smelt import _native
 from smelt._native import isinstance
@@ -106,12 +107,18 @@ def use_native_function(env: Environment, fn: FunctionType) -> None:
 
 def use_instance_state(vm: VM, args: Sequence[object]) -> None:
     """Guard the contents of library instances (a Fraction, a string.Template) that native library code is about to read.
-    Raises Unsupported for one that holds an array (a Polynomial), whose contents no guard checks."""
+    Raises Unsupported for one that holds an array (a Polynomial) or is a storage, whose contents no guard checks."""
     pending = list(args)
     visited: set[int] = set()
     while pending:
         value = pending.pop()
-        if id(value) in visited or id(value) not in vm.env.sources or not _is_library_class(type(value)):
+        if id(value) in visited or id(value) not in vm.env.sources:
+            continue
+        if isinstance(value, _STORAGES):
+            raise unsupported(
+                f"native code reads an environment {type(value).__qualname__}", UNSUPPORTED_OBJECT
+            )
+        if not _is_library_class(type(value)):
             continue
         visited.add(id(value))
         own = vm.env.overlay.instance_dict(value)
@@ -129,6 +136,9 @@ def use_instance_state(vm: VM, args: Sequence[object]) -> None:
                 raise unsupported(detail, UNSUPPORTED_OBJECT)
             container_contents.native_view(vm.env, read)
             pending.append(read)
+
+
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 
 
 def _holds_text(value: object) -> bool:

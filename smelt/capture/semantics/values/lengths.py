@@ -10,7 +10,7 @@ from typing import SupportsIndex, cast
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import Args, Kwargs, breakable, builtin
+from smelt.capture.base.call_handlers import METHODS, Args, Kwargs, breakable, builtin
 from smelt.capture.base.value_kinds import CONTAINER_BASES
 from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.environment import container_contents
@@ -41,7 +41,8 @@ def _len(vm: VM, args: Args, kwargs: Kwargs) -> int:
     if found is not None:
         vm.frames.call_site = with_result_handler(call_site, result_polyfills.checked_length)
         return checked_length(vm.call_function(found, (obj,)))
-    return container_len(vm, obj)
+    handler = METHODS.get((type(obj), "__len__"))
+    return container_len(vm, obj) if handler is None else cast(int, handler(vm, obj))
 
 
 def checked_length(found: object) -> int:

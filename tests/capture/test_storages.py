@@ -1,0 +1,77 @@
+"""Storages of the environment: their identity and size are guarded, and nothing else of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.errors import Unsupported
+from smelt.report.inspect import entries
+
+WHOLE = torch.arange(12.0)
+OTHER = torch.ones(4)
+
+
+def _is_a_part(x: Any, y: Any) -> Any:
+    return x * 2 if x.untyped_storage().nbytes() > x.numel() * x.element_size() else x
+
+
+def _share(x: Any, y: Any) -> Any:
+    return x + y if x.untyped_storage() is y.untyped_storage() else x - y
+
+
+def _elements(x: Any, y: Any) -> Any:
+    return x + len(x.untyped_storage()) // 4 + y.untyped_storage().size()
+
+
+@pytest.mark.parametrize("f", [_is_a_part, _share, _elements])
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"backend": "eager"}])
+def test_storages_of_tensors(f: Callable[..., Any], options: Any) -> None:
+    compiled = smelt.compile(f, fullgraph=True, **options)
+    pairs = [
+        (WHOLE[:4], WHOLE[4:8]),
+        (OTHER, WHOLE[:4]),
+        (OTHER, OTHER),
+        (WHOLE[2:6], OTHER),
+        (WHOLE[:4], WHOLE[:4]),
+    ]
+    for x, y in (*pairs, *pairs):
+        torch.testing.assert_close(compiled(x, y), f(x, y))
+    n = len(entries(compiled))
+    compiled(*pairs[0])
+    assert len(entries(compiled)) == n
+
+
+def test_a_storage_that_grows() -> None:
+    storage = torch.ones(4).untyped_storage()
+    sized = smelt.compile(lambda x: x + storage.size() + len(storage), fullgraph=True)
+    assert sized(torch.zeros(())).item() == 32
+    storage.resize_(40)
+    assert sized(torch.zeros(())).item() == 80
+
+
+def test_a_storage_that_leaves() -> None:
+    y, storage = smelt.compile(lambda x: (x + 1, x.untyped_storage()), fullgraph=True)(WHOLE)
+    assert storage is WHOLE.untyped_storage() and torch.equal(y, WHOLE + 1)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda s: s[0],
+        lambda s: s.tolist()[0],
+        lambda s: s.clone().size(),
+        lambda s: s.data_ptr() % 2,
+        lambda s: s.resize_(9).size(),
+    ],
+)
+def test_what_is_refused(read: Callable[[Any], Any]) -> None:
+    storage = torch.zeros(2).untyped_storage()
+    with pytest.raises(Unsupported):
+        smelt.compile(lambda x: x + read(storage), fullgraph=True)(WHOLE)
+    with pytest.raises(Unsupported):
+        smelt.compile(lambda x: x + (x * 2).untyped_storage().size(), fullgraph=True)(WHOLE)
