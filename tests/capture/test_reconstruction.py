@@ -9,10 +9,13 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
+import smelt
 from smelt.capture.emit.effect_replay import Store
 from smelt.errors import Unsupported
 from smelt.guards.source import Source
@@ -214,3 +217,40 @@ def test_tracebacks_show_the_source() -> None:
 
     gc.collect()
     assert filename not in linecache.cache
+
+
+def _grid() -> Any:
+    x, y = np.meshgrid(np.linspace(0, 1, 90), np.linspace(0, 1, 60))
+    inside = np.zeros_like(x)
+    inside += x**2 + y**2 <= 1
+    return inside, x
+
+
+def _views() -> Any:
+    x = np.linspace(0, 1, 7)
+    part, back = x[2:5], x[::-2]
+    part += 1
+    return {
+        "part": part,
+        "x": x,
+        "back": [back, x.reshape(7, 1).T],
+        "dates": np.arange("2020-01", "2020-04", dtype="M8[M]"),
+    }
+
+
+@pytest.mark.parametrize("make", [_grid, _views, lambda: np.arange(2000)])
+def test_arrays_of_numbers(make: Any) -> None:
+    """Each call returns new arrays, which share memory where eager's do."""
+    compiled = smelt.compile(lambda t: (t + 1, make()), fullgraph=True)
+    for _ in range(2):
+        found, expected = pytree.tree_leaves(compiled(torch.ones(2))[1]), pytree.tree_leaves(make())
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+            assert (ours.dtype, ours.strides, ours.flags.owndata) == (
+                theirs.dtype,
+                theirs.strides,
+                theirs.flags.owndata,
+            )
+        shared = [[np.shares_memory(a, b) for a in arrays for b in arrays] for arrays in (found, expected)]
+        assert shared[0] == shared[1]
+        found[0][...] = found[1 % len(found)].flat[0]  # which no later call sees
