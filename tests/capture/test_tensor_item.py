@@ -91,6 +91,60 @@ def test_branches_are_guarded() -> None:
     assert inspect.reasons(compiled) == () and len(inspect.entries(compiled)) == 2
 
 
+def _warmed_up(x: Any, s: Any) -> Any:
+    s.add_(1)
+    return x * 2 if s > 2 else x - s
+
+
+def _scaled_in_between(x: Any, s: Any) -> Any:
+    s.mul_(2).sub_(0.5)
+    is_large = (s > 2).logical_and(s * 3 < 100)
+    return (x * 2 if is_large else x), s
+
+
+def _contained(x: Any, s: Any) -> Any:
+    s.sub_(0.5)
+    return x + 1 if 1 in [s] else x
+
+
+@pytest.mark.parametrize("f", [_warmed_up, _scaled_in_between, _contained])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_conditions_on_tensors_that_were_written(f: Any, shape: tuple[int, ...]) -> None:
+    """Both branches are compiled once, for all values."""
+    compiled = smelt.compile(f, fullgraph=True)
+    for value in (*VALUES, *VALUES):
+        s, t = torch.full(shape, value), torch.full(shape, value)
+        torch.testing.assert_close(compiled(X, s), f(X, t))
+        assert torch.equal(s, t)
+    assert len(inspect.entries(compiled)) == 2
+
+
+def _written_after(x: Any, s: Any) -> Any:
+    is_large = s > 2
+    s.mul_(3)
+    return x * 2 if is_large else x
+
+
+def _written_by_itself(x: Any, s: Any) -> Any:
+    s.add_(s)
+    return x * 2 if s > 2 else x
+
+
+def _written_in_part(x: Any, s: Any) -> Any:
+    s[0] += 1
+    return x * 2 if s > 2 else x
+
+
+@pytest.mark.parametrize("f", [_written_after, _written_by_itself, _written_in_part])
+def test_conditions_on_writes_that_are_not_followed(f: Any) -> None:
+    compiled = smelt.compile(f)
+    for value in VALUES:
+        s, t = torch.full((1,), value), torch.full((1,), value)
+        torch.testing.assert_close(compiled(X, s), f(X, t))
+        assert torch.equal(s, t)
+    assert inspect.reasons(compiled)
+
+
 def _shaped(x: Any, s: Any) -> Any:
     return x.repeat(abs(int(s.item())) + 1)
 

@@ -93,8 +93,8 @@ def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object]
 
 
 def symbolic_item(vm: VM, tensor: FakeTensor) -> object:
-    """The symbolic number in a floating-point scalar tensor if it is known before the graph runs, else the tensor."""
-    if tensor.dim() or not tensor.is_floating_point() or is_handled(vm.trace.call, (tensor,)):
+    """The symbolic number in a floating-point tensor of one element if known before the graph runs, else the tensor."""
+    if tensor.elem.numel() != 1 or not tensor.is_floating_point() or is_handled(vm.trace.call, (tensor,)):
         return tensor
     number = None if vm.trace.constants.value(tensor) is not None else vm.trace.constants.number(tensor)
     return tensor if number is None else number

@@ -1,6 +1,6 @@
 """The values of tensors of one element as symbolic numbers: `item()`, and tensors passed as numbers to an operator.
 
-The guard tree reads the value of a 0-d float tensor of the environment at the beginning of the call, like other numbers.
+The guard tree reads the value of a float tensor of one element of the environment when the call begins, like other numbers.
 Later operators of the trace on such tensors (counting steps, multiplying a product of momenta, computing a learning rate)
 are replayed in Python arithmetic, rounded to the tensor's dtype after each operation as eager rounds. So the number does
 not depend on the graph's results, and another value does not recompile. Where the number must be concrete (an index, a
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -50,7 +50,9 @@ class _Unknown(Exception):
 def number(vm: VM, tensor: FakeTensor) -> Number | None:
     """The current value of `tensor`: a number, symbolic if calls differ, or a guarded bool; None if unbacked."""
     numbers = vm.env.numbers
-    if not numbers.symbolic_counts or (tensor.dtype is torch.bool and not numbers.guards_conditions):
+    if (not numbers.symbolic_counts and vm.assumptions.may_break) or (
+        tensor.dtype is torch.bool and not numbers.guards_conditions
+    ):
         return None
     with vm.trace.paused():
         try:
@@ -111,24 +113,30 @@ class _ItemReader:
 
     def of(self, tensor: FakeTensor) -> Number:
         """The value of `tensor`, which may have been written in-place since the call began."""
-        if not self._is_floats(tensor.spec) or tensor.dim():
+        if not self._is_floats(tensor.spec) or self._elements(tensor.spec) != 1:
             raise _Unknown
         if tensor.storage_key not in self._trace.writes.storages:
             return self._initial(tensor)
-        writes = []
-        for node, target in self._writes.to(tensor.storage_key):
-            if target is not tensor.aten_node:
-                raise _Unknown
-            writes.append(node)
+        writes = self._writes_of(tensor.storage_key, tensor.aten_node)
         increments = [self._increment(node) for node in writes]
         if None not in increments:
             count = self._count(tensor, sum(increments))  # type: ignore[arg-type]
             if count is not None:
                 return count
-        held = self._initial(tensor)
+        return self._after(writes, self._initial(tensor), tensor.spec.dtype)
+
+    def _writes_of(self, storage: int, tensor: Node | None) -> list[Node]:
+        """The operators that wrote all of a storage through the tensor of this node."""
+        writes = self._writes.to(storage)
+        if any(target is not tensor for _, target in writes):
+            raise _Unknown
+        return [node for node, _ in writes]
+
+    def _after(self, writes: Sequence[Node], held: Number, dtype: torch.dtype, at: int = 0) -> Number:
+        """The element at index `at` after these operators, if `held` is its initial value."""
         for node in writes:
-            compute, operands = _on_numbers(node), self._operands(node, tensor.spec.dtype)
-            held = _rounded(cast(Number, compute(held, *operands[1:])), tensor.spec.dtype)
+            compute, operands = _on_numbers(node), self._operands(node, dtype, at)
+            held = _rounded(cast(Number, compute(held, *operands[1:])), dtype)
         return held
 
     def _count(self, tensor: FakeTensor, added: int) -> Number | None:
@@ -205,7 +213,7 @@ class _ItemReader:
             raise _Unknown
         dtypes = [s.dtype for s in specs if s.shape] or [s.dtype for s in specs]
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        return [self._operand(a, dtype, self._operand_index(node, a, at)) for a in node.args]
+        return [self._operand(node, a, dtype, at) for a in node.args]
 
     def _operand_index(self, node: Node, operand: object, at: int) -> int:
         """The index at which a pointwise operator reads an operand for the element at index `at` of its result."""
@@ -291,19 +299,28 @@ class _ItemReader:
         if kwargs.pop("alpha", 1) != 1 or any(v not in (None, False) for v in kwargs.values()):
             raise _Unknown
         first, *rest = node.args
-        read = (
-            None
-            if effects(node.target).writes
-            else self._operand(first, dtype, self._operand_index(node, first, at))
-        )
-        return [read, *(self._operand(a, dtype, self._operand_index(node, a, at)) for a in rest)]
+        read = None if effects(node.target).writes else self._operand(node, first, dtype, at)
+        return [read, *(self._operand(node, a, dtype, at) for a in rest)]
 
-    def _operand(self, value: object, dtype: torch.dtype, at: int = 0) -> Number:
-        if isinstance(value, Node) and isinstance(value.spec, TensorSpec):
-            self._check_unwritten(value)
-            number = self._before(value, at)
-            return number if value.spec.dtype is dtype else _rounded(number, dtype)
-        return _rounded(self._number(value), dtype)
+    def _operand(self, node: Node, value: object, dtype: torch.dtype, at: int) -> Number:
+        """What an operator reads of its operand `value` for the element at index `at` of its result."""
+        if not isinstance(value, Node) or not isinstance(value.spec, TensorSpec):
+            return _rounded(self._number(value), dtype)
+        at = self._operand_index(node, value, at)
+        number = self._after(self._writes_before(node, value), self._before(value, at), value.spec.dtype, at)
+        return number if value.spec.dtype is dtype else _rounded(number, dtype)
+
+    def _writes_before(self, node: Node, value: Node) -> list[Node]:
+        """The operators that wrote the tensor of `value`, all of which ran before `node`."""
+        storage = self._writes.storage_of(value)
+        if storage is None:
+            raise _Unknown
+        if storage not in self._trace.writes.storages:
+            return []
+        writes = self._writes_of(storage, value)
+        if any(self._writes.at(write) >= self._writes.at(node) for write in writes):
+            raise _Unknown
+        return writes
 
     def _before(self, node: Node, at: int = 0) -> Number:
         """The element at index `at` of the tensor of `node`, before in-place writes."""
@@ -337,6 +354,7 @@ class _Writes:
         self._by_storage: dict[int | None, list[tuple[Node, Node]]] = {}  # None: unknown storages
         self._storages: dict[Node, int] = {}
         self._inputs_at: dict[Node, FakeTensor] = {}
+        self._positions: dict[Node, int] = {}
         self._n_records = 0  # of the tape, that are processed
         self._inputs: list[FakeTensor] = []  # that no operator has read yet
         self._n_inputs = 0  # that are processed
@@ -353,14 +371,21 @@ class _Writes:
             self._update_inputs()
         return self._storages.get(node)
 
+    def at(self, node: Node) -> int:
+        """The position of an operator in the tape."""
+        self._update()
+        return self._positions[node]
+
     def input_at(self, node: Node) -> FakeTensor | None:
         """The input tensor of a placeholder; None for another node."""
-        self.storage_of(node)
+        if node.op == "placeholder" and node not in self._inputs_at:
+            self._update_inputs()
         return self._inputs_at.get(node)
 
     def _update(self) -> None:
         records = self._trace.tape.entries
-        for record in records[self._n_records :]:
+        for position, record in enumerate(records[self._n_records :], self._n_records):
+            self._positions[record.node] = position
             self._storages.update((f.aten_node, f.storage_key) for f in fakes_in(record.out) if f.aten_node)
             for argument in _written_arguments(record.node):
                 if argument not in self._storages:
