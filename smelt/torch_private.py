@@ -258,6 +258,9 @@ DelayedError: Any = _needed(
 is_setup_context_defined = _needed(
     lambda: torch.autograd.function._is_setup_context_defined, "custom functions with setup_context"
 )
+is_checkpoint_valid = _optional(
+    lambda: torch.autograd._is_checkpoint_valid, "whether a backward computes gradients of all leaves"
+)
 # Since torch 2.14: what a function under `@checkpoint(...)` calls.
 old_is_compiling: Any = getattr(torch._utils, "is_compiling", None)  # warns that it is deprecated
 checkpoint_of_decorated = getattr(torch.utils.checkpoint, "_checkpoint_impl", None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import cast
 
@@ -21,6 +23,7 @@ from smelt.capture.base.call_handlers import (
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.stdlib import special_methods
+from smelt.capture.torch_calls.tensor_item import number
 from smelt.capture.vm.vm import VM
 from smelt.errors import NeedsFixedSize
 from smelt.graph.unbacked_sizes import AS_SIZES, is_unbacked
@@ -142,13 +145,50 @@ def _extreme(fn: Callable[..., object]) -> None:
 
     @builtin(fn)
     def extreme(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        """The minimum or maximum of numbers: a new unbacked number where it is data-dependent."""
+        """The minimum or maximum of numbers or tensors of one element: a new unbacked number, or tensor, where it is
+        data-dependent."""
+        if args and not kwargs and not vm.assumptions.may_break:
+            values = args if len(args) > 1 else vm.elements(args[0])
+            if _is_selectable(vm, values):
+                return functools.reduce(functools.partial(_select, vm, _PREFERRED[fn]), values)
+            args = args if len(args) > 1 else (values,)
         _check_one_type(fn, args)
         found = default(vm, args, kwargs)
         if type(found) not in NUMBERS or not _is_new_size(cast(Symbol, cast(torch.SymInt, found).node)):
             return found
         carrier = vm.call_native(torch.full, ((), found), {"dtype": torch.int64})
         return fake_shape(cast(FakeTensor, vm.call_native(AS_SIZES, ([carrier],))))[1]
+
+
+def _is_selectable(vm: VM, values: Sequence[object]) -> bool:
+    """Whether the extreme of `values` may be computed as a tensor. Without a graph break the alternative is an error, so
+    numbers among tensors become tensors, as in torch.compile."""
+    tensors = [v for v in values if type(v) is FakeTensor]
+    numbers = [v for v in values if type(v) in _CATEGORIES]
+    if not tensors or len(tensors) + len(numbers) < len(values):
+        return False
+    spec = tensors[0].spec
+    return (
+        tensors[0].elem.numel() == 1
+        and all(
+            (t.spec.dtype, t.spec.shape, t.spec.device) == (spec.dtype, spec.shape, spec.device)
+            for t in tensors
+        )
+        and not any(t.requires_grad or t.subclass or is_handled(vm.trace.call, (t,)) for t in tensors)
+        and all(torch.result_type(torch.empty((), dtype=spec.dtype), n) is spec.dtype for n in numbers)
+    )
+
+
+_CATEGORIES = (bool, int, float)
+_PREFERRED = {max: operator.gt, min: operator.lt}
+
+
+def _select(vm: VM, is_better: Callable[[object, object], object], best: object, value: object) -> object:
+    """`value` if it is better than `best`, as in the loop of CPython's `min` and `max`."""
+    better = vm.binary(is_better, value, best)
+    if type(better) is not FakeTensor or number(vm, better) is not None:
+        return value if vm.truth(better) else best
+    return vm.call_native(torch.where, (better, value, best))
 
 
 def _check_one_type(fn: Callable[..., object], args: Args) -> None:

@@ -18,6 +18,7 @@ from smelt.capture.semantics.calls import library_reads
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import OUTPUT, UNSUPPORTED_EFFECT
+from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols
 from smelt.tracing.symbolic.sym_numbers import specialize
 from smelt.tracing.symbolic.symbolic_ranges import without_proxies
@@ -29,6 +30,9 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
     if handler is not None:
         return handler(vm, args, kwargs)
     if has_symbols((*args, *kwargs.values())) and _is_recomputable(fn.__module__ or ""):
+        return vm.call(fn.__wrapped__, args, kwargs)
+    if not vm.assumptions.may_break and any(type(v) is FakeTensor for v in (*args, *kwargs.values())):
+        # The alternative is an error. As in torch.compile, the cache, whose entries keep tensors alive, is not used.
         return vm.call(fn.__wrapped__, args, kwargs)
     args = [without_proxies(specialize(a)) for a in args]
     kwargs = {k: without_proxies(specialize(v)) for k, v in kwargs.items()}

@@ -14,12 +14,18 @@ import torch.utils.checkpoint
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, unsupported
+from smelt.capture.environment import wrap_values
 from smelt.capture.semantics.calls import native_calls
 from smelt.capture.torch_calls.autograd.opaque_calls import run_opaque
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.torch_private import CachedTorchDispatchMode, CachingTorchDispatchMode, checkpoint_of_decorated
+from smelt.torch_private import (
+    CachedTorchDispatchMode,
+    CachingTorchDispatchMode,
+    checkpoint_of_decorated,
+    is_checkpoint_valid,
+)
 from smelt.tracing.backward.not_differentiable import refuse
 from smelt.tracing.record.wrapper_gradients import requires_grad
 from smelt.tracing.record.wrapper_subclasses import wrappers_in
@@ -121,6 +127,13 @@ def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
         with _as_reentrant(vm):
             return run_opaque(vm, _CHECKPOINT, args, kwargs, run)
     return run_opaque(vm, _CHECKPOINT, args, kwargs, lambda: _Reentrant.apply(run, *inputs))  # type: ignore[no-untyped-call]
+
+
+@function(is_checkpoint_valid)
+def _is_checkpoint_valid(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Whether no backward of only some gradients is running in this thread."""
+    source = vm.env.sources.const(is_checkpoint_valid).child("call", None)
+    return wrap_values.wrap(vm.env, is_checkpoint_valid(), source)
 
 
 if checkpoint_of_decorated is not None:
