@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.in_place_of_dynamo import is_about_the_compiler
+from benchmarks.in_place_of_dynamo import derived_names, is_about_the_compiler
 from benchmarks.sweep_pytorch import Row, kind, report
 
 SAMPLE = '''
@@ -61,6 +62,19 @@ class Sample(TestCase):
         with self.assertRaisesRegex(ValueError, "another"):
             torch.compile(f, backend="eager")(torch.ones(2))
 
+    def test_differs_in_names_of_a_graph(self):
+        backend = torch._dynamo.testing.EagerAndRecordGraphs()
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+        names = set()
+        names.update(name for name in dir(backend.graphs[0]))
+        self.assertEqual(names, {"a name that Dynamo chooses"})
+
+    def test_differs_in_what_a_graph_computes(self):
+        backend = torch._dynamo.testing.EagerAndRecordGraphs()
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+        value = backend.graphs[0](torch.ones(2))
+        self.assertEqual(value, torch.ones(2))
+
     def test_compiles_nothing(self):
         self.assertEqual(torch.ones(2).sum(), 2)
 
@@ -106,6 +120,8 @@ def test_each_test_gives_its_class(tmp_path: Path) -> None:
         "test_compiles_nothing": "compiles nothing",
         "test_continues_behind_a_count": "error",
         "test_differs_in_counts": "counts or texts",
+        "test_differs_in_names_of_a_graph": "counts or texts",
+        "test_differs_in_what_a_graph_computes": "error",
         "test_ends_the_process": "ended the process",
         "test_expects_an_exception_of_the_compiler": "counts or texts",
         "test_expects_an_exception_of_the_program": "error",
@@ -121,6 +137,24 @@ def test_statements_about_the_compiler() -> None:
     assert is_about_the_compiler("assert len(backend.graphs) == 1")
     assert not is_about_the_compiler("self.assertEqual(x.grad, y.grad)")
     assert not is_about_the_compiler("self.assertTrue(same(opt_fn(x), graph_break_in(x)))")
+
+
+def test_variables_about_the_compiler() -> None:
+    (function,) = ast.parse(
+        """def test():
+    graph = backend.graphs[0]
+    names = []
+    for name in graph.code.split():
+        names.append(graph_break_of(name))
+    count = len(names)
+    result = graph(x)
+    wrapped = graph.forward(x)
+    mixed = counters["stats"]
+    mixed = f(x)
+    same = compiled(x), counters["stats"]
+"""
+    ).body
+    assert derived_names(function) == {"graph", "names", "count"}
 
 
 def test_the_report_counts_reasons_without_what_differs_from_program_to_program() -> None:
