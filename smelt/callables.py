@@ -32,6 +32,7 @@ from smelt.errors import OptionError
 from smelt.report.dump import Dump, dumping, from_environment
 from smelt.report.traces import Trace, trace_call
 from smelt.runtime import release_all
+from smelt.torch_private import show_original
 
 _OF_MODE: dict[str | None, dict[str, Any]] = {
     "default": {},
@@ -173,6 +174,7 @@ def _compiled_function(
     wrapped = cache_entries.wrap(own, compiler, traced, fn)
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
+    show_original(wrapped, wrapped._smelt_original)
     return wrapped
 
 

@@ -258,6 +258,7 @@ DelayedError: Any = _needed(
 is_setup_context_defined = _needed(
     lambda: torch.autograd.function._is_setup_context_defined, "custom functions with setup_context"
 )
+shape_as_tensor = _optional(lambda: torch._shape_as_tensor, "shapes as tensors, of ONNX exports")
 is_checkpoint_valid = _optional(
     lambda: torch.autograd._is_checkpoint_valid, "whether a backward computes gradients of all leaves"
 )
@@ -417,6 +418,12 @@ def compiler_stance() -> str:
     """The stance of `torch.compiler.set_stance`, which imports the module that holds it."""
     stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
     return getattr(stance, "stance", "default")
+
+
+def show_original(wrapper: Any, original: object) -> None:
+    """Let torch.compile and torch.export, called with `wrapper`, compile `original`."""
+    wrapper._torchdynamo_orig_callable = original
+    wrapper._torchdynamo_wrapper_id = id(wrapper)  # else the attribute counts as a copy by `functools.wraps`
 
 
 def backend_tools() -> Any:

@@ -110,3 +110,14 @@ def test_whether_a_checkpoint_is_valid() -> None:
     y.sum().backward()
     assert len(seen) == 2 and all(torch.equal(*pair) for pair in seen)
     assert not torch.equal(seen[0][0], seen[1][0])
+
+
+def _rows(x: torch.Tensor) -> Any:
+    return torch.arange(3)[: torch._shape_as_tensor(x)[0]], x + torch.onnx.operators.shape_as_tensor(x.T)[1]
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_shapes_as_tensors(dynamic: bool | None) -> None:
+    compiled = smelt.compile(_rows, fullgraph=True, dynamic=dynamic)
+    for n in (2, 3, 4, 5):
+        torch.testing.assert_close(compiled(torch.ones(n, 2)), _rows(torch.ones(n, 2)))

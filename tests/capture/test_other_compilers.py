@@ -233,6 +233,27 @@ def test_the_result_of_torch_compile_outlives_the_graph():
     assert torch.equal(smelt.compile(live_at_a_break)(X), X * 2)
 
 
+def test_torch_compile_of_a_compiled_function():
+    """torch compiles the original, as it does where another function calls the compiled one."""
+    compiled = smelt.compile(scaled)
+    graphs = []
+    again = torch.compile(compiled, backend=lambda gm, inputs: graphs.append(gm) or gm, fullgraph=True)
+    for by in (None, 3.0):
+        same(again(X, by), scaled(X, by))
+    assert len(graphs) == 2 and not graph_count(compiled)
+    same(compiled(X), scaled(X))
+    same(torch.export.export(Holds(compiled), (X,)).module()(X), scaled(X))
+
+
+class Holds(nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+
+    def forward(self, x):
+        return self.f(x)
+
+
 def test_attributes_and_modules_of_torch_compile_break_the_graph():
     def named(x):
         return torch.compile(scaled, backend="eager").__name__, x + 1
