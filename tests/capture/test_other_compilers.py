@@ -271,12 +271,13 @@ def test_attributes_and_modules_of_torch_compile_break_the_graph():
 
 
 @contextlib.contextmanager
-def compiled_autograd():
-    """torch's compiled autograd, whose graphs run as they are."""
+def compiled_autograd(compile=lambda graph: graph):
+    """torch's compiled autograd, whose graphs run as they are, or compiled."""
     from torch._dynamo import compiled_autograd
 
-    with compiled_autograd._enable(lambda graph: graph):
+    with compiled_autograd._enable(compile):
         yield
+    compiled_autograd.reset()
 
 
 def one_output(x, w):
@@ -350,3 +351,67 @@ def test_compiled_autograd_of_a_tensor_that_is_seen_is_refused(hook):
     x = torch.ones(3, requires_grad=True)
     with compiled_autograd(), pytest.raises(NotImplementedError, match="a tensor with a hook"):
         smelt.compile(fn)(x)[0].backward()
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin() * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 * ctx.saved_tensors[0].cos()
+
+
+def hooked(x, w):
+    y = Doubled.apply(x @ w)
+    y.register_hook(lambda grad: grad.clamp(max=0.3))
+    return (
+        torch.cat([y[:, [2, 0]], y.gather(1, torch.zeros(len(x), 1, dtype=torch.long))], 1).logsumexp(1).sum()
+    )
+
+
+def normalized(x, w):
+    y = nn.functional.layer_norm(nn.functional.dropout(x @ w, 0.5), (3,))
+    return (nn.functional.gelu(y) ** 2).mean() + nn.functional.cross_entropy(y, torch.arange(len(x)) % 3)
+
+
+def doubles_gradient(leaf):
+    leaf.grad.mul_(2)
+
+
+def on_several_paths(x, w):
+    y = (x @ w).relu()
+    y.retain_grad()
+    return (y.view(-1).cumsum(0) * y.t().reshape(-1)).sum() + nn.functional.linear(y, w).max()
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "eager"}, {"fullgraph": True}, {"fullgraph": True, "dynamic": True}]
+)
+@pytest.mark.parametrize("fn", [hooked, normalized, on_several_paths])
+def test_graphs_of_compiled_autograd_are_compiled(fn, options):
+    """One graph each, that also accumulates gradients and calls the hooks of leaves."""
+    compilations = []
+
+    def compile(graph):
+        compilations.append(smelt.compile(graph, **options))
+        return compilations[-1]
+
+    def gradients(context):
+        found = []
+        for rows in (3, 3, 5):
+            torch.manual_seed(rows)
+            x, w = torch.randn(rows, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+            w.register_post_accumulate_grad_hook(doubles_gradient)
+            for _ in range(2):
+                with context():
+                    fn(x, w).backward()
+            found += [x.grad, w.grad]
+        return found
+
+    torch.testing.assert_close(
+        gradients(lambda: compiled_autograd(compile)), gradients(contextlib.nullcontext)
+    )
+    assert compilations and not any(reasons(c) for c in compilations)

@@ -94,6 +94,7 @@ from smelt.capture.torch_calls import (
 from smelt.capture.torch_calls.autograd import (
     backward_calls,
     checkpoints,
+    compiled_autograd,
     custom_functions,
     gradients,
     hooks,
@@ -111,8 +112,8 @@ from smelt.tracing.symbolic.symbolic_ranges import needs_fixed_length
 # Importing these modules fills the tables of `capture/base/call_handlers.py` and `capture/reconstruction/`.
 REGISTERED = (
     asserted_values, attribute_functions, await_breaks, backward_calls, value_checks, checkpoints, class_functions,
-    compiler_queries, container_constructors, container_methods, context_variables, control_flow, copy_functions,
-    custom_functions, unbacked_reads, descriptor_functions, eval_exec, exception_functions, function_modes,
+    compiled_autograd, compiler_queries, container_constructors, container_methods, context_variables, control_flow,
+    copy_functions, custom_functions, unbacked_reads, descriptor_functions, eval_exec, exception_functions, function_modes,
     functools_wrappers, generator_reconstruction, gradients, higher_order_operators, hooks, iteration,
     itertools_functions, lengths, locale_settings, locks, logging_calls, nested_compiles, numpy_conversions, optimizers,
     other_tracers, unknown_lengths, print_calls, backend_flag_calls, random_functions, random_seeds,
