@@ -11,7 +11,8 @@ import torch
 import torch.fx
 
 from smelt.backends.eager import eager
-from smelt.backends.explicit_numbers import with_explicit_numbers
+from smelt.backends.explicit_numbers import ExplicitGraph, with_explicit_numbers
+from smelt.backends.graph_parts import compile_parts
 from smelt.backends.torch_capture_facts import TorchCaptureFacts, compile_reason
 from smelt.config import Config
 from smelt.errors import BackendError
@@ -81,8 +82,15 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
         return compile_trace(traced)
 
     def compile_trace(traced: Traced) -> Compiled:
-        explicit = with_explicit_numbers(traced)
-        facts = TorchCaptureFacts(traced, explicit)
+        if traced.boundaries:
+            return compile_parts(
+                traced, lambda graph, examples: compile_graph(traced, ExplicitGraph(graph), examples)
+            )
+        examples = list(traced.example_inputs()[: len(traced.inputs)])
+        return compile_graph(traced, with_explicit_numbers(traced), examples)
+
+    def compile_graph(traced: Traced, explicit: ExplicitGraph, examples: list[torch.Tensor]) -> Compiled:
+        facts = TorchCaptureFacts(traced, explicit, examples)
         gm = to_fx(explicit.graph)
         gm.compile_subgraph_reason = compile_reason(traced.graph_break)  # type: ignore[assignment]
         facts.annotate(gm)

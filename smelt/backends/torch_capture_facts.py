@@ -51,10 +51,10 @@ def compile_reason(graph_break: Reason | None) -> GraphCompileReason:
 
 
 class TorchCaptureFacts:
-    """The fakes and symbols of one graph, in torch's terms. `example_inputs`: the traced tensors, then SymInts and SymFloats
-    for the numbers."""
+    """The fakes and symbols of one graph, in torch's terms. `tensors`: examples of its inputs. `example_inputs`: these, then
+    SymInts and SymFloats for the numbers."""
 
-    def __init__(self, traced: Traced, explicit: ExplicitGraph) -> None:
+    def __init__(self, traced: Traced, explicit: ExplicitGraph, tensors: list[torch.Tensor]) -> None:
         self._tools = backend_tools()
         self._env = self._tools.ShapeEnv()
         self._fake_mode = self._tools.FakeTensorMode(shape_env=self._env)
@@ -65,7 +65,6 @@ class TorchCaptureFacts:
             self._hints.update(number.symbol.symbols.hints)
         self._symbols: dict[Any, Any] = {}  # SymInts and SymFloats, by size symbol or by key of a number
         self._keys: dict[Any, Any] = {}  # by torch's symbol
-        tensors = traced.example_inputs()[: len(traced.inputs)]
         # torch looks the fake of a tensor up by the tensor, and does not keep the fake alive.
         self._fakes = [self._input(p.spec, t) for p, t in zip(self._graph.placeholders, tensors)]
         self.example_inputs = [*tensors, *(self._number(n.symbol) for n in traced.numbers)]

@@ -206,3 +206,80 @@ def test_a_gradient_retained_inside(backend):
         result.sum().backward()
         found.append(z.grad)
     torch.testing.assert_close(*found)
+
+
+def hooked_part(x, y):
+    a, b = x.mul(2).chunk(2)
+    a.register_hook(lambda g: g.clamp(max=0.5))
+    return a.exp() * b + y.chunk(2)[0]
+
+
+def hooked_view_of_an_input(x, y):
+    z = x.view(-1)
+    z.register_hook(lambda g: g * 3)
+    dropped = z.register_hook(lambda g: g * 100)
+    dropped.remove()
+    return (z.sin() + y.view(-1)).view(2, 2), z
+
+
+def hooked_and_written(x, y):
+    z = x.sin() + y
+    w = z.sigmoid()
+    z.register_hook(lambda g: g + y.detach())
+    with torch.no_grad():
+        y.add_(1)
+    return w * z, w.detach().add(1)
+
+
+def hooked_last(x, y):
+    z = torch.where(x > 0, x, y)
+    z.register_hook(lambda g: None)
+    return z
+
+
+@pytest.mark.parametrize("compile", [lambda gm: gm.forward, lambda gm: smelt.compile(gm.forward), None])
+@pytest.mark.parametrize(
+    "program", [hooked, hooked_twice, hooked_part, hooked_view_of_an_input, hooked_and_written, hooked_last]
+)
+def test_graphs_end_behind_tensors_with_hooks(program, compile):
+    """Without a graph break: a backend may make each graph one node of autograd (None: AOTAutograd does)."""
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        if compile is not None:
+            return compile(gm)
+        return aot_autograd(fw_compiler=lambda gm, inputs: gm.forward)(gm, inputs)
+
+    compiled = smelt.compile(program, backend=backend, fullgraph=True)
+
+    def outcome(f):
+        torch.manual_seed(0)
+        x, y = torch.randn(2, 2, requires_grad=True), torch.randn(2, 2, requires_grad=True) * 1
+        result = f(x, y)
+        results = [
+            t for t in (result if isinstance(result, tuple) else (result,)) if isinstance(t, torch.Tensor)
+        ]
+        sum((t * (i + 1)).sum() for i, t in enumerate(results) if t.requires_grad).backward()
+        return [*map(torch.Tensor.detach, results), x.grad]
+
+    for _ in range(2):
+        torch.testing.assert_close(outcome(compiled), outcome(program))
+    assert len(graphs) == {hooked_last: 1, hooked_twice: 3}.get(program, 2)
+
+
+def test_a_hook_under_a_setting_breaks_the_graph():
+    def f(x):
+        with torch.autocast("cpu"):
+            y = x @ x
+            y.register_hook(lambda g: g * 2)
+        return y.sum()
+
+    compiled = smelt.compile(f, backend=lambda gm, inputs: gm.forward)
+    found = []
+    for g in (f, compiled):
+        x = torch.eye(3, requires_grad=True)
+        g(x).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+    assert "a hook on a tensor that a graph of another backend computes" in str(inspect.reasons(compiled))

@@ -105,6 +105,9 @@ def build(
         },
         joint=joint.joint(inputs, aten_graph.placeholders) if joint else None,
         counters=Counters.of(parts, inputs, outputs),
+        boundaries=tuple(
+            f.torch_node for f in parts.autograd.hooked if f.torch_node and not parts.inputs.holds(f)
+        ),
         views=Views()
         if not joint and needs_grad(parts, outputs)
         else Views.of(parts, outputs, joint=joint is not None),

@@ -66,6 +66,7 @@ class Traced:
     omitted.
 
     The aten graph is functional except for `copy_` nodes at its end that write inputs (`mutated`: their positions).
+    `boundaries`: the torch-level nodes of tensors with a hook that the graph computes: autograd must see them.
     `needs_grad`: running the aten graph alone would lose gradients, or an output is an inference tensor: the joint
     graph runs, or autograd must see the torch-level graph run eagerly. `on_mismatch` is called when compiled code
     gives wrong results (the option `verify`). `on_failure` is called when deferred compilation of a subgraph fails; it
@@ -89,6 +90,7 @@ class Traced:
     on_failure: Callable[[Exception], None] | None = None
     title: str = ""  # the traced function, for messages
     graph_break: Reason | None = None  # the break at which the graph ends
+    boundaries: tuple[Node, ...] = ()
 
     def example_inputs(self) -> tuple[Any, ...]:
         """The traced tensors that still exist, else empty ones like them; then the numbers."""

@@ -82,6 +82,14 @@ _REGISTER: dict[str, Callable[..., object]] = {
 }
 
 
+def _may_split(vm: VM, tensor: FakeTensor) -> bool:
+    """Whether a graph of another backend can be split behind the operator that computes `tensor`: no setting differs there
+    from the beginning, and sizes are numbers."""
+    nodes = vm.trace.tape.torch.graph.nodes
+    settings = any(node.op != "placeholder" and node.spec is None for node in nodes)
+    return tensor.torch_node in nodes and not settings and not vm.trace.numbers.sizes
+
+
 def _register(name: str) -> Handler:
     method = _REGISTER[name]
 
@@ -92,7 +100,7 @@ def _register(name: str) -> Handler:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         if name != "register_hook" and tensor.grad_fn is not None:
             raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
-        if vm.trace.autograd.hides_gradient(tensor, vm.trace.inputs):
+        if vm.trace.autograd.hides_gradient(tensor, vm.trace.inputs) and not _may_split(vm, tensor):
             raise unsupported(
                 "a hook on a tensor that a graph of another backend computes", UNSUPPORTED_EFFECT
             )
