@@ -113,7 +113,7 @@ def test_whether_a_checkpoint_is_valid() -> None:
 
 
 def _rows(x: torch.Tensor) -> Any:
-    return torch.arange(3)[: torch._shape_as_tensor(x)[0]], x + torch.onnx.operators.shape_as_tensor(x.T)[1]
+    return torch.arange(3)[: torch._shape_as_tensor(x)[0]], x + torch._shape_as_tensor(x.T)[1]
 
 
 @pytest.mark.parametrize("dynamic", [None, True, False])

@@ -3,6 +3,8 @@ compiled frame copies those of others from an array that it holds."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from smelt._native import isinstance
@@ -37,7 +39,7 @@ def _view_of(
 
 
 def _create_view(x: np.ndarray, text: Expressions) -> str:
-    offset = x.__array_interface__["data"][0] - x.base.__array_interface__["data"][0]
+    offset = x.ctypes.data - cast("np.ndarray", x.base).ctypes.data
     return f"{text.constant(_view_of, 'view_of')}({text(x.base)}, {x.dtype.str!r}, {x.shape!r}, {offset}, {x.strides!r})"
 
 

@@ -164,8 +164,8 @@ def _is_selectable(vm: VM, values: Sequence[object]) -> bool:
     """Whether the extreme of `values` may be computed as a tensor. Without a graph break the alternative is an error, so
     numbers among tensors become tensors, as in torch.compile."""
     tensors = [v for v in values if type(v) is FakeTensor]
-    numbers = [v for v in values if type(v) in _CATEGORIES]
-    if not tensors or len(tensors) + len(numbers) < len(values):
+    kinds = {type(v) for v in values if type(v) is not FakeTensor}
+    if not tensors or not kinds <= _HELD_BY.keys():
         return False
     spec = tensors[0].spec
     return (
@@ -175,15 +175,20 @@ def _is_selectable(vm: VM, values: Sequence[object]) -> bool:
             for t in tensors
         )
         and not any(t.requires_grad or t.subclass or is_handled(vm.trace.call, (t,)) for t in tensors)
-        and all(torch.result_type(torch.empty((), dtype=spec.dtype), n) is spec.dtype for n in numbers)
+        and all(_HELD_BY[kind](spec.dtype) for kind in kinds)
     )
 
 
-_CATEGORIES = (bool, int, float)
-_PREFERRED = {max: operator.gt, min: operator.lt}
+# Whether a tensor of a dtype and a number promote to that dtype.
+_HELD_BY: dict[type, Callable[[torch.dtype], bool]] = {
+    bool: lambda dtype: True,
+    int: lambda dtype: dtype is not torch.bool,
+    float: lambda dtype: dtype.is_floating_point,
+}
+_PREFERRED: dict[Callable[..., object], Callable[..., object]] = {max: operator.gt, min: operator.lt}
 
 
-def _select(vm: VM, is_better: Callable[[object, object], object], best: object, value: object) -> object:
+def _select(vm: VM, is_better: Callable[..., object], best: object, value: object) -> object:
     """`value` if it is better than `best`, as in the loop of CPython's `min` and `max`."""
     better = vm.binary(is_better, value, best)
     if type(better) is not FakeTensor or number(vm, better) is not None:
