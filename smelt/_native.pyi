@@ -92,8 +92,8 @@ def send(iterator: Iterator[object], value: object) -> tuple[object, bool]:
 def raise_at(error: BaseException, offset: int) -> NoReturn:
     """Raise the exception unchanged, with the traceback at this offset of the caller's code."""
 
-def traceback_frame(code: CodeType, globals: dict[str, object]) -> FrameType:
-    """A frame of this code that never runs, for tracebacks."""
+def traceback_frame(code: CodeType, globals: dict[str, object], locals: dict[str, object] = ...) -> FrameType:
+    """A frame of this code that never runs and holds `locals`, for tracebacks."""
 
 def last_refused() -> CodeType | None:
     """The code object of this thread's last call that the entry compiled for it rejected, else None. Resets it to None."""

@@ -1,6 +1,7 @@
 """Finalizers of files, temporary directories, coroutines and other objects run when eager runs them, also around a break."""
 
 import contextlib
+import gc
 import os
 import sys
 import tempfile
@@ -217,3 +218,48 @@ def test_a_callback_that_is_not_captured_prints_nothing(capfd):
     assert [call(run) for run in (fn, compiled, compiled)] == [[os.getpid()]] * 3
     assert [reason.kind.id for reason in reasons(compiled)] == ["input-output"]
     assert "Exception ignored" not in capfd.readouterr().err
+
+
+class Failure(Exception):
+    pass
+
+
+def raises_from_a_callee(x, log):
+    references = []
+
+    def fails():
+        thing = Thing()
+        references.append(weakref.ref(thing, lambda _: log.append("dropped")))
+        raise Failure
+
+    fails()
+
+
+def raises_an_error_that_holds_the_object(x, log):
+    error = Failure()
+    error.thing = Thing()
+    error.reference = weakref.ref(error.thing, lambda _: log.append("dropped"))
+    raise error from KeyError()
+
+
+def a_cycle_holds_the_object(x, log):
+    thing = Thing()
+    thing.self, thing.reference = thing, weakref.ref(thing, log.append)
+    raise Failure
+
+
+@pytest.mark.parametrize(
+    "fn", [raises_from_a_callee, raises_an_error_that_holds_the_object, a_cycle_holds_the_object]
+)
+def test_callbacks_run_once_where_an_exception_leaves_the_function(fn):
+    """The call runs again in eager mode; the objects of its capture are dropped without their callbacks."""
+
+    def call(run):
+        log = []
+        with pytest.raises(Failure):
+            run(torch.ones(2), log)
+        gc.collect()
+        return log
+
+    compiled = smelt.compile(fn)
+    assert [call(compiled) for _ in range(3)] == [call(fn)] * 3

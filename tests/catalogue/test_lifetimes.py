@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import copy
 import functools
 import itertools
@@ -142,6 +143,306 @@ def a_tensor_in_a_variable_is_alive():
         y = x * 2
         seen = weakref.ref(y)
         return seen() + 1 if seen() is y else y - 1
+
+    return fn, calls()
+
+
+# ------------------------------------------------------------------------------- functions, frames and tracebacks
+
+
+def observed(ended, name):
+    """A thing whose end appends `name` to `ended`, which holds the reference too."""
+    thing = Thing()
+    ended.append(weakref.ref(thing, lambda _: ended.append(name)))
+    return thing
+
+
+def names(ended):
+    return [entry for entry in ended if type(entry) is str]
+
+
+@program(graphs=1)
+def what_a_function_closes_over_ends_with_it():
+    def fn(x):
+        ended = []
+
+        def closing(name):
+            thing = observed(ended, name)
+            return lambda value: (value, thing)[0]
+
+        closure, called = closing("closure"), [closing("in a list")]
+        by_default = lambda value, thing=observed(ended, "default"): value  # noqa: E731
+        bound = functools.partial(closing("partial"), x)
+        cached = functools.lru_cache(closing("cached"))
+        y = closure(bound()) + cached(1)
+        del closure
+        called.clear()
+        ended.append("cleared")
+        del by_default, bound
+        ended.append("end")
+        del cached
+        return y, names(ended)
+
+    return fn, calls()
+
+
+@program(graphs=0, eager=["unsupported-call"])
+def a_tensor_that_only_a_dropped_function_knew_is_gone():
+    def fn(x):
+        def made():
+            y = x * 2
+            return (lambda: y), weakref.ref(y)
+
+        function, reference = made()
+        del function
+        return x + 1, reference() is None
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def a_traceback_holds_the_variables_of_its_frames():
+    def fn(x):
+        ended, errors = [], []
+
+        def fails(name):
+            first, second = observed(ended, name), observed(ended, f"{name}, too")  # noqa: F841
+            raise ValueError(name)
+
+        for name in ("a", "b", "c", "d"):
+            try:
+                fails(name)
+            except ValueError as e:
+                ended.append(f"caught {name}")
+                if name in "cd":
+                    errors.append(e)
+                if name == "b":
+                    e.__traceback__ = None
+                    ended.append("without a traceback")
+        ended.append("c and d are held")
+        errors.pop()
+        errors[0] = errors[0].with_traceback(None)
+        return x * 2, names(ended), len(errors)
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def frames_that_an_exception_left_end_in_the_order_of_the_call():
+    def fn(x):
+        ended = []
+
+        def outer():
+            thing = observed(ended, "outer")  # noqa: F841
+            middle()
+
+        def middle():
+            thing = observed(ended, "middle")  # noqa: F841
+            try:
+                inner()
+            except LookupError:
+                ended.append("caught in the middle")
+                raise
+            finally:
+                ended.append("finally")
+
+        def inner():
+            thing = observed(ended, "inner")  # noqa: F841
+            return {}[x.ndim]
+
+        try:
+            outer()
+        except KeyError:
+            ended.append("caught")
+        return x * 2, names(ended)
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def causes_and_contexts_hold_frames():
+    def fn(x):
+        ended = []
+
+        def first():
+            thing = observed(ended, "first")  # noqa: F841
+            raise ValueError
+
+        def second():
+            thing = observed(ended, "second")  # noqa: F841
+            try:
+                first()
+            except ValueError as e:
+                raise KeyError from e
+
+        try:
+            second()
+        except KeyError as e:
+            e.__cause__ = e.__context__ = None
+            ended.append("dropped the cause")
+        ended.append("end")
+        return x * 2, names(ended)
+
+    return fn, calls()
+
+
+class Failing:
+    """An object whose special methods raise what native code catches."""
+
+    def __init__(self, ended):
+        self.ended = ended
+
+    def __getattr__(self, name):
+        thing = observed(self.ended, name)  # noqa: F841
+        raise AttributeError(name)
+
+    def __getitem__(self, index):
+        thing = observed(self.ended, str(index))  # noqa: F841
+        if index == 1:
+            raise IndexError
+        return index
+
+
+@program(graphs=1)
+def exceptions_that_native_code_catches_end_there():
+    def fn(x):
+        ended = []
+        failing = Failing(ended)
+        ended += [str(hasattr(failing, "a")), str(getattr(failing, "b", 3)), str(list(failing))]
+        for item in failing:
+            ended.append(f"item {item}")
+        try:
+            sorted([1, 2], key=lambda n: failing[n])
+        except IndexError:
+            ended.append("caught")
+        ended.append("end")
+        return x * 2, names(ended)
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def variables_of_a_generator_end_with_it():
+    def fn(x):
+        ended = []
+
+        def steps(name):
+            thing = observed(ended, name)  # noqa: F841
+            try:
+                yield 1
+            except KeyError:
+                ended.append("caught inside")
+            yield 2
+
+        def delegates():
+            thing = observed(ended, "outer")  # noqa: F841
+            yield from steps("inner")
+
+        closed, thrown, outer = steps("closed"), steps("thrown"), delegates()
+        for generator in (closed, thrown, outer):
+            next(generator)
+        closed.close()
+        ended.append("after close")
+        try:
+            thrown.throw(ValueError)
+        except ValueError:
+            ended.append("caught")
+        outer.throw(KeyError)
+        ended.append("suspended again")
+        outer.close()
+        ended.append("end")
+        return x * 2, names(ended), next(closed, None), next(thrown, None)
+
+    return fn, calls()
+
+
+@contextlib.contextmanager
+def suppressing(ended):
+    thing = observed(ended, "manager")  # noqa: F841
+    try:
+        yield
+    except ValueError:
+        ended.append("suppressed")
+
+
+@program(graphs=1)
+def what_a_with_statement_suppresses_ends_behind_it():
+    def fn(x):
+        ended = []
+
+        def fails(name):
+            thing = observed(ended, name)  # noqa: F841
+            raise ValueError
+
+        with suppressing(ended):
+            fails("first")
+        ended.append("between")
+        with contextlib.suppress(ValueError):
+            fails("second")
+        ended.append("end")
+        return x * 2, names(ended)
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def a_frame_that_holds_its_own_exception_is_not_cleared():
+    def fn(x):
+        seen = []
+
+        def keeps():
+            thing = Thing()
+            seen.append(weakref.ref(thing))
+            try:
+                raise ValueError
+            except ValueError as e:
+                kept = e  # noqa: F841
+
+        def passes():
+            thing = Thing()
+            seen.append(weakref.ref(thing))
+            keeps()
+
+        passes()
+        return x * 2, [reference() is None for reference in seen]
+
+    return fn, calls()
+
+
+@program(graphs=0, eager=["unsupported-call"])
+def frames_of_tracebacks_have_variables_and_callers():
+    def fn(x):
+        def fails():
+            value = 5  # noqa: F841
+            raise ValueError
+
+        try:
+            fails()
+        except ValueError as e:
+            frame = e.__traceback__.tb_next.tb_frame
+            return x * 2, sorted(frame.f_locals), frame.f_back.f_code.co_name
+
+    return fn, calls()
+
+
+@program(graphs=0, eager=["unsupported-call"])
+def the_callback_of_a_reference_is_read():
+    def fn(x):
+        thing, called = Thing(), [].append
+        reference = weakref.ref(thing, called)
+        return x * 2, reference.__callback__ is called, weakref.ref(thing).__callback__
+
+    return fn, calls()
+
+
+@program(graphs=0, eager=["unsupported-call"])
+def attributes_of_tensors_end_with_them():
+    def fn(x):
+        ended = []
+        y = x * 2
+        y.thing = observed(ended, "attribute")
+        del y
+        return x + 1, names(ended)
 
     return fn, calls()
 

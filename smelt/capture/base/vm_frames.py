@@ -6,6 +6,7 @@ operands only after it succeeds. The caller's own instruction pushes the result 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,9 +56,9 @@ class Frame:
     """One call of a Python function. `stack`, `locals` and the namespaces hold the user's objects."""
 
     __slots__ = (
-        "call_index", "calls", "code", "function", "globals", "handled", "instructions", "kwnames", "locals", "locals_dict",
-        "loops", "namespace", "nodes", "parent", "pc", "pending_exit", "result", "result_handlers", "stack", "stop", "ticks",
-        "yielded",
+        "call_index", "calls", "code", "function", "globals", "handled", "in_traceback", "instructions", "kwnames", "locals",
+        "locals_dict", "loops", "namespace", "nodes", "parent", "pc", "pending_exit", "result", "result_handlers", "stack",
+        "stop", "ticks", "yielded",
     )  # fmt: skip
 
     stack: list[Any]
@@ -79,6 +80,7 @@ class Frame:
         self.handled: BaseException | None = None  # what a bare `raise` reraises
         self.result = None
         self.yielded = False
+        self.in_traceback = False  # a traceback may hold this frame
         self.namespace = None
         self.locals_dict = None
         # convert this frame's outcome to the result of the caller's instruction, in order; None: the graph cannot break
@@ -138,6 +140,10 @@ class Frame:
                 return True
         return False
 
+    def __del__(self) -> None:
+        """Drop what a frame that an exception left holds, in the order of CPython."""
+        self.clear()
+
     def clear(self) -> None:
         """Drop the locals, in order, and then the stack of a frame that has ended."""
         slots = self.locals
@@ -175,10 +181,11 @@ def with_result_handler(
 CREATED, SUSPENDED, RUNNING, FINISHED = (Sentinel(n) for n in ("created", "suspended", "running", "finished"))
 
 
-class Generators(Protocol):
-    """The generators that a machine created."""
+class Created(Protocol):
+    """What a machine created: generators, and callbacks of weak references to live objects."""
 
     generators: list[weakref.ref[Generator]]
+    weak_callbacks: list[weakref.ref[WeakCallback]]
     unclosed: list[Generator]
 
 
@@ -189,8 +196,8 @@ class Machine(Protocol):
     released: bool  # the capture is over
 
     @property
-    def frames(self) -> Generators:
-        """The generators of this capture."""
+    def frames(self) -> Created:
+        """What the program created in this capture."""
 
     def run(self, frame: Frame, error: BaseException | None = None) -> object:
         """Run `frame` until it returns or yields; with `error`, raise that at its current instruction."""
@@ -220,12 +227,15 @@ class Machine(Protocol):
 class Generator:
     """A generator whose frame the VM runs; native code may iterate it like any other."""
 
-    __slots__ = ("__weakref__", "frame", "state", "vm")
+    __slots__ = ("__weakref__", "frame", "function", "state", "user_code", "vm")
+    frame: Any  # a Frame; None once the generator has finished
     kind = "generator"
 
     def __init__(self, vm: Machine, frame: Frame) -> None:
         self.vm = vm
         self.frame = frame
+        self.function = frame.function
+        self.user_code = frame.user_code
         self.state = CREATED
         vm.frames.generators.append(weakref.ref(self))
 
@@ -254,7 +264,7 @@ class Generator:
         if self.state is FINISHED:
             raise error
         if self.state is CREATED:
-            self.state = FINISHED
+            self._finish()
             raise error
         inner = self._delegate()
         if inner is not None:
@@ -346,8 +356,12 @@ class Generator:
             # Keep it alive: dropping it would close it again.
             self.vm.frames.unclosed.append(self)
             raise RuntimeError(f"{self.kind} ignored GeneratorExit")
-        self.state = FINISHED
+        self._finish()
         return None
+
+    def _finish(self) -> None:
+        self.state = FINISHED
+        self.frame = None
 
     def _resume(self, error: BaseException | None) -> object:
         if self.state is RUNNING:
@@ -358,15 +372,17 @@ class Generator:
         try:
             value = self.vm.run(frame, error)
         except StopIteration as stop:
-            self.state = FINISHED
+            self._finish()
             raise RuntimeError(f"{self.kind} raised StopIteration") from stop
         except BaseException:
-            self.state = FINISHED
+            self._finish()
             raise
+        finally:
+            frame.parent = None  # as CPython, which so avoids cycles
         if frame.yielded:
             self.state = SUSPENDED
             return value
-        self.state = FINISHED
+        self._finish()
         raise StopIteration(value)
 
 
@@ -406,12 +422,7 @@ class VMCallable:
     def __call__(self, *args: object, **kwargs: object) -> object:
         if self.vm.released:  # native code outlives the capture
             return self.function(*args, **kwargs)
-        try:
-            result = self.vm.call(self.function, args, kwargs)
-        except Unsupported:
-            if _is_weakref_callback(args):
-                return None  # CPython would print and drop the refusal, by which the capture fails anyway
-            raise
+        result = self.vm.call(self.function, args, kwargs)
         return result if self.convert is None else self.convert(result)
 
     def __repr__(self) -> str:
@@ -426,9 +437,22 @@ class VMCallable:
         return self.function == (other.function if type(other) is VMCallable else other)
 
 
-def _is_weakref_callback(args: tuple[object, ...]) -> bool:
-    """Whether the arguments are those of a weak reference's callback: one reference, whose object is dead."""
-    return len(args) == 1 and isinstance(args[0], weakref.ref) and args[0]() is None
+class WeakCallback(VMCallable):
+    """The callback of a weak reference that the program creates. It does not run for objects that the capture drops at its
+    end: the call runs again, and then its own objects have callbacks."""
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self, vm: Machine, fn: object) -> None:
+        super().__init__(vm, fn)
+        vm.frames.weak_callbacks.append(weakref.ref(self))
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        if self.vm.released:
+            return None
+        with contextlib.suppress(Unsupported):  # CPython would print it; the capture fails by it anyway
+            super().__call__(*args, **kwargs)
+        return None
 
 
 class VMIterator:

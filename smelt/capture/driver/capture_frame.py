@@ -38,6 +38,7 @@ from smelt.capture.proxies.text_proxy import Unreadable
 from smelt.capture.reconstruction.reconstruction_order import collect_fakes, find_reachable
 from smelt.capture.semantics import cells
 from smelt.capture.semantics.values import context_managers
+from smelt.capture.stdlib import weak_references
 from smelt.capture.stdlib.output import warnings_calls
 from smelt.capture.torch_calls import function_transforms
 from smelt.capture.torch_calls.autograd import custom_functions, hooks, opaque_calls, tensor_state
@@ -274,7 +275,7 @@ def _capture(
     snapshot = global_state.snapshot()
     env.facts.guard("global_state", None, snapshot)
     env.sources.const(fn)
-    env.facts.register_created_function(fn)  # entries belong to its code object
+    env.sources.register_created_function(fn)  # entries belong to its code object
     code = vm.decode(fn.__code__)
     hashed_fakes.clear()
     depth = torch_settings.autocast_depth()
@@ -450,6 +451,7 @@ def _check_exit(vm: VM, frame_exit: FrameExit) -> None:
         raise vm.failure
     if vm.contexts.entered and isinstance(frame_exit, Return):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a context manager is entered and not left"))
+    weak_references.check_callbacks(vm)
     if vm.contexts.tokens:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a ContextVar is set"))
     if vm.assumptions.choosing:

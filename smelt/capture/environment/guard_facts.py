@@ -92,7 +92,7 @@ class GuardFacts:
         self.current_line = current_line
         self._real = real
         self.by_key: dict[tuple[object, ...], Guard] = {}
-        self._functions: set[int] = set()  # guarded already, or created by the trace
+        self._functions: set[int] = set()  # guarded already
         self._classes: set[type] = set()
         self._complete: set[type] = set()  # of these, those that native code may read
         self._covered: set[tuple[type, str]] = set()  # attributes of classes that have guards of their own
@@ -225,7 +225,7 @@ class GuardFacts:
 
     def use_function(self, function: FunctionType) -> None:
         """Guard the code and the defaults of a function."""
-        if id(function) not in self._functions:
+        if id(function) not in self._functions and not self._sources.is_created_function(function):
             self._functions.add(id(function))
             value = (function.__code__, function.__defaults__, function.__kwdefaults__)
             self.guard("function", self._sources.const(function), value)
@@ -233,11 +233,6 @@ class GuardFacts:
     def mark_function_guarded(self, function: FunctionType) -> None:
         """Mark `function` as guarded; the caller guards its code and its defaults one by one."""
         self._functions.add(id(function))
-
-    def register_created_function(self, function: FunctionType) -> None:
-        """Register `function` as created by the trace, so that it needs no guard."""
-        self._functions.add(id(function))
-        self._sources.register_created_function(function)
 
     def check_readable(self, value: object, special: str | None = None) -> None:
         """Raise Unsupported for an environment object of C that exposes unguarded contents of other objects, and for one

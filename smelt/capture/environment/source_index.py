@@ -6,6 +6,7 @@ trace created has none.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 from smelt._native import isinstance
@@ -24,7 +25,7 @@ class Sources(dict[int, Source]):
         ] = {}  # by id of a container's copy with fakes: the source of the container
         self._alive: list[object] = []  # objects whose ids are keys
         self._consts: dict[int, Source] = {}
-        self._created_functions: set[int] = set()
+        self._created_functions: dict[int, weakref.ref[Callable[..., object]]] = {}  # by id
         self._created_classes: set[int] = set()
 
     def keep_alive(self, *objects: object) -> None:
@@ -72,9 +73,9 @@ class Sources(dict[int, Source]):
         return next((x for x in self._alive if self.get(id(x)) is source), None)
 
     def register_created_function(self, function: Callable[..., object]) -> None:
-        """Record that the trace created `function`."""
-        self._created_functions.add(id(function))
-        self.keep_alive(function)
+        """Record that the trace created `function`. It dies with the program's last reference, and what it closes over."""
+        key, created = id(function), self._created_functions
+        created[key] = weakref.ref(function, lambda _: created.pop(key, None))
 
     def is_created_function(self, function: Callable[..., object]) -> bool:
         """Whether the trace created `function`."""

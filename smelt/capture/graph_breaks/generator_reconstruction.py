@@ -75,7 +75,7 @@ def _state_text(g: Generator, text: Expressions) -> tuple[str, str]:
 
 
 def _text(g: Generator, text: Expressions) -> str:
-    function, source = g.frame.function, g.frame.user_code
+    function, source = g.function, g.user_code
     names = f"{function.__name__!r}, {function.__qualname__!r}, {text.constant(source, 'code')}"
     if g.state is FINISHED:
         return f"finished_generator({names})"

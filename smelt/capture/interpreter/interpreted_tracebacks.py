@@ -39,9 +39,11 @@ class ExtendTraceback:
 
 
 def extended(
-    traceback: types.TracebackType | None, entries: Sequence[TracebackEntry]
+    traceback: types.TracebackType | None, entries: Sequence[TracebackEntry], frame: Frame | None = None
 ) -> types.TracebackType | None:
-    """`traceback` with `entries`, innermost first, around it."""
+    """`traceback` with `entries`, innermost first, around it. It keeps `frame` alive, with its local variables."""
     for code_position in entries:
-        traceback = traceback_entry(traceback, *code_position)
+        if frame is not None:
+            frame.in_traceback = True
+        traceback = traceback_entry(traceback, *code_position, frame)
     return traceback

@@ -184,9 +184,10 @@ class Interpreter(VM):
         return self.assumptions.compiling
 
     def ended(self, frame: Frame) -> object:
-        """The result of a frame that has returned or yielded; a frame that has returned drops its locals and its stack."""
+        """The result of a frame that has returned or yielded; a frame that has returned drops its locals and its stack,
+        unless a traceback holds it."""
         result, frame.result = frame.result, None
-        if not frame.yielded and not isinstance(result, Generator):
+        if not frame.yielded and not isinstance(result, Generator) and not frame.in_traceback:
             frame.clear()
         return result
 
@@ -233,7 +234,8 @@ class Interpreter(VM):
         if self.frames.depth > self.frames.depth_limit:
             self.frames.depth -= 1
             raise RecursionError("maximum recursion depth exceeded")
-        frame.parent, self.frame = self.frame, frame
+        caller = frame.parent = self.frame
+        self.frame = frame
         instructions, stop = frame.instructions, frame.stop
         started, frame.nodes = frame.ticks, len(self.trace.tape.torch.graph.nodes)
         if self.work.ticks > self.work.limit:
@@ -247,7 +249,8 @@ class Interpreter(VM):
                         raised, error = error, None
                         if isinstance(raised, KeyboardInterrupt):
                             self.exceptions.program_interrupt = raised
-                        if raised is self.exceptions.in_flight:  # raised by the iterator of a `yield from`
+                        if self.exceptions.traceback_in_flight(raised) is not MISSING:
+                            # raised by the iterator of a `yield from`
                             raise_exceptions.chain(raised, self.handled_exception())
                         raise raised
                     while True:
@@ -275,38 +278,40 @@ class Interpreter(VM):
                         raise self.failure from e
                     self._record_propagation(frame, e)
                     if not frame.unwind(e):
+                        frame.stack.clear()
                         raise
                     self._record_catch(e)
         finally:
-            self.frame = frame.parent
+            self.frame = caller
+            if frame.in_traceback and caller is not None:
+                caller.in_traceback = True  # by `f_back`
             self.frames.depth -= 1
             self.work.ticks += frame.ticks - started
 
     def _record_propagation(self, frame: Frame, error: BaseException) -> None:
         """Set the context and traceback entries of `error`, raised or reraised in `frame`, or propagating from a callee."""
         state = self.exceptions
-        entries = interpreted_tracebacks.traceback_entries(self, frame)
-        if error is not state.in_flight:
+        traceback, is_environment = state.traceback_in_flight(error), id(error) in self.env.sources
+        if isinstance(traceback, Sentinel):
             raise_exceptions.remove_context(error, state.host)
             raise_exceptions.chain(error, self.handled_exception())
-            state.prior_traceback, state.traceback_entries = (
-                without_smelt_frames(error.__traceback__),
-                list(entries),
-            )
-        elif not isinstance(state.reraised_traceback, Sentinel):
-            error.__traceback__ = state.prior_traceback = state.reraised_traceback
+            traceback = without_smelt_frames(error.__traceback__)
             state.traceback_entries = []
-            if id(error) in self.env.sources:
-                state.original_tracebacks.setdefault(id(error), (error, state.reraised_traceback))
+        if isinstance(state.reraised_traceback, Sentinel):
+            entries = tuple(interpreted_tracebacks.traceback_entries(self, frame))
+            traceback = interpreted_tracebacks.extended(traceback, entries, frame)
+            state.traceback_entries += entries if is_environment else ()
         else:
-            state.traceback_entries += entries
-        state.in_flight, state.reraised_traceback = error, MISSING
+            state.traceback_entries = []
+            if is_environment:
+                state.original_tracebacks.setdefault(id(error), (error, state.reraised_traceback))
+        error.__traceback__ = traceback
+        state.propagate(error)
 
     def _record_catch(self, error: BaseException) -> None:
-        """Set the traceback of `error`, which a frame handles; replay that for an exception of the environment."""
+        """Replay the traceback of `error`, an exception of the environment that a frame handles."""
         state = self.exceptions
         entries = tuple(state.traceback_entries)
-        error.__traceback__ = interpreted_tracebacks.extended(state.prior_traceback, entries)
         if entries and id(error) in self.env.sources:
             defer(self, interpreted_tracebacks.ExtendTraceback(entries), error)
         state.in_flight = None

@@ -16,13 +16,15 @@ def traceback_entry(
     scope: dict[str, object],
     offset: int,
     line: int | None,
+    held: object = None,
 ) -> types.TracebackType:
-    """A traceback that begins in a frame of `code`, at the instruction at byte `offset`, and continues with `following`."""
+    """A traceback that begins in a frame of `code`, at the instruction at byte `offset`, and continues with `following`.
+    It keeps `held` alive."""
     if code.co_freevars:  # `f_locals` reads their cells, which a frame that never ran lacks
         code = code.replace(co_freevars=())
-    return types.TracebackType(
-        following, _native.traceback_frame(code, scope), offset, line or code.co_firstlineno
-    )
+    holder = () if held is None else ({"": held},)
+    frame = _native.traceback_frame(code, scope, *holder)
+    return types.TracebackType(following, frame, offset, line or code.co_firstlineno)
 
 
 def without_smelt_frames(found: types.TracebackType | None) -> types.TracebackType | None:

@@ -69,7 +69,7 @@ def register_cells(vm: VM, frame: Frame) -> None:
 
 def register_function(vm: VM, fn: FunctionType) -> None:
     """Record a function created by the trace. Its globals are environment objects unless the trace created them."""
-    vm.env.facts.register_created_function(fn)
+    vm.env.sources.register_created_function(fn)
     if id(fn.__globals__) not in vm.scopes.created:
         vm.env.sources.const(fn.__globals__)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 from typing import NoReturn
 
 from smelt.capture.base.bytecode import SUSPENDABLE, Code
 from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, unsupported
+from smelt.capture.semantics.attributes.instance_attributes import READ_EFFECTS
 from smelt.capture.vm.vm import VM
 
 _LOADS = frozenset(("LOAD_FAST", "LOAD_FAST_CHECK"))
@@ -31,6 +33,17 @@ def _getframe(vm: VM, args: Args, kwargs: Kwargs) -> NoReturn:
     error = unsupported("sys._getframe")
     error.breaks = not _is_retained(frame.code, frame.pc, set(), is_own=not args or args[0] == 0)
     raise error
+
+
+def _refuse_frame(vm: VM, frame: object) -> NoReturn:
+    """Frames of a traceback never ran: they have no locals and no caller."""
+    error = unsupported("the locals or the caller of a traceback's frame")
+    error.breaks = False
+    raise error
+
+
+for _name in ("f_back", "f_locals"):
+    READ_EFFECTS[vars(types.FrameType)[_name]] = _refuse_frame
 
 
 def retains_frames(code: Code) -> bool:

@@ -1,8 +1,8 @@
 """Weak references: the lifetime of an object depends on the whole program, of which capture sees a part.
 
-Objects that the program creates and drops are dropped during capture too, except functions, tensors and others that
-`Sources` or the trace retains. Environment objects live until the end of the call. The call runs eagerly if the program
-could observe either difference.
+Objects that the program creates and drops are dropped during capture too, except tensors and others that `Sources` or the
+trace retains; a frame that an exception left holds its variables as long as a traceback holds the frame. Environment objects
+live until the end of the call. The call runs eagerly if the program could observe either difference.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from smelt.capture.base.value_kinds import (
     is_identity,
     items_of,
 )
+from smelt.capture.base.vm_frames import WeakCallback
 from smelt.capture.environment import wrap_values
 from smelt.capture.graph_breaks.continuation_stack import is_continuation_stack
 from smelt.capture.reconstruction.frame_globals import provide
 from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
 from smelt.capture.reconstruction.reconstruction_table import RECONSTRUCTION_KINDS
+from smelt.capture.semantics.attributes.instance_attributes import READ_EFFECTS
 from smelt.capture.semantics.calls.calls import CALLERS
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.vm.vm import VM
@@ -57,7 +59,8 @@ def _constructor_handler(reference: Callable[..., object]) -> Handler:
             raise _eager_fallback("a callback for the end of an object of the environment")
         if _is_created_tensor(vm, target) and (reference is weakref.proxy or callback):
             raise _eager_fallback("a weak proxy of, or a callback for, a tensor created in the call")
-        return vm.call_native(reference, [target, *map(vm.native_argument, callback)], kwargs)
+        callbacks = [None if fn is None else WeakCallback(vm, fn) for fn in callback]
+        return vm.call_native(reference, [target, *callbacks], kwargs)
 
     return handler
 
@@ -114,6 +117,19 @@ RECONSTRUCTION_KINDS[weakref.ref] = ReconstructionKind(
 
 
 # ---------------------------------------------------------------------------------------------- use
+
+
+def check_callbacks(vm: VM) -> None:
+    """Raise Unsupported at the end of the call if an object with a callback is alive: what retains it may be capture."""
+    if any(reference() is not None for reference in vm.frames.weak_callbacks):
+        raise _eager_fallback("an object that is alive at the end of the call has a callback")
+
+
+def _refuse_callback(vm: VM, reference: object) -> None:
+    raise _eager_fallback("the callback of a weak reference is read")
+
+
+READ_EFFECTS[vars(weakref.ref)["__callback__"]] = _refuse_callback
 
 
 @builtin(weakref.getweakrefcount, weakref.getweakrefs)

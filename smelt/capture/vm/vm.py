@@ -79,9 +79,6 @@ class VM(ABC):
     def release(self) -> None:
         """Drop the references to the user's objects, which reference cycles would keep alive until the next collection."""
         self.trace.release_inputs()
-        for generator in filter(None, (reference() for reference in self.frames.generators)):
-            if generator.frame is not None:
-                generator.frame.parent = None  # its stack may lead back to the generator
         # Set first: dropping the objects may run callbacks of the program's weak references.
         self.released = True
         vars(self.env).clear()

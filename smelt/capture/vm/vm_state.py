@@ -16,7 +16,14 @@ from typing import Any
 from smelt._native import isinstance
 from smelt.capture.base.type_lookup import TypeInfo
 from smelt.capture.base.value_kinds import MISSING, FunctionType, Sentinel
-from smelt.capture.base.vm_frames import CallSite, Frame, Generator, ResultHandler
+from smelt.capture.base.vm_frames import (
+    CallSite,
+    Frame,
+    Generator,
+    ResultHandler,
+    WeakCallback,
+    is_smelt_scope,
+)
 from smelt.capture.environment.side_effects import Call
 from smelt.capture.vm.native_reachability import NativeReachability
 from smelt.graph.torch_settings import TorchSettings
@@ -38,6 +45,8 @@ class Frames:
     # frames that are calling a module's `forward` without `__call__`
     module_callers: list[Frame | None] = field(default_factory=list)
     generators: list[weakref.ref[Generator]] = field(default_factory=list)
+    # callbacks of weak references whose objects are alive; a callback dies when it has run
+    weak_callbacks: list[weakref.ref[WeakCallback]] = field(default_factory=list)
     unclosed: list[Generator] = field(default_factory=list)  # yielded when they were closed
     running_natively: object = None  # a function that has a handler but runs natively now
 
@@ -82,16 +91,36 @@ class Exceptions:
     host: BaseException | None  # handled by the interpreter that runs the VM
     outer: BaseException | None  # handled by the caller of the captured function
     has_handlers: bool = False  # a frame has exception handlers
-    in_flight: BaseException | None = None  # propagates through frames; its context is set
+    # The exception that propagates through frames and whose context is set, or the ids of it and of its traceback, whose
+    # frames hold the program's objects: these die where native code drops the exception.
+    in_flight: BaseException | tuple[int, int] | None = None
     # a KeyboardInterrupt that the program raised; any other is a signal that arrived during capture
     program_interrupt: BaseException | None = None
     # the traceback of an exception that is reraised; MISSING: no exception is
     reraised_traceback: TracebackType | Sentinel | None = MISSING
-    # where the exception in flight left frames since it was raised, innermost first; its traceback before that
+    # where the environment's exception in flight left frames since it was raised, innermost first
     traceback_entries: list[tuple[CodeType, dict[str, object], int, int]] = field(default_factory=list)
-    prior_traceback: TracebackType | None = None
     # of reraised exceptions of the environment, by id: the exception and its traceback before the capture
     original_tracebacks: dict[int, tuple[BaseException, TracebackType | None]] = field(default_factory=dict)
+
+    def propagate(self, error: BaseException) -> None:
+        """Record that `error`, with the program's traceback, leaves a frame or is handled there."""
+        traceback = error.__traceback__
+        self.in_flight = error if traceback is None else (id(error), id(traceback))
+        self.reraised_traceback = MISSING
+
+    def traceback_in_flight(self, error: BaseException) -> TracebackType | Sentinel | None:
+        """The program's traceback of `error`, below entries of the frames that run the VM; MISSING if it is newly raised."""
+        if error is self.in_flight:
+            return None if isinstance(self.reraised_traceback, Sentinel) else self.reraised_traceback
+        if not isinstance(self.in_flight, tuple) or self.in_flight[0] != id(error):
+            return MISSING
+        found = error.__traceback__
+        while found is not None and (
+            id(found) != self.in_flight[1] or is_smelt_scope(found.tb_frame.f_globals)
+        ):
+            found = found.tb_next
+        return MISSING if found is None else found
 
     def restore(self) -> None:
         """Restore the tracebacks of the environment's exceptions."""

@@ -8,17 +8,18 @@ namespace smelt::calls {
 namespace {
 
 PyObject* py_frame_of(PyObject*, PyObject* args) {
-    PyObject *code, *globals;
-    if (!PyArg_ParseTuple(args, "O!O!:traceback_frame", &PyCode_Type, &code, &PyDict_Type, &globals))
+    PyObject *code, *globals, *locals = nullptr;
+    if (!PyArg_ParseTuple(args, "O!O!|O!:traceback_frame", &PyCode_Type, &code, &PyDict_Type, &globals, &PyDict_Type,
+                          &locals))
         return nullptr;
     PyFrameObject* made =
-        PyFrame_New(PyThreadState_Get(), reinterpret_cast<PyCodeObject*>(code), globals, nullptr);
+        PyFrame_New(PyThreadState_Get(), reinterpret_cast<PyCodeObject*>(code), globals, locals);
     return reinterpret_cast<PyObject*>(made);
 }
 
 PyMethodDef traceback_frames_functions[] = {
     {"traceback_frame", py_frame_of, METH_VARARGS,
-     "traceback_frame(code, globals): a frame of this code that never runs."},
+     "traceback_frame(code, globals, locals=None): a frame of this code that never runs and holds `locals`."},
     {}};
 
 }  // namespace

@@ -25,7 +25,7 @@ def _awaited(vm: VM, obj: object) -> Generator:
     if isinstance(obj, Generator):
         if type(obj) is Coroutine and obj.state is SUSPENDED and obj.yieldfrom is not None:
             raise RuntimeError("coroutine is being awaited already")
-        if type(obj) is Coroutine or obj.frame.code.flags & ITERABLE_COROUTINE:
+        if type(obj) is Coroutine or obj.user_code.co_flags & ITERABLE_COROUTINE:
             return obj
         raise TypeError(NOT_AWAITABLE.format("generator"))
     found = attributes.python_method(vm, obj, "__await__")

@@ -168,7 +168,7 @@ def _return_generator(vm: VM, frame: Frame, arg: int) -> bool:
     if frame.code.flags & COROUTINE and sys.get_coroutine_origin_tracking_depth():
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, "coroutines that know where they were made"))
     frame.result = (Coroutine if frame.code.flags & COROUTINE else Generator)(vm, frame)
-    frame.result_handlers = None
+    frame.result_handlers = frame.parent = None
     return True
 
 
