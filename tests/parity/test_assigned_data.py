@@ -698,3 +698,75 @@ def test_arrays_that_are_drawn_beside_assigned_data():
 
 
 ARRAY = np.arange(3.0)
+
+
+def _moved_gradient(x, y):
+    y.grad, x.grad = x.grad, None
+    return y.grad
+
+
+def _accumulated(x, y):
+    (x * y).sum().backward()
+    return x.detach() - y.detach()
+
+
+def _last_of_three(x, y):
+    for tensor, factor in ((x, 1), (y, 2), (x, 3)):
+        tensor.grad = tensor.detach() * factor
+    return x.detach() + 1
+
+
+def _frozen_for_a_moment(x, y):
+    x.requires_grad_(False)
+    product = y * 2
+    x.requires_grad_(True)
+    return product
+
+
+def _hooked(x, y):
+    x.register_hook(lambda grad: grad * 5)
+    (y * 2).sum().backward()
+
+
+def _noted(x, y):
+    before = hasattr(y, "note")
+    x.note = "x"
+    found = before, getattr(y, "note", "nothing")
+    y.note = "y"
+    return found, x.note
+
+
+@pytest.mark.parametrize("has_grad", [False, True])
+@pytest.mark.parametrize(
+    "fn", [_moved_gradient, _accumulated, _last_of_three, _frozen_for_a_moment, _hooked, _noted]
+)
+def test_state_of_arguments_that_are_one_tensor_in_a_later_call(fn, has_grad):
+    def program(compile):
+        run, found = compile(fn), []
+        for is_one in (False, True, False, True):
+            x = torch.arange(3.0, requires_grad=True)
+            y = x if is_one else torch.full((3,), 2.0, requires_grad=True)
+            for t in (x, y) if has_grad else ():
+                t.grad = t.detach() + 5
+            result = run(x, y)
+            state = [(t.grad, t.requires_grad, getattr(t, "note", None)) for t in (x, y)]
+            found.append((result, getattr(result, "requires_grad", None), state))
+        return found
+
+    same(program(smelt.compile), program(lambda f: f))
+
+
+def test_gradients_of_separate_parameters_need_one_entry():
+    parameters = [torch.nn.Parameter(torch.full((2,), float(i))) for i in range(20)]
+
+    def fn(x):
+        sum((p * x).sum() for p in parameters).backward()
+        for p in parameters:
+            p.data.sub_(p.grad)
+            p.grad = None
+
+    compiled = smelt.compile(fn)
+    for i in range(3):
+        compiled(torch.full((2,), float(i)))
+    assert len(entries(compiled)) == 1 and not reasons(compiled)
+    same([p.detach() for p in parameters], [torch.full((2,), float(i - 3)) for i in range(20)])

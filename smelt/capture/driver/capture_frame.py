@@ -469,16 +469,39 @@ def _live_values(frame_exit: FrameExit, effects: Sequence[Effect]) -> list[objec
 
 
 def _guard_distinct_tensors(vm: VM) -> None:
-    """Guard that tensors which were put into sets or used as keys are distinct; and that all tensors of the environment are,
-    if the program set the `data` of one: no other changed with it."""
+    """Guard that tensors which were put into sets or used as keys are distinct; and that those whose state the program
+    changed are distinct from those whose state it used."""
     trace, sources = vm.trace, vm.env.sources
     hashed = [sources[id(f)] for f in hashed_fakes.values() if trace.is_environment(f)]
     hashed_fakes.clear()
-    inputs = [sources[id(f)] for f in trace.inputs if id(f) in sources] if trace.inputs.rebound else []
-    tensors = [source for source in inputs if collected(source) is source and not is_created(source)]
-    for key, distinct in (("hashed", hashed), ("data", tensors)):
+    used = _is_state_used(vm)
+    inputs = [sources[id(f)] for f in trace.inputs if id(f) in sources] if used else []
+    stateful = [s for s in inputs if collected(s) is s and not is_created(s) and used and used(s)]
+    for key, distinct in (("hashed", hashed), ("state", stateful)):
         if len(distinct) > 1:
             vm.env.facts.guard("distinct", distinct[0], tuple(distinct), key=key)
+
+
+def _is_state_used(vm: VM) -> Callable[[Source], bool] | None:
+    """Whether the program used the state of the tensor at a source that it changed on another tensor; None if it changed
+    none. Any use of a tensor depends on its `data`, flags and hooks, but not on attributes such as `grad`."""
+    trace, sources = vm.trace, vm.env.sources
+    called = (f for fakes in trace.autograd.flag_calls.values() for f in fakes)
+    hooked = (f for f, _ in vm.held.hooked)
+    if trace.inputs.rebound or any(map(trace.is_environment, (*called, *hooked))):
+        return lambda source: True
+    found = {sources[id(f)] for f in vm.env.log.tensors_with_attributes()}
+    if not found:
+        return None
+    for guard in vm.env.facts.guards:  # an attribute that was read, or is missing, is guarded
+        is_missing = (
+            guard.kind.name == "not_in_dict" and guard.value != "_is_param"
+        )  # every tensor lacks that
+        source = guard.source if is_missing else guard.source and guard.source.base
+        while source is not None and source not in found:
+            found.add(source)
+            source = source.base
+    return found.__contains__
 
 
 def _guard_offsets(vm: VM) -> None:

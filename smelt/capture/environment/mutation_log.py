@@ -214,6 +214,10 @@ class MutationLog:
         self._check_allowed()
         self._tensors[id(fake), name] = SetAttr(fake, name, value)
 
+    def tensors_with_attributes(self) -> list[object]:
+        """The fakes of environment tensors on which the trace has set an attribute."""
+        return [entry.target for entry in self._tensors.values()]
+
     def is_set_on_tensor(self, fake: object, name: str) -> bool:
         """Whether the trace has set this attribute of the tensor."""
         return (id(fake), name) in self._tensors
