@@ -251,6 +251,9 @@ disable_saved_tensors_hooks = _needed(
 enable_saved_tensors_hooks = _needed(
     lambda: torch._C._autograd._saved_tensors_hooks_enable, "transforms disable hooks"
 )
+operator_registry: Any = _optional(
+    lambda: torch._library.simple_registry.singleton, "effects that the program registers for its operators"
+)
 NODES_IN_C: Any = _needed(lambda: torch._C._functions, "what nodes of autograd save")
 DelayedError: Any = _needed(
     lambda: torch._C._functions.DelayedError, "outputs that cannot be differentiated twice say so"
@@ -432,12 +435,17 @@ def backend_tools() -> Any:
     from torch._dynamo.source import ConstantSource  # noqa: PLC0415
     from torch._guards import TracingContext, tracing  # noqa: PLC0415
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # noqa: PLC0415
+    from torch.fx.experimental.symbolic_shapes import (  # noqa: PLC0415
+        DimDynamic,
+        GuardOnDataDependentSymNode,
+        ShapeEnv,
+    )
 
     return SimpleNamespace(
         ConstantSource=ConstantSource,
         DimDynamic=DimDynamic,
         FakeTensorMode=FakeTensorMode,
+        GuardOnDataDependentSymNode=GuardOnDataDependentSymNode,
         ShapeEnv=ShapeEnv,
         TracingContext=TracingContext,
         tracing=tracing,

@@ -19,6 +19,7 @@ from smelt.errors import BackendError
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, Node
 from smelt.graph.pytree import map_leaves
+from smelt.torch_private import backend_tools
 from smelt.tracing.record.traced import Traced
 
 log = logging.getLogger("smelt")
@@ -76,7 +77,9 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
         if traced.unbacked is not None and traced.unbacked.small:
             try:
                 return compile_trace(traced)
-            except Exception as error:  # perhaps torch's code depends on whether a number is 0 or 1
+            except Exception as error:
+                if not _depends_on_numbers(error):
+                    raise
                 log.debug("smelt: compiled for numbers of at least 2 after %r", error)
                 traced = replace(traced, unbacked=replace(traced.unbacked, small=frozenset()))
         return compile_trace(traced)
@@ -106,6 +109,20 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
     compile_with_foreign.__name__ = _name(backend)
     compile_with_foreign.is_foreign = True  # type: ignore[attr-defined]
     return compile_with_foreign
+
+
+def _depends_on_numbers(error: BaseException) -> bool:
+    """Whether `error` comes from torch's, that its code depends on an unbacked number: perhaps on whether it is 0 or 1."""
+    kind, seen = backend_tools().GuardOnDataDependentSymNode, set[int]()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        at = pending.pop()
+        if isinstance(at, kind):
+            return True
+        if at is not None and id(at) not in seen:
+            seen.add(id(at))
+            pending += (at.__cause__, at.__context__)
+    return False
 
 
 def _name(backend: object) -> str:

@@ -1,5 +1,7 @@
 """Graphs that read numbers from tensors, for backends that run or compile calls of torch."""
 
+import contextlib
+
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -162,3 +164,37 @@ def test_an_input_that_is_written_needs_the_number_first():
 
     with pytest.raises(smelt.errors.Unsupported, match=r"Tensor\.item"):
         smelt.compile(f, backend=nop, fullgraph=True)(X(), T(3))
+
+
+def _needs_to_know(gm, inputs):
+    """Fails like torch's code that depends on whether a number is 0, with an error of its own."""
+    (read,) = gm.graph.find_nodes(op="call_method", target="item")
+    try:
+        return gm.forward if read.meta["example_value"] != 0 else None
+    except RuntimeError as e:
+        raise ValueError("cannot compile") from e
+
+
+def _fails(gm, inputs):
+    raise ValueError("not this graph")
+
+
+@pytest.mark.parametrize(("fails", "graphs"), [(_needs_to_know, 2), (_fails, 1)])
+def test_a_backend_that_fails_gets_a_second_graph_only_for_larger_numbers(fails, graphs):
+    calls = []
+
+    def backend(gm, inputs):
+        calls.append(gm.code)
+        return fails(gm, inputs)
+
+    def f(x, n):
+        n = n.item()
+        torch._check(n >= 0)
+        return x[:n] * 2
+
+    compiled = smelt.compile(f, backend=backend, fullgraph=True)
+    with pytest.raises(SmeltError) if fails is _fails else contextlib.nullcontext():
+        for n in (3, 0, 1):
+            x = X()
+            same(compiled(x, T(n)), f(x, T(n)), str(n))
+    assert sum(".item()" in code for code in calls) == graphs
