@@ -16,7 +16,7 @@ import torch
 
 from smelt.graph import torch_settings
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
-from smelt.graph.operator_effects import effects, is_effectful
+from smelt.graph.operator_effects import effects, is_effectful, is_programs
 from smelt.graph.unbacked_sizes import unbacked_sizes_of
 from smelt.graph.user_kernel_calls import RUN_KERNEL_FUNCTIONAL
 from smelt.torch_private import OpOverload
@@ -31,11 +31,7 @@ def stays_in_backward(node: Node) -> bool:
     """Whether a node of a backward must stay although it has no readers: it has an effect, or its operator is not torch's.
     The program's own code calls such an operator in eager, too; torch's operators may belong to gradients that eager does
     not compute."""
-    target = node.target
-    return has_effect(node) or (isinstance(target, OpOverload) and target.namespace not in _OF_TORCH)
-
-
-_OF_TORCH = frozenset({"aten", "prim", "prims", "smelt"})
+    return has_effect(node) or is_programs(node.target)
 
 
 def changes_state(node: Node) -> bool:

@@ -107,6 +107,14 @@ def is_effectful(op: object) -> bool:
     return isinstance(op, OpOverload) and not effects(op).pure
 
 
+_OF_TORCH = frozenset({"aten", "prim", "prims", "smelt"})
+
+
+def is_programs(op: object) -> bool:
+    """Whether an operator is not torch's: it may run code of the program."""
+    return isinstance(op, OpOverload) and op.namespace not in _OF_TORCH
+
+
 def _classify(op: OpOverload) -> Effects:
     schema = op._schema
     tags = op.tags

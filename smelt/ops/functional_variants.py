@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from smelt.graph.operator_effects import effects
+from smelt.graph.operator_effects import effects, is_programs
 from smelt.graph.pytree import leaves, map_leaves
-from smelt.torch_private import OpOverload
+from smelt.torch_private import OpOverload, operator_registry
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,25 @@ def _made(op: OpOverload) -> Pure | None:
     _LIBRARY.define(f"{name}{_ALIASES.sub('', arguments)} -> ({', '.join(returned)})")
     _LIBRARY.impl(name, _on_copies(op, len(fresh)), "CompositeExplicitAutograd")
     twin = getattr(torch.ops.smelt, name).default
+    _MADE.add(twin)
     return Pure(twin, {n: len(fresh) + i for i, n in enumerate(info.writes)}, len(fresh), copies=True)
 
 
 # What a functional variant returns for a written argument, by its type; for an optional one that is None, an empty tensor.
 _RETURNED = {"Tensor": "Tensor", "List[Tensor]": "Tensor[]", "Optional[Tensor]": "Tensor"}
+_MADE: set[object] = set()  # such variants
 _ALIASES = re.compile(r"\([a-z]!?( -> \*)?\)")  # `(a!)` in a schema
+
+
+def may_act(op: object) -> bool:
+    """Whether running an operator twice may differ from running it once, whatever it writes: an operator of the program that
+    writes an argument, returns nothing, or has a registered effect."""
+    if not isinstance(op, OpOverload) or not is_programs(op):
+        return op in _MADE
+    registered = getattr(operator_registry.find(op._schema.name), "effect", None)
+    return (
+        bool(effects(op).writes) or not op._schema.returns or getattr(registered, "effect", None) is not None
+    )
 
 
 def _on_copies(op: OpOverload, fresh: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.library import EffectType
 
 from tests.harness.catalogue import leaf, program, tensor
 
@@ -99,3 +100,99 @@ def filled_with_what_may_not_fit():
         return x * 2, torch.full((2,), t, dtype=torch.int8)
 
     return fn, [(tensor(3), torch.tensor(n)) for n in (7, 300, -128)]
+
+
+# ------------------------------------------------------------------------ operators that must not run once more
+
+RAN: list[str] = []
+
+
+@torch.library.custom_op("assumed::report", mutates_args=())
+def report(x: torch.Tensor) -> None:
+    RAN.append("report")
+
+
+@report.register_fake
+def _(x):
+    return None
+
+
+@torch.library.custom_op("assumed::count", mutates_args=("counter",))
+def count(counter: torch.Tensor) -> None:
+    RAN.append("count")
+    counter.add_(1)
+
+
+@torch.library.custom_op("assumed::registered", mutates_args=())
+def registered(x: torch.Tensor) -> torch.Tensor:
+    RAN.append("registered")
+    return x.clone()
+
+
+@registered.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+if hasattr(registered, "register_effect"):
+    registered.register_effect(EffectType.ORDERED)
+
+
+def ran() -> list[str]:
+    """What ran since the last call of this function."""
+    found = [*RAN]
+    RAN.clear()
+    return found
+
+
+def selections():
+    """Two masks; those of the third and fifth call select other numbers of elements."""
+    counts = [(2, 2), (3, 3), (2, 3), (4, 4), (3, 1)]
+    return [(tensor(5), torch.arange(5) < a, torch.arange(5) < b) for a, b in counts]
+
+
+def attempted(fn, *args):
+    try:
+        return fn(*args)
+    except RuntimeError as e:
+        return type(e).__name__
+
+
+@program(graphs=2, later=3, breaks=["data-dependent-shape"])
+def an_operator_reports_before_sizes_are_equal():
+    def fn(x, a, b):
+        report(x)
+        return attempted(lambda: x[a] + x[b])
+
+    return fn, selections(), ran
+
+
+@program(graphs=2, later=2, breaks=["data-dependent-shape"] * 2)
+def an_operator_with_an_effect_runs_between_two_sizes():
+    def fn(x, a, b):
+        first = x[a]
+        y = registered(x)
+        return attempted(lambda: first + y[b])
+
+    return fn, selections(), ran
+
+
+@program(graphs=1)
+def an_operator_reports_behind_the_last_size():
+    def fn(x, a, b):
+        total = x[a] + x[a]
+        report(total)
+        return total, x[a] * 2
+
+    return fn, selections(), ran
+
+
+@program(graphs=2, later=3, breaks=["data-dependent-condition"], eager=["user-exception"])
+def an_operator_counts_before_a_condition():
+    def fn(x, counter):
+        count(counter)
+        if x.sum() > 3:
+            raise ValueError("too large")
+        return x * counter
+
+    return fn, [(torch.ones(n), torch.zeros(1)) for n in (2, 2, 5, 1)], ran

@@ -50,7 +50,7 @@ from smelt.capture.driver.dynamic_int_arguments import int_arguments
 from smelt.capture.driver.entry_eviction import superseded_entries
 from smelt.capture.driver.guard_tree_checks import is_only_thread, verified, verify_accepts, verify_refuses
 from smelt.capture.driver.zero_one_specialization import Trial, accept_size_one, small_unbacked_sizes
-from smelt.capture.emit.eager_fallback import eager_rerun_of
+from smelt.capture.emit.eager_fallback import eager_rerun_of, repeats_effects
 from smelt.capture.emit.torch_graph_overrides import EditedProgram, edited_program
 from smelt.capture.environment.symbolic_size_policy import SymbolicSizes
 from smelt.capture.graph_breaks.generator_entry import generator_factory
@@ -377,7 +377,8 @@ class FrameCompiler:
         program = self._edited_program(captured.traced)
         functional = self._functional and program is None
         assumed = captured.assumed or captured.traced.unbacked is not None
-        if assumed and eager_rerun_of(captured.traced, functional) is None:
+        repeatable = eager_rerun_of(captured.traced, functional) is not None
+        if assumed and (not repeatable or repeats_effects(captured.traced, captured.assumed)):
             raise NotRepeatable
         captured.traced = replace(
             captured.traced,

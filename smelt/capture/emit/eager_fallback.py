@@ -22,6 +22,8 @@ from smelt.errors import ArtifactError, OtherSizes
 from smelt.graph.graph_passes import has_effect
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.operator_effects import effects
+from smelt.graph.unbacked_sizes import unbacked_sizes_of
+from smelt.ops.functional_variants import may_act
 from smelt.ops.may_raise import may_raise
 from smelt.tracing.record.traced import Traced
 
@@ -52,6 +54,15 @@ def eager_rerun_of(traced: Traced, functional: bool) -> EagerRerun | None:
     devices = dict.fromkeys(spec.device for node in draws for spec in _specs(node))
     expected = traced.unbacked is not None or any(map(may_raise, graph))
     return EagerRerun(tuple(devices) or ((CPU,) if draws else ()), expected)
+
+
+def repeats_effects(traced: Traced, checks_at_end: bool) -> bool:
+    """Whether a rerun after a failed check would run an operator of the program with effects once more. `checks_at_end`: the
+    graph checks a condition on a tensor when it has run; it checks sizes as soon as their operators have run."""
+    nodes = traced.aten_graph.nodes
+    acting = (i for i, node in enumerate(nodes) if may_act(node.target))
+    sized = (i for i, node in enumerate(nodes) if unbacked_sizes_of(node))
+    return next(acting, len(nodes)) < (len(nodes) if checks_at_end else max(sized, default=-1))
 
 
 def _writes_input(node: Node) -> bool:
