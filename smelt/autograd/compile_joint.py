@@ -20,7 +20,7 @@ from smelt import _native, events
 from smelt.autograd.double_backward import DoubleBackward, double_backward
 from smelt.autograd.freed_graph_outputs import mark_freed
 from smelt.autograd.mutation_view_epilogue import EpilogueStep, apply_epilogue, epilogue_steps
-from smelt.autograd.partition import Partition, partition
+from smelt.autograd.partition import Partition, Saved, partition
 from smelt.autograd.save_costs import NO_HINTS, Hints
 from smelt.autograd.undefined_tangents import without_tangents
 from smelt.autograd.unsegmented_backward import Reach, unsegmented
@@ -202,7 +202,7 @@ class _Node:
                 "groups": self._groups,
                 "contributors": self.flow.contributors,
                 "conflicts": joint.conflicts,
-                "saved": self._saved,
+                "saved": self._saved(values),
                 "backward": partial(_compiled_backward, joint, compile_backward),
                 "name": "SmeltBackward",
                 "lock": _lock,
@@ -228,9 +228,27 @@ class _Node:
     def _groups(self) -> list[tuple[list[int], bool, bool]]:
         return _groups(self.joint)
 
-    @cached_property
-    def _saved(self) -> list[tuple[str, int, list[int]]]:
-        return [(s.kind, s.index, r) for s, r in zip(self.parts.saved, self.flow.readers)]
+    def _saved(self, values: Values) -> list[tuple[Any, ...]]:
+        """The saved values, and the layout of primals, to whose `data` the program may assign. The gradients that read an
+        alias of a primal count as readers of the primal, from which the alias may follow."""
+        saved = self.parts.saved
+        readers = [{*read} for read in self.flow.readers]
+        primals: dict[int, set[int]] = {}
+        for s, read in zip(saved, readers):
+            if s.kind == "primal":
+                primals.setdefault(s.index, read)
+            elif s.kind == "alias":
+                primals.get(s.index, read).update(read)
+        return [
+            (s.kind, s.index, sorted(read), *_layout_of_primal(s, values)) for s, read in zip(saved, readers)
+        ]
+
+
+def _layout_of_primal(saved: Saved, values: Values) -> tuple[Any, ...]:
+    if saved.kind != "primal" or not isinstance(saved.spec, TensorSpec):
+        return ()
+    spec = substitute(saved.spec, values)
+    return spec.shape, spec.stride, spec.dtype
 
 
 def _compiled_backward(

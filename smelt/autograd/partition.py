@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smelt.autograd.gradient_liveness import live_for
 from smelt.autograd.min_cut import Cut, within_budget
@@ -30,9 +30,9 @@ from smelt.tracing.backward.joint import Joint
 class Saved:
     """A value that the backward starts from.
 
-    `index`: of the primal, as it is after the forward ran; of the forward output; or, for a temporary, among the extra
-    outputs of the forward graph. `nbytes`: the cost of saving it beyond what the user holds. `name`: of the
-    placeholder.
+    `index`: of the primal, or the primal of an alias, as it is after the forward ran; of the forward output; or, for a
+    temporary, among the extra outputs of the forward graph. `nbytes`: the cost of saving it beyond what the user holds.
+    `name`: of the placeholder.
     """
 
     kind: Kind
@@ -100,10 +100,13 @@ def _read_beyond_eager(problem: CutProblem, cut: Cut, parts: Partition) -> set[N
     backward, memory = parts.backward, problem.memory
     placeholders = backward.placeholders
     reads = live_for(backward.nodes[:-1], placeholders[len(parts.saved) :], set(backward.nodes))
+    nodes = list(cut.saved)
+    primals = {s.index: node for node, s in zip(nodes, parts.saved) if s.kind in ("primal", "alias")}
+    nodes += [primals[s.index] for s in parts.saved[len(nodes) :]]
     found = set()
-    for (node, option), value in zip(cut.saved.items(), placeholders):
+    for node, saved, value in zip(nodes, parts.saved, placeholders):
         base = memory.bases.get(node, node)
-        is_users = option.kind != "temporary" and isinstance(node.spec, TensorSpec)
+        is_users = saved.kind != "temporary" and isinstance(node.spec, TensorSpec)
         if is_users and reads[value] & ~memory.eager.get(base, 0):
             found.add(base)
     return found
@@ -123,11 +126,17 @@ class _Builder:
         # node of the joint graph -> the node that the backward uses for it
         self.substitutes: dict[Node, Node] = {}
         self.restored: set[Node] = set()  # substitutes computed from a saved value alone
+        self.aliases: dict[Node, Node] = {}  # primal -> the placeholder of an alias of it
+        self.saves_itself: set[Node] = set()  # the primals that eager's nodes save
 
     def build(self) -> Partition:
-        saved = tuple(self._saved(node, option) for node, option in self.cut.saved.items())
+        saved = [self._saved(node, option) for node, option in self.cut.saved.items()]
         self._choose()
-        return Partition(self._forward(), self._backward(), saved)
+        order, gradients = self._backward_order()
+        saved = self._with_aliases(saved, order, gradients)
+        inputs = (*self.inputs, *self.tangents)
+        backward = extract(self.joint.graph, inputs, order, gradients, self._read)
+        return Partition(self._forward(), backward, tuple(saved))
 
     def _saved(self, node: Node, option: SaveOption) -> Saved:
         index, value = option.index, node
@@ -142,6 +151,10 @@ class _Builder:
         elif option.through is not None:
             value = option.through
             self._restore_from_view(node, value)
+        elif option.kind == "primal" and isinstance(node.spec, TensorSpec):
+            name = NodeBuilder(self.problem.names).name(f"{node.name}_alias")
+            self.aliases[node] = replace(node, op="placeholder", target=name, args=(), kwargs={}, name=name)
+            self.saves_itself |= {node} if index in self.joint.saved_primals else set()
         self.inputs.append(value)
         return Saved(
             option.kind, index, value.spec, value.name, option.nbytes, node.line, self._why(node, option)
@@ -247,25 +260,45 @@ class _Builder:
 
     # ---- backward
 
-    def _backward(self) -> Graph:
-        """Backward-only nodes in their order; what they read is computed just before its first read."""
+    def _with_aliases(
+        self, saved: list[Saved], order: list[Node], gradients: list[Node | None]
+    ) -> list[Saved]:
+        """`saved` with the aliases of primals that the backward reads: in the place of a primal that it does not read, else
+        at the end. Adds them to the inputs of the backward."""
+        read = {self._read(a, user) for user in order for a in argument_nodes(user)}.union(gradients)
+        for i, (value, row) in enumerate(zip(tuple(self.inputs), tuple(saved))):
+            alias = self.aliases.get(value)
+            if alias not in read or alias is None:
+                continue
+            new = replace(row, kind="alias", name=alias.name)
+            if value in read:
+                self.inputs.append(alias)
+                saved.append(new)
+            else:
+                self.inputs[i], saved[i] = alias, new
+        return saved
+
+    def _backward_order(self) -> tuple[list[Node], list[Node | None]]:
+        """Backward-only nodes in their order; what they read is computed just before its first read. And the gradients."""
         graph = self.joint.graph
         gradients = [
             None if n is None else self.substitutes.get(n, n)
             for n in graph.output.args[0][self.joint.n_outputs :]
         ]
-        available = {*self.inputs, *self.tangents}
+        available = {*self.inputs, *self.aliases.values(), *self.tangents}
         order: list[Node] = []
         for node in self.problem.backward_only:
             order += self._missing([self.substitutes.get(node, node)], available)
         order += self._missing((n for n in gradients if n is not None), available)
-        return extract(graph, [*self.inputs, *self.tangents], order, gradients, self._read)
+        return order, gradients
 
     def _read(self, argument: Node, user: Node) -> Node:
         if user in self.restored:
             return argument
         now = self.problem.current(argument, user)
-        return self.substitutes.get(now, now)
+        value = self.substitutes.get(now, now)
+        is_eagers = user in self.problem.backward or user in self.problem.by_replacement
+        return value if is_eagers and value in self.saves_itself else self.aliases.get(value, value)
 
     def _missing(self, wanted: Iterable[Node], available: set[Node]) -> list[Node]:
         """The nodes to compute for `wanted`, in order; adds them to `available`."""

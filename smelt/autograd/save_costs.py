@@ -3,7 +3,8 @@
 Memory is counted by storages: a view is saved by saving the tensor that owns the memory (its *base*). The rules follow
 from what the user may do between forward and backward, namely write the tensors that they hold:
 
-* A primal that eager's backward reads costs nothing: the user holds it, and writing it raises, as in eager.
+* A primal that eager's backward reads costs nothing: the user holds it, and writing it raises, as in eager. Reads that are
+  not those of eager's nodes go to an alias of its memory, which the program's assignments to `data` do not change.
 * A primal that eager's backward does not read may be written in eager, so only a copy of it can be saved.
 * The old value of a primal that the forward overwrites is saved as a copy. The new value is the primal itself.
 * A result that shares memory with an output is saved only if eager saves it. The output itself then costs nothing;
@@ -29,7 +30,7 @@ from smelt.graph.ir import Node, NumberSpec, TensorSpec
 from smelt.shapes.expr import Size, Sym, evaluate, numel
 from smelt.tracing.backward.joint import Joint
 
-Kind = Literal["primal", "output", "temporary"]
+Kind = Literal["primal", "alias", "output", "temporary"]
 Hints = Mapping[Sym, int]
 NO_HINTS: Hints = {}
 

@@ -60,7 +60,8 @@ def check_readers(joint, parts):
     """What is kept in the user's hands is read for those results' gradients for which eager reads it."""
     memory, graph = Memory(joint), parts.backward
     outputs = joint.graph.output.args[0]
-    places = {"primal": joint.graph.placeholders, "output": outputs}
+    primals = joint.graph.placeholders
+    places = {"primal": primals, "alias": primals, "output": outputs}
     reads = live_for(graph.nodes[:-1], graph.placeholders[len(parts.saved) :], set(graph))
     for saved, given in zip(parts.saved, graph.placeholders):
         if saved.kind != "temporary" and isinstance(saved.spec, TensorSpec):
@@ -74,7 +75,12 @@ def check_readers(joint, parts):
 
 def saved_values(parts, primals, returned, n_outputs):
     """The tensors that the backward starts from, after the forward graph ran."""
-    places = {"primal": list(primals), "output": returned[:n_outputs], "temporary": returned[n_outputs:]}
+    places = {
+        "primal": list(primals),
+        "alias": [p.detach() if isinstance(p, torch.Tensor) else p for p in primals],
+        "output": returned[:n_outputs],
+        "temporary": returned[n_outputs:],
+    }
     values = [places[s.kind][s.index] for s in parts.saved]
     for value, saved in zip(values, parts.saved):
         if isinstance(saved.spec, TensorSpec):

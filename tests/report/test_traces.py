@@ -92,8 +92,9 @@ def test_the_joint_graph_and_its_partition():
         torch.testing.assert_close((out, grad), (expected, wanted))
         out, *saved = trace.forward(x)
         assert torch.equal(out, expected) and saved == []
-        assert [(s.kind, s.name, s.nbytes) for s in trace.partition.saved] == [("primal", "primals_1", 0)]
-        torch.testing.assert_close(trace.backward(x, gradient), (wanted,))
+        rows = [("primal", "primals_1", 0), ("alias", "primals_1_alias", 0)]
+        assert [(s.kind, s.name, s.nbytes) for s in trace.partition.saved] == rows
+        torch.testing.assert_close(trace.backward(x, x, gradient), (wanted,))
     assert isinstance(trace.joint.graph_module, torch.fx.GraphModule)
     assert x.grad is None and trace.result.grad_fn is not None
     trace.result.backward(gradient)

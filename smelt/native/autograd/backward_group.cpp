@@ -46,11 +46,11 @@ at::Tensor conform(const Layout& want, at::Tensor t) {
     return !is_lazy(t) && want.has_strides_of(t) ? t : want.copy_of(t);
 }
 
-// Converts the result of an unpack hook to the layout that the backward relies on: hooks preserve values, not
-// layouts.
-at::Tensor restored(const Layout& want, at::Tensor t) {
-    TORCH_CHECK(t.sizes() == want.shape, "smelt: the unpack hook of a saved " +
-                                             described(want.dtype, want.shape) + " gave " +
+// Converts the result of an unpack hook, or the data that the program has given a saved input, to the layout that the
+// backward relies on: hooks preserve values, not layouts.
+at::Tensor restored(const Layout& want, at::Tensor t, const char* origin) {
+    TORCH_CHECK(t.sizes() == want.shape, "smelt: " + std::string(origin) + " a saved " +
+                                             described(want.dtype, want.shape) + " is a " +
                                              described(t.scalar_type(), t.sizes()));
     if (t.layout() != at::kStrided) t = t.to_dense();
     if (!is_lazy(t) && want.describes(t) && want.has_strides_of(t)) return t;
@@ -130,7 +130,7 @@ Group::Group(c10::intrusive_ptr<Spec> spec, const NodeSpec& group)
 
 void Group::save(const at::Tensor& t, bool is_output, bool rebased_view) {
     saved_.push_back({SavedVariable(t, is_output, rebased_view), {}, is_output});
-    if (at::SavedTensorDefaultHooks::get_hooks()) saved_.back().layout = layout_of(t);
+    if (t.defined() && at::SavedTensorDefaultHooks::get_hooks()) saved_.back().layout = layout_of(t);
 }
 
 void Group::save(at::Tensor number) {
@@ -337,7 +337,11 @@ variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr
                 value = s.number;
             } else if (is_read) {
                 value = s.variable.unpack(s.is_output ? node : NodePtr());
-                if (s.layout) value = restored(*s.layout, std::move(value));
+                if (s.layout) value = restored(*s.layout, std::move(value), "what an unpack hook gave for");
+                const auto& [kind, index, readers, layout, primal] = spec_->saved[bucket.saved[i]];
+                if (layout && !(layout->describes(value) && layout->has_strides_of(value)))
+                    value = restored(*layout, std::move(value), "the new data of");
+                if (!value.defined() && primal) value = values[*primal];
             }
         }
     }

@@ -132,8 +132,10 @@ the history of the outputs. Thread-safe, and may be differentiated from several 
   gradients       indices of the inputs that the backward returns gradients for
   leaves          optional, how many of these, the first, are leaves of autograd's graph, in the order in which their
                   gradients are accumulated
-  saved           the values that the backward reads, each ('primal', input), ('output', output) or ('temporary', n),
-                  optionally followed by the tangents whose gradients read it: others neither unpack nor free it
+  saved           the values that the backward reads, each ('primal', input), ('alias', input), ('output', output) or
+                  ('temporary', n), optionally followed by the tangents whose gradients read it: others neither unpack nor
+                  free it. An alias of an input keeps the input's memory when the program assigns to its `data`; shape,
+                  stride and dtype of an input may follow, which the backward relies on
   backward        a callable from a tuple of bools, the defined tangents, to a Plan or a callable; called once for each
                   mask, during a backward. Its result is called as the forward is, with the tuple
                   (*saved, *defined tangents), and returns a gradient or None per item of `gradients` and `through`

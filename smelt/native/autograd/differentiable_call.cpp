@@ -221,9 +221,14 @@ class Attach {
     c10::SmallVector<const Node*, 4> made_;
 };
 
-void save_primal(Group& group, PyObject* item) {
+// The memory and version counter that a tensor has now.
+at::Tensor alias_of(const at::Tensor& t) {
+    return t.key_set().has(c10::DispatchKey::Python) ? t : t.tensor_data();
+}
+
+void save_primal(Group& group, PyObject* item, bool alias) {
     if (THPVariable_Check(item))
-        group.save(THPVariable_Unpack(item), false, false);
+        group.save(alias ? alias_of(THPVariable_Unpack(item)) : THPVariable_Unpack(item), false, false);
     else if (PyFloat_CheckExact(item) || PyLong_CheckExact(item))
         group.save(number_tensor(item));
     else
@@ -232,8 +237,10 @@ void save_primal(Group& group, PyObject* item) {
 
 void save(Group& group, const SavedSource& s, PyObject* inputs, const Results& results,
           const Attach& attach) {
-    if (s.kind == SavedSource::Kind::primal) {
-        save_primal(group, PyTuple_GET_ITEM(inputs, s.index));
+    if (s.primal && at::SavedTensorDefaultHooks::get_hooks()) {
+        group.save(at::Tensor(), false, false);  // a hook gets the primal once
+    } else if (s.kind == SavedSource::Kind::primal || s.kind == SavedSource::Kind::alias) {
+        save_primal(group, PyTuple_GET_ITEM(inputs, s.index), s.kind == SavedSource::Kind::alias);
     } else if (s.kind == SavedSource::Kind::temporary) {
         group.save(results[group.spec().n_outputs + s.index].tensor, false, false);
     } else {

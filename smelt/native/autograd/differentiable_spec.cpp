@@ -247,11 +247,23 @@ class Reader {
         const auto kind = t[0].cast<std::string>();
         const auto index = t[1].cast<size_t>();
         const Mask readers = t.size() > 2 ? mask(t[2]) : Mask();
-        if (kind == "primal") return {SavedSource::Kind::primal, index, readers};
-        if (kind == "temporary") return {SavedSource::Kind::temporary, index, readers};
+        if (kind == "primal") {
+            SavedSource primal{SavedSource::Kind::primal, index, readers, {}, {}};
+            if (t.size() > 3) primal.layout = layout(t[3], t[4], t[5]);
+            return primal;
+        }
+        if (kind == "alias") return {SavedSource::Kind::alias, index, readers, {}, primal_of(index)};
+        if (kind == "temporary") return {SavedSource::Kind::temporary, index, readers, {}, {}};
         if (kind != "output") raise(PyExc_ValueError, "Differentiable: unknown kind of saved value " + kind);
         if (index >= s_.n_outputs) raise(PyExc_ValueError, "Differentiable: no such output");
-        return {SavedSource::Kind::output, index, readers};
+        return {SavedSource::Kind::output, index, readers, {}, {}};
+    }
+
+    // The saved value, among those read so far, that is this input itself.
+    std::optional<size_t> primal_of(size_t index) const {
+        for (size_t i = 0; i < s_.saved.size(); ++i)
+            if (s_.saved[i].kind == SavedSource::Kind::primal && s_.saved[i].index == index) return i;
+        return {};
     }
 
     Mask mask(py::handle tangents) const {
@@ -271,7 +283,8 @@ class Reader {
             for (const EpilogueStep::Operand& o : t.operands)
                 if (o.is_input) s_.n_inputs = std::max(s_.n_inputs, o.index + 1);
         for (const SavedSource& s : s_.saved) {
-            if (s.kind == SavedSource::Kind::primal) s_.n_inputs = std::max(s_.n_inputs, s.index + 1);
+            if (s.kind == SavedSource::Kind::primal || s.kind == SavedSource::Kind::alias)
+                s_.n_inputs = std::max(s_.n_inputs, s.index + 1);
             if (s.kind == SavedSource::Kind::temporary)
                 s_.n_results = std::max(s_.n_results, s_.n_outputs + s.index + 1);
         }

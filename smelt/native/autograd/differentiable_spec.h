@@ -6,6 +6,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,9 +26,11 @@ struct Tangent {
 
 // The source of a saved value.
 struct SavedSource {
-    enum class Kind : uint8_t { primal, output, temporary } kind;
+    enum class Kind : uint8_t { primal, alias, output, temporary } kind;
     size_t index;
-    Mask readers;  // the tangents whose gradients read it; empty: all
+    Mask readers;                  // the tangents whose gradients read it; empty: all
+    std::optional<Layout> layout;  // of a primal that the program may give other data
+    std::optional<size_t> primal;  // of an alias: the saved value that is the primal itself, if any
 };
 
 // Gradients that the same tangents of a group contribute to, as indices: inputs first, then the outputs in `through`.

@@ -9,8 +9,8 @@ namespace {
 
 PyObject* py_frame_of(PyObject*, PyObject* args) {
     PyObject *code, *globals, *locals = nullptr;
-    if (!PyArg_ParseTuple(args, "O!O!|O!:traceback_frame", &PyCode_Type, &code, &PyDict_Type, &globals, &PyDict_Type,
-                          &locals))
+    if (!PyArg_ParseTuple(args, "O!O!|O!:traceback_frame", &PyCode_Type, &code, &PyDict_Type, &globals,
+                          &PyDict_Type, &locals))
         return nullptr;
     PyFrameObject* made =
         PyFrame_New(PyThreadState_Get(), reinterpret_cast<PyCodeObject*>(code), globals, locals);

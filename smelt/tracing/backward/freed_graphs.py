@@ -6,14 +6,13 @@ graph.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.backward.autograd_graph import reachable_edges
 from smelt.tracing.backward.not_differentiable import refuse
+from smelt.tracing.backward.shared_saves import saved_by
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
 _FREED = "Trying to backward through the graph a second time"  # the start of torch's message
@@ -56,17 +55,7 @@ def freed_values(
 def _is_freed(node: Any) -> bool:
     """Whether an autograd node has released its saved tensors."""
     try:
-        kind: Any = type(node)
-        with DisableTorchFunction(), DisableTorchDispatch():
-            for name in _saved_by(kind):
-                getattr(node, name)
+        saved_by(node)
     except RuntimeError as error:
         return str(error).startswith(_FREED)
     return False
-
-
-@functools.cache
-def _saved_by(kind: Any) -> tuple[str, ...]:
-    if hasattr(kind, "_forward_cls"):
-        return ("saved_tensors",)
-    return tuple(name.replace("_raw", "", 1) for name in dir(kind) if name.startswith("_raw_saved_"))

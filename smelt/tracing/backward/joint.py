@@ -38,6 +38,8 @@ class Joint:
     gradients: tuple[int, ...]
     backward: frozenset[Node]  # recorded by the backward; all others must run in the forward
     leaves: int = 0  # the number of leaves among the gradients
+    # the primals that eager's nodes save: the backward reads the `data` that they have then
+    saved_primals: frozenset[int] = frozenset()
     results: tuple[OutputSource, ...] = ()  # the outputs of the trace, from the graph's outputs
     cuts: tuple[int, ...] = ()  # the outputs that others are computed from, in order of computation
     # (primal, forward output): writes of primals that autograd must see
@@ -71,6 +73,7 @@ class RecordedBackward:
     flags: GradFlags
     calls: tuple[UserBackward, ...] = ()
     conflicts: tuple[tuple[int, ...], ...] = ()
+    saved_inputs: frozenset[int] = frozenset()
     freed: tuple[FreedValue, ...] = ()
     epilogue: tuple[EpilogueTensor, ...] = ()
     epilogue_fakes: tuple[FakeTensor, ...] = ()

@@ -126,6 +126,11 @@ class JointBuilder:
             tangents=recorded.with_tangent,
             gradients=tuple(i for _, i in of_inputs),
             leaves=sum(f.is_leaf for f in recorded.sources if id(f) in position_of),
+            saved_primals=frozenset(
+                position_of[self.input_ids[i]]
+                for i in recorded.saved_inputs
+                if self.input_ids[i] in position_of
+            ),
             cuts=recorded.cuts,
             backward=self.backward & set(graph.nodes),
             results=tuple(r.renumbered(position) for r in recorded.results),

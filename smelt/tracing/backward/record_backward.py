@@ -26,7 +26,7 @@ from smelt.tracing.backward.freed_graphs import freed_values
 from smelt.tracing.backward.grad_flags import GradFlags, all_requiring_grad
 from smelt.tracing.backward.joint import RecordedBackward
 from smelt.tracing.backward.not_differentiable import NotDifferentiable, refuse
-from smelt.tracing.backward.shared_saves import shared_saves
+from smelt.tracing.backward.shared_saves import saved_inputs, shared_saves
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in, wrap
 from smelt.tracing.record.current_call import backward_node
 from smelt.tracing.record.recorded_results import fresh_fake
@@ -86,6 +86,9 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
     start = len(tape.entries), len(tape.aten.graph.nodes)
     cuts, roots = _cuts_and_roots(inputs, candidates, len(values), with_tangent)
     tangent_order = _in_computation_order(inputs, candidates, with_tangent)
+    nodes = [candidates[i].grad_fn for i in with_tangent]
+    outside = inputs.first_history.values()
+    saved = saved_inputs(nodes, outside, inputs)  # before the engine frees them
     gradients: Sequence[Any] = [None] * (len(sources) + len(cuts))
     if tangents and sources:
         arrived: list[int] = []
@@ -100,8 +103,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         raise refuse("a gradient is not a tensor of the trace")
     calls = () if autograd.custom is None else tuple(autograd.custom.called)
     reads_saved = () if autograd.custom is None else autograd.custom.reads_saved
-    nodes = [candidates[i].grad_fn for i in with_tangent]
-    conflicts = shared_saves(nodes, inputs.first_history.values(), reads_saved)
+    conflicts = shared_saves(nodes, outside, reads_saved)
     return RecordedBackward(
         values,
         results,
@@ -115,6 +117,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         flags,
         calls,
         conflicts,
+        saved,
         freed,
         epilogue,
         candidates[len(values) :],

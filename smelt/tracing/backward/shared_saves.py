@@ -1,4 +1,5 @@
-"""What eager's autograd graph saves: which results share a saved value, and which operators save what they write.
+"""What eager's autograd graph saves: which results share a saved value, which inputs nodes save, and which operators save
+what they write.
 
 Eager's nodes free their saved tensors when they have run. Of two results computed from the same node, only one can be
 differentiated unless the graph is retained; results that share no such node can be differentiated one after the other.
@@ -6,12 +7,14 @@ differentiated unless the graph is retained; results that share no such node can
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from smelt.torch_private import NODES_IN_C, OpOverload
+from smelt.torch_private import NODES_IN_C, DisableTorchDispatch, DisableTorchFunction, OpOverload
 from smelt.tracing.backward.autograd_graph import topological_order
+from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
 
 _MOST_OVERLOADS = 10
 
@@ -50,6 +53,33 @@ def _bits(group: int) -> list[int]:
 def _kind_saves(kind: Any) -> bool:
     """Whether nodes of this type save tensors."""
     return any(name.startswith("_raw_saved_") for name in dir(kind))
+
+
+def saved_inputs(
+    results: Sequence[Any], outside: Iterable[Any], inputs: Sequence[FakeTensor]
+) -> frozenset[int]:
+    """The positions of the inputs that nodes behind `results` save: not only views of them, or values computed from them.
+    Eager reads the `data` that such an input has in the backward."""
+    position_of = {id(fake): i for i, fake in enumerate(inputs)}
+    found: set[int] = set()
+    for node in topological_order(results, frozenset(outside)):
+        with contextlib.suppress(RuntimeError):  # a node that the program's `backward()` freed
+            fakes = fakes_in(saved_by(node))
+            found.update(position_of[id(f)] for f in fakes if id(f) in position_of)
+    return frozenset(found)
+
+
+def saved_by(node: Any) -> list[Any]:
+    """The values of the attributes in which an autograd node saves tensors. Raises RuntimeError for a freed node."""
+    with DisableTorchFunction(), DisableTorchDispatch():
+        return [getattr(node, name) for name in _attributes(type(node))]
+
+
+@functools.cache
+def _attributes(kind: Any) -> tuple[str, ...]:
+    if hasattr(kind, "_forward_cls"):
+        return ("saved_tensors",)
+    return tuple(name.replace("_raw", "", 1) for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
 @functools.cache
