@@ -130,6 +130,10 @@ NAMED = {
     ): "backends for torch.compile read it",
     (
         "smelt.torch_private",
+        "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
+    ): "backends for torch.compile raise it",
+    (
+        "smelt.torch_private",
         "torch.fx.experimental.symbolic_shapes.ShapeEnv",
     ): "backends for torch.compile read it",
     ("smelt.callables", "torch.jit.ScriptModule"): "is told from other modules, and refused",

@@ -71,8 +71,9 @@ def saved_inputs(
 
 def saved_by(node: Any) -> list[Any]:
     """The values of the attributes in which an autograd node saves tensors. Raises RuntimeError for a freed node."""
+    kind: Any = type(node)
     with DisableTorchFunction(), DisableTorchDispatch():
-        return [getattr(node, name) for name in _attributes(type(node))]
+        return [getattr(node, name) for name in _attributes(kind)]
 
 
 @functools.cache
