@@ -200,6 +200,59 @@ def a_tensor_that_only_a_dropped_function_knew_is_gone():
     return fn, calls()
 
 
+class Holding:
+    def __init__(self, thing):
+        self.seen = weakref.ref(thing)
+        thing = None
+        self.gone = self.seen() is None
+
+    def method(self, *things, ended, **named):
+        del things
+        ended.append("after the first")
+        named.clear()
+        ended.append("after the second")
+        return self.gone
+
+
+@program(graphs=1)
+def a_callee_ends_its_arguments():
+    def fn(x):
+        ended = []
+
+        def deletes(thing):
+            del thing
+            ended.append("deleted")
+            return x.ndim
+
+        def descends(depth, thing):
+            thing = None  # noqa: F841
+            return depth and descends(depth - 1, observed(ended, f"at {depth}"))
+
+        first = deletes(observed(ended, "argument"))
+        descends(2, observed(ended, "outermost"))
+        holding = Holding(observed(ended, "of a constructor"))
+        bound = holding.method
+        found = bound(observed(ended, "positional"), ended=ended, name=observed(ended, "keyword"))
+        return x * first, names(ended), found
+
+    return fn, calls()
+
+
+@program(graphs=3, breaks=["graph-break-requested"] * 2)
+def a_break_in_a_callee_after_it_dropped_an_argument():
+    def fn(x):
+        def breaks(values, n):
+            first = values[0]
+            values = None
+            y = first * n
+            smelt.graph_break()
+            return y + n
+
+        return breaks([x * 2], len([1, 2])) + breaks(values=[x], n=3)
+
+    return fn, calls()
+
+
 @program(graphs=1)
 def a_traceback_holds_the_variables_of_its_frames():
     def fn(x):

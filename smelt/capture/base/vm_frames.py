@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY313, Code
-from smelt.capture.base.value_kinds import FunctionType, Sentinel
+from smelt.capture.base.value_kinds import NULL, FunctionType, Sentinel
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 
@@ -36,6 +36,22 @@ class LastInstruction:
 
     def __init__(self, index: int) -> None:
         self.index = index
+
+
+class Operands(list[object]):
+    """The arguments of a call instruction, whose operands are those on `stack` from index `start` on."""
+
+    __slots__ = ("stack", "start")
+
+    def __init__(self, arguments: list[object], stack: list[object], start: int) -> None:
+        super().__init__(arguments)
+        self.stack = stack
+        self.start = start
+
+    def hand_over(self) -> None:
+        """Drop the arguments, which a callee's frame holds now. The operands keep their places on the stack."""
+        self.clear()
+        self.stack[self.start :] = [NULL] * (len(self.stack) - self.start)
 
 
 _CALLEE = 1 << 40  # more than the instructions that a frame can execute

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
-from smelt.capture.base.value_kinds import NULL, CellType, FunctionType, callee_and_args
-from smelt.capture.base.vm_frames import Coroutine, Frame, Generator
+from smelt.capture.base.value_kinds import NULL, CellType, FunctionType, MethodType, callee_and_args
+from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, Operands
 from smelt.capture.graph_breaks.finalizers import check_dropped_argument
 from smelt.capture.interpreter.opcodes.container_opcodes import (
     NO_MAPPING,
@@ -90,6 +90,7 @@ def _call(vm: VM, frame: Frame, arg: int) -> None:
     if frame.kwnames:
         kwargs = _keywords(args, frame.kwnames)
         frame.kwnames = ()
+    args = _operands(fn, args, stack, at)
     vm.frames.set_call_site(frame)
     result = call(vm, fn, args, kwargs)
     stack[at:] = (result,)
@@ -101,9 +102,15 @@ def _call_kw(vm: VM, frame: Frame, arg: int) -> None:
     at = len(stack) - arg - 3
     fn, args = callee_and_args(stack, at)
     kwargs = _keywords(args, cast("tuple[str, ...]", args.pop()))
+    args = _operands(fn, args, stack, at)
     vm.frames.set_call_site(frame)
     result = call(vm, fn, args, kwargs)
     stack[at:] = (result,)
+
+
+def _operands(fn: object, args: list[object], stack: list[object], start: int) -> list[object]:
+    """`args`; if `fn` is a Python function, its frame takes them over from the caller's stack."""
+    return Operands(args, stack, start) if type(fn) in (FunctionType, MethodType) else args
 
 
 def _keywords(args: list[object], names: tuple[str, ...]) -> dict[str, object]:

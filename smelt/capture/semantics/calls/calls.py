@@ -24,6 +24,7 @@ from smelt.capture.base.call_handlers import CYTHON_FUNCTIONS, Args, Kwargs, uns
 from smelt.capture.base.native_functions import PURE_TYPES
 from smelt.capture.base.type_lookup import ABSENT, FUNCTION, NON_DATA
 from smelt.capture.base.value_kinds import FunctionType, MethodType
+from smelt.capture.base.vm_frames import Operands
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.calls.class_construction import construct
 from smelt.capture.semantics.calls.lru_caches import call_lru_cached
@@ -59,7 +60,11 @@ def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> object:
         function, owner = (attributes.load_bound_part(vm, fn, n) for n in ("__func__", "__self__"))
     else:
         function, owner = fn.__func__, fn.__self__
-    return call(vm, function, (owner, *args), kwargs)
+    if type(args) is Operands:
+        args.insert(0, owner)
+    else:
+        args = (owner, *args)
+    return call(vm, function, args, kwargs)
 
 
 def call_partial(vm: VM, fn: functools.partial[object], args: Args, kwargs: Kwargs) -> object:

@@ -21,7 +21,7 @@ from smelt.capture.base.native_functions import (
     runs_natively,
 )
 from smelt.capture.base.value_kinds import FunctionType, is_constant
-from smelt.capture.base.vm_frames import Frame
+from smelt.capture.base.vm_frames import Frame, Operands
 from smelt.capture.semantics.calls.argument_binding import bind
 from smelt.capture.semantics.calls.native_calls import call_native_python, run_native
 from smelt.capture.semantics.calls.torch_function_overrides import (
@@ -46,7 +46,7 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
     if handler is not None and not needs_override_dispatch(vm, fn, args, kwargs):
         check_replaced_under_modes(vm, fn)
         vm.frames.call_site = None
-        return handler(vm, args, kwargs)
+        return handler(vm, [*args], kwargs)  # which may call functions, and still use the arguments
     definition = definition_name(fn)
     substitute = substitute_of(fn, args, kwargs)
     if substitute is not None:
@@ -163,4 +163,7 @@ def interpret(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     except TypeError:  # its message has the function's name
         use_names(vm, fn)
         raise
+    if type(args) is Operands:
+        args.hand_over()
+        kwargs.clear()
     return vm.run(vm.attach_call_site(Frame(code, fn, slots)))
