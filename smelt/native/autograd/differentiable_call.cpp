@@ -221,9 +221,13 @@ class Attach {
     c10::SmallVector<const Node*, 4> made_;
 };
 
-// The memory and version counter that a tensor has now.
+// The memory and version counter that a tensor has now. It requires a gradient if the tensor does: that decides whether
+// gradients computed from it may be differentiated.
 at::Tensor alias_of(const at::Tensor& t) {
-    return t.key_set().has(c10::DispatchKey::Python) ? t : t.tensor_data();
+    if (t.key_set().has(c10::DispatchKey::Python)) return t;
+    at::Tensor alias = t.tensor_data();
+    if (t.requires_grad()) alias.set_requires_grad(true);
+    return alias;
 }
 
 void save_primal(Group& group, PyObject* item, bool alias) {
