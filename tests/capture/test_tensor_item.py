@@ -6,6 +6,7 @@ Each program runs eagerly and compiled over several values.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -184,3 +185,91 @@ def test_an_unknown_integer_is_unbacked() -> None:
     compiled = smelt.compile(f, backend="eager")
     torch.testing.assert_close(_run(compiled, torch.float32), _run(f, torch.float32))
     assert inspect.reasons(compiled) == () and len(inspect.entries(compiled)) == 1
+
+
+def _inverse_count(x: Any, n: Any) -> Any:
+    n.add_(1)
+    return x * (1.0 / float(n))
+
+
+def _compared_count(x: Any, n: Any) -> Any:
+    n += 2
+    y = x if float(n) > 6 else -x
+    n.add_(3)
+    return y * float(n)
+
+
+def _count_written_by_a_view(x: Any, n: Any) -> Any:
+    n.view(1).add_(1)
+    return x * float(n)
+
+
+def _doubled_count(x: Any, n: Any) -> Any:
+    n.mul_(2)
+    return x + float(n) / 3
+
+
+@pytest.mark.parametrize(
+    "f, n_entries",
+    [(_inverse_count, 1), (_compared_count, 2), (_count_written_by_a_view, 1), (_doubled_count, 1)],
+)
+def test_counts_as_floats(f: Any, n_entries: int) -> None:
+    """A count of the environment as a float: no break, and exact where a float cannot hold it."""
+    compiled = smelt.compile(f, fullgraph=True)
+    without_fullgraph = smelt.compile(f)
+    for value in (3, 4, 12, 5, 7, 40, 2**53 + 1):
+        expected, found = torch.tensor(value), torch.tensor(value)
+        count = compiled if value < 2**53 else without_fullgraph
+        torch.testing.assert_close(count(X, found), f(X, expected))
+        assert torch.equal(found, expected)
+    assert len(inspect.entries(compiled)) == n_entries
+
+
+def _averaged(x: Any, n: Any) -> Any:
+    running = torch.zeros(3), torch.ones(3)
+    out = torch.nn.functional.batch_norm(x, *running, None, None, True, 1 / float(n))
+    return out, running
+
+
+def _average_of_unknown(x: Any, n: Any) -> Any:
+    return _averaged(x, n * 2)
+
+
+def _dropped(x: Any, n: Any) -> Any:
+    torch.manual_seed(0)
+    return torch.nn.functional.dropout(x, 1 / float(n * 3)), x * float(n)
+
+
+@pytest.mark.parametrize("f", [_averaged, _average_of_unknown, _dropped])
+def test_counts_as_parameters(f: Any) -> None:
+    """Functions of torch whose parameter is computed from a count take it as it is, also where it is unbacked."""
+    compiled = smelt.compile(f, fullgraph=True)
+    for value in (2, 3, 9):
+        x = torch.rand(4, 3, 5, requires_grad=True)
+        torch.testing.assert_close(compiled(x, torch.tensor(value)), f(x, torch.tensor(value)))
+    assert len(inspect.entries(compiled)) == 1
+
+
+@pytest.mark.parametrize(
+    "kind, shape", [(torch.nn.BatchNorm1d, (6, 3)), (torch.nn.BatchNorm2d, (2, 3, 5, 4))]
+)
+def test_a_batch_norm_with_cumulative_averages(kind: Any, shape: tuple[int, ...]) -> None:
+    eager = torch.nn.Sequential(kind(3, momentum=None), torch.nn.Tanh())
+    with torch.no_grad():
+        eager[0].weight.uniform_(), eager[0].bias.uniform_()
+    copied = copy.deepcopy(eager)
+    compiled = smelt.compile(copied, fullgraph=True)
+    for step in range(5):
+        if step == 3:
+            eager.eval(), compiled.eval()
+        x = torch.randn(shape) * 3 + 1
+        results = []
+        for module in (eager, compiled):
+            module.zero_grad()
+            results.append(module(x))
+            results[-1].square().sum().backward()
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(dict(copied.named_buffers()), dict(eager.named_buffers()))
+        for a, b in zip(copied.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+    assert inspect.reasons(compiled) == ()

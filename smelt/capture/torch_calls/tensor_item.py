@@ -37,6 +37,7 @@ from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly
 
 _MAX_EXACT = 1 << 23  # up to here, adding integers to a float32 is exact
+_MAX_COUNT = 1 << 52  # up to here, an integer is exact as a Python float
 
 _MAX_CONDITION_ELEMENTS = 16  # of a condition on all elements of a tensor
 _MAX_ELEMENTS = 1024  # of a tensor whose elements are read
@@ -49,15 +50,23 @@ class _Unknown(Exception):
 
 def number(vm: VM, tensor: FakeTensor) -> Number | None:
     """The current value of `tensor`: a number, symbolic if calls differ, or a guarded bool; None if unbacked."""
-    numbers = vm.env.numbers
-    if (not numbers.symbolic_counts and vm.assumptions.may_break) or (
-        tensor.dtype is torch.bool and not numbers.guards_conditions
-    ):
+    if tensor.dtype is torch.bool and not vm.env.numbers.guards_conditions:
+        return None
+    return _read(vm, tensor, _ItemReader.condition if tensor.dtype is torch.bool else _ItemReader.of)
+
+
+def count(vm: VM, tensor: FakeTensor) -> Number | None:
+    """The current value of a step count of the environment, an integer in a 0-d tensor; None if it is unbacked."""
+    return _read(vm, tensor, _ItemReader.integer)
+
+
+def _read(vm: VM, tensor: FakeTensor, read: Callable[[_ItemReader, FakeTensor], Number]) -> Number | None:
+    if not vm.env.numbers.symbolic_counts and vm.assumptions.may_break:
         return None
     with vm.trace.paused():
         try:
             reader = _ItemReader(vm)
-            value = reader.condition(tensor) if tensor.dtype is torch.bool else reader.of(tensor)
+            value = read(reader, tensor)
         except (_Unknown, ArithmeticError):
             return None
     if reader.symbols:
@@ -115,12 +124,12 @@ class _ItemReader:
         """The value of `tensor`, which may have been written in-place since the call began."""
         if not self._is_floats(tensor.spec) or self._elements(tensor.spec) != 1:
             raise _Unknown
-        if tensor.storage_key not in self._trace.writes.storages:
+        writes = self._writes_to(tensor)
+        if not writes:
             return self._initial(tensor)
-        writes = self._writes_of(tensor.storage_key, tensor.aten_node)
         increments = [self._increment(node) for node in writes]
         if None not in increments:
-            count = self._count(tensor, sum(increments))  # type: ignore[arg-type]
+            count = self._count(tensor, sum(increments), _MAX_EXACT)  # type: ignore[arg-type]
             if count is not None:
                 return count
         return self._after(writes, self._initial(tensor), tensor.spec.dtype)
@@ -139,10 +148,26 @@ class _ItemReader:
             held = _rounded(cast(Number, compute(held, *operands[1:])), dtype)
         return held
 
-    def _count(self, tensor: FakeTensor, added: int) -> Number | None:
+    def integer(self, tensor: FakeTensor) -> Number:
+        """The value of `tensor`, an int64 to which only integers were added since the call began."""
+        if tensor.dtype is not torch.int64 or tensor.dim() or self._trace.real(tensor) is None:
+            raise _Unknown
+        increments = [self._increment(node) for node in self._writes_to(tensor)]
+        held = None if None in increments else self._count(tensor, sum(increments), _MAX_COUNT)  # type: ignore[arg-type]
+        if held is None:
+            raise _Unknown
+        return held
+
+    def _writes_to(self, tensor: FakeTensor) -> list[Node]:
+        """The operators that wrote `tensor`. Raises _Unknown where one wrote a view of it."""
+        is_written = tensor.storage_key in self._trace.writes.storages
+        return self._writes_of(tensor.storage_key, tensor.aten_node) if is_written else []
+
+    def _count(self, tensor: FakeTensor, added: int, below: int) -> Number | None:
         """The initial value of `tensor` plus the sum of the increments; None if the additions are not exact."""
         held = self._initial(tensor)
-        if not (held % 1 == 0 and abs(held) < _MAX_EXACT):  # guarded, as is its opposite
+        is_integer = not tensor.dtype.is_floating_point or held % 1 == 0
+        if not (is_integer and abs(held) < below):  # guarded, as is its opposite
             return None
         return held + added
 

@@ -23,7 +23,7 @@ from smelt.capture.base.call_handlers import (
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.stdlib import special_methods
-from smelt.capture.torch_calls.tensor_item import number
+from smelt.capture.torch_calls.tensor_item import count, number
 from smelt.capture.vm.vm import VM
 from smelt.errors import NeedsFixedSize
 from smelt.graph.unbacked_sizes import AS_SIZES, is_unbacked
@@ -79,7 +79,12 @@ def _read_by(kind: type[int] | type[float]) -> None:
         is_element = (
             len(args) == 1 and not kwargs and type(args[0]) is FakeTensor and args[0].elem.numel() == 1
         )
-        found = numbers(vm, _as_integer(vm, cast(FakeTensor, args[0]))) if is_element else None
+        if not is_element:
+            return default(vm, args, kwargs)
+        tensor = cast(FakeTensor, args[0])
+        # A count that is read as a float is no size: the guard tree reads it, and the graph is not split.
+        known = count(vm, tensor) if kind is float else None
+        found = numbers(vm, _as_integer(vm, tensor)) if known is None else [known]
         return default(vm, args if found is None else (found[0],), kwargs)
 
 

@@ -7,6 +7,7 @@ is a guard. Torch computes other calls, and calls that raise.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -308,21 +309,42 @@ def _batch_norm(
         statistics[1] is None
     ):
         return NotImplemented
+    if not training:
+        return _normalized(input, statistics, weight, bias, eps)
+    if running_mean is None:
+        return _batch_normalized(input, None, weight, bias, eps)
+    now = [torch.zeros_like(running) for running in statistics]
+    out = _batch_normalized(input, now, weight, bias, eps)
+    if out is not NotImplemented:
+        with torch.no_grad():
+            for running, of_batch in zip(statistics, now, strict=True):
+                running.copy_(momentum * of_batch + (1 - momentum) * running)
+    return out
+
+
+def _batch_normalized(input: Any, statistics: Any, weight: Any, bias: Any, eps: Any) -> Any:
+    """Normalize by the statistics of this batch, and write them to `statistics`."""
+    mean, variance = statistics or (None, None)
+    if type(eps) is not Float:
+        return F.batch_norm(input, mean, variance, weight, bias, True, 1.0, eps)
     x, count = _wide(input), input.numel() // input.shape[1]
-    if training:
-        if count < 2:
-            return NotImplemented
-        dims = (0, *range(2, input.dim()))
-        variance, mean = torch.var_mean(x, dims, correction=0)
-        if running_mean is not None:
-            with torch.no_grad():
-                for running, now in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
-                    running.copy_(momentum * now + (1 - momentum) * running)
-    elif running_mean is None:
+    if count < 2:
         return NotImplemented
-    else:
-        mean, variance = map(_wide, statistics)
-    x = (x - _by_channel(x, mean)) * (_by_channel(x, variance) + eps).rsqrt()
+    biased, average = torch.var_mean(x, (0, *range(2, input.dim())), correction=0)
+    if statistics is not None:
+        with torch.no_grad():
+            mean.copy_(average)
+            variance.copy_(biased * (count / (count - 1)))
+    return _normalized(input, (average, biased), weight, bias, eps)
+
+
+def _normalized(input: Any, statistics: Any, weight: Any, bias: Any, eps: Any) -> Any:
+    if statistics[0] is None:
+        return NotImplemented
+    if type(eps) is not Float:
+        return F.batch_norm(input, *statistics, weight, bias, False, 0.0, eps)
+    mean, variance = (_by_channel(input, _wide(s)) for s in statistics)
+    x = (_wide(input) - mean) * (variance + eps).rsqrt()
     return _scaled(x, _by_channel(x, weight), _by_channel(x, bias)).to(input.dtype)
 
 
@@ -556,13 +578,13 @@ def _fit(args: Args, kwargs: Kwargs) -> bool:
 
 def composite(recorder: AtenCallRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The result of `func` with symbolic floats among its arguments; NotImplemented where torch computes it."""
-    if not any(type(value) is Float for value in (*args, *kwargs.values())):
-        return NotImplemented
+    number = next((value for value in (*args, *kwargs.values()) if type(value) is Float), None)
     recording = _RECORDING.get(func)
-    function = _COMPOSITES.get(func) if recording is None else recording
-    if function is None or not _fit(args, kwargs):
+    function = _COMPOSITES.get(func) if recording is None else functools.partial(recording, recorder)
+    if number is None or function is None:
         return NotImplemented
-    try:
-        return function(*args, **kwargs) if recording is None else function(recorder, *args, **kwargs)
-    except TypeError:  # torch raises its own error for arguments that do not fit
-        return NotImplemented
+    with number.node.symbols.decisions_of_torch():
+        try:
+            return function(*args, **kwargs) if _fit(args, kwargs) else NotImplemented
+        except TypeError:  # torch raises its own error for arguments that do not fit
+            return NotImplemented

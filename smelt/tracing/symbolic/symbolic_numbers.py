@@ -114,6 +114,7 @@ class Symbols:
         self.hints: dict[Sym, int] = {}  # values of size symbols in this call
         self.unbacked = UnbackedFacts()  # known and assumed facts
         self._refused: PlainNumbersOnly | None = None
+        self._decides_for_torch = False
         self.pending_error: NeedsFixedSize | None = None  # raised in a comparison of the running call
 
     @contextmanager
@@ -125,6 +126,15 @@ class Symbols:
             yield
         finally:
             self._refused = before
+
+    @contextmanager
+    def decisions_of_torch(self) -> Iterator[None]:
+        """Context of code that replaces a function of torch's: what it decides by an unbacked number is assumed."""
+        before, self._decides_for_torch = self._decides_for_torch, True
+        try:
+            yield
+        finally:
+            self._decides_for_torch = before
 
     def check(self) -> None:
         """Raise if symbolic numbers may not be used now."""
@@ -304,7 +314,7 @@ class Symbols:
         """A comparison by the program: UnbackedComparison where unbacked sizes decide it."""
         if a.size is None or b.size is None or not self.unbacked.occurs_in(a.size, b.size):
             number = unbacked_leaf_of(a.expression) or unbacked_leaf_of(b.expression)
-            if number is None:
+            if number is None or self._decides_for_torch:
                 return self.call(op, a, b)
             what = self._table.call(op, a.expression, b.expression)
             raise Unsupported(Reason(DATA_DEPENDENT, f"{what} decides, where {number.sym} is {number.what}"))
