@@ -70,13 +70,33 @@ class _Result(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, tangent: torch.Tensor) -> Any:
-        tensors = ctx.layout.parts(tangent)
-        n = len(ctx.parts)
-        if tensors is None or [(tensors[i].shape, tensors[i].dtype) for i in range(n)] != ctx.parts:
+        parts = _parts_of_tangent(ctx, tangent)
+        if parts is None:
+            parts = _parts_of_tangent(ctx, _converted(ctx, tangent))
+        if parts is None:
             raise _unlike(ctx.layout, tangent)
-        if not all(_is_same(tensors[n + i], x) for i, x in enumerate(ctx.own)):
-            raise _unlike(ctx.layout, tangent)
-        return None, None, *(tensors[i] for i in range(n))
+        return None, None, *parts
+
+
+def _parts_of_tangent(ctx: Any, tangent: object) -> list[torch.Tensor] | None:
+    """The inner tensors of a tangent; None for one that is unlike the result."""
+    tensors = ctx.layout.parts(tangent)
+    n = len(ctx.parts)
+    if tensors is None or [(tensors[i].shape, tensors[i].dtype) for i in range(n)] != ctx.parts:
+        return None
+    is_like = all(_is_same(tensors[n + i], x) for i, x in enumerate(ctx.own))
+    return [tensors[i] for i in range(n)] if is_like else None
+
+
+def _converted(ctx: Any, tangent: Any) -> object:
+    """A tangent of another class, converted by its own method to one like the result; None where it has no method."""
+    convert = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
+    if convert is None:
+        return None
+    inner = [torch.empty(shape, dtype=dtype, device=tangent.device) for shape, dtype in ctx.parts]
+    _, metadata = ctx.layout.build((*inner, *ctx.own), tangent.shape).__tensor_flatten__()  # type: ignore[attr-defined]
+    # As torch calls it: a method for other attributes only takes one argument.
+    return convert(metadata) if type(tangent) is ctx.layout.cls else convert(metadata, ctx.layout.cls)
 
 
 class _Once(torch.autograd.Function):

@@ -342,3 +342,26 @@ def test_a_gradient_of_another_class_raises():
         RuntimeError, match="TwoTensor, must be one with the same attributes, but it is a Tensor"
     ):
         out.backward(torch.ones(2, 3))
+
+
+class Convertible(Pair):
+    """As a gradient, it becomes what it is a gradient of."""
+
+    def __coerce_same_metadata_as_tangent__(self, metadata, cls=None):
+        if cls is TwoTensor:
+            return TwoTensor(self.first, self.second)
+        return Convertible(self.first, self.second, metadata) if cls is None else None
+
+
+def test_a_gradient_of_another_class_converts_itself():
+    tangent = Convertible(torch.full((2, 3), 2.0), torch.ones(2, 3))
+    p = two()
+    smelt.compile(lambda p: p * p, fullgraph=True)(p).backward(tangent)
+    assert torch.equal(p.grad.a, 4 * p.a) and torch.equal(p.grad.b, 2 * p.b)
+    labeled = Convertible(p.a.detach(), p.b.detach()).requires_grad_()
+    smelt.compile(lambda p: p * 3, fullgraph=True)(labeled).backward(
+        Convertible(torch.ones(2, 3), torch.ones(2, 3), "other")
+    )
+    assert torch.equal(labeled.grad.first, torch.full((2, 3), 3.0)) and labeled.grad.label == ""
+    with pytest.raises(RuntimeError, match="must be one with the same attributes, but it is a Convertible"):
+        smelt.compile(squared, fullgraph=True)(pair()).backward(tangent)
