@@ -86,6 +86,11 @@ class OtherSizes(SmeltError):
     not see it."""
 
 
+class MarkedSizeError(SmeltError, ValueError):
+    """The program specializes a size that is marked as dynamic (`smelt.mark_dynamic`); torch.compile raises
+    ConstraintViolationError there. The message names the tensor, the dimension and the line."""
+
+
 class Unavailable(SmeltError):
     """smelt cannot work with the torch or the Python that it meets, and a whole graph was asked for."""
 

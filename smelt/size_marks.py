@@ -17,8 +17,8 @@ _TORCHS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 
 @dataclass(frozen=True)
 class Mark:
-    """Whether a size is to be symbolic, and the least and largest that it will be, where that is known. `is_hint`: smelt
-    does not report if the size is specialized."""
+    """Whether a size is to be symbolic, and the least and largest that it will be, where that is known. `is_hint`: the
+    program may specialize the size."""
 
     dynamic: bool
     min: int | None = None
@@ -32,8 +32,8 @@ def mark_dynamic(
     """Says that calls will bring tensors of many sizes along `dim`: it is a symbol from the first compile of a function that
     is given `tensor`, also where it is a parameter. Call it before the compiled function.
 
-    Where the compiled program works for one size only, the size is a number all the same, and a warning says so. A size of 0
-    has an entry of its own, and so has one of 1 unless `min` is 1 and the program does the same for it.
+    A call whose program works for one size only raises `smelt.errors.MarkedSizeError`. A size of 0 has an entry of its own,
+    and so has one of 1 unless `min` is 1 and the program does the same for it.
 
     Args:
         tensor: an argument of a compiled function, or what it reads.

@@ -13,6 +13,7 @@ from torch import nn
 
 import smelt
 from smelt.capture.driver.cache_entries import records_of
+from smelt.errors import MarkedSizeError
 from smelt.report.inspect import entries
 from tests.harness.agreement import check_no_failure, compare, observe
 
@@ -538,20 +539,52 @@ def test_a_marked_parameter() -> None:
     assert shapes(compiled) == ["[*, 4]"]
 
 
-def test_a_mark_that_cannot_be_kept_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    linear = nn.Linear(16, 8)
+LINEAR = nn.Linear(16, 8)
+
+
+def a_product(t: torch.Tensor) -> torch.Tensor:
+    return LINEAR(t)
+
+
+def a_list(t: torch.Tensor) -> torch.Tensor:
+    return t + len([t] * t.shape[1])
+
+
+def a_table(t: torch.Tensor) -> torch.Tensor:
+    return t * {16: 1.5, 8: 2.0}[t.shape[1]]
+
+
+def a_shape(t: torch.Tensor) -> torch.Tensor:
+    return t.reshape(-1, 2, 8)
+
+
+@pytest.mark.parametrize("mark", [smelt.mark_dynamic, mark_dynamic])
+@pytest.mark.parametrize("f", [a_product, a_list, a_table, a_shape])
+def test_a_mark_that_the_program_does_not_keep(f: Any, mark: Callable[..., None]) -> None:
+    """The error names tensor, dimension and line, at each call; calls without the mark compile."""
+    compiled, line = smelt.compile(f), f.__code__.co_firstlineno + 1
     x = torch.randn(4, 16)
-    smelt.mark_dynamic(x, (0, 1))
-    compiled = smelt.compile(lambda t: linear(t))
+    mark(x, (0, 1)) if f is not a_shape else mark(x, 1)
+    for _ in range(2):
+        text = rf"dimension 1 of L\['t'\] is marked .* to 16 at .*test_sizes_by_default.py:{line} in {f.__name__}"
+        with pytest.raises(MarkedSizeError, match=text):
+            compiled(x)
+    for t in (x.detach().clone(), torch.randn(5, 16)):
+        torch.testing.assert_close(compiled(t), f(t))
+    hinted = torch.randn(3, 16)
+    maybe_mark_dynamic(hinted, 1)
+    torch.testing.assert_close(smelt.compile(f)(hinted), f(hinted))
+
+
+def test_a_mark_that_the_layout_does_not_keep(caplog: pytest.LogCaptureFixture) -> None:
+    compiled = smelt.compile(double)
     with caplog.at_level(logging.WARNING, "smelt"):
-        for t in (x, torch.randn(5, 16)):
-            torch.testing.assert_close(compiled(t), linear(t))
-        x2 = torch.randn(1, 16)
-        smelt.mark_dynamic(x2, 1)
-        compiled(x2)
+        for columns in (16, 15):
+            x = torch.randn(40).as_strided((3, columns), (2, 1))
+            smelt.mark_dynamic(x, 1)
+            torch.testing.assert_close(compiled(x), double(x))
     (told,) = [r.getMessage() for r in caplog.records]
-    assert "L['t'].shape[1]" in told and "compiled as 16" in told
-    assert shapes(compiled) == ["[*, 16]", "[1, 16]"]
+    assert "L['x'].shape[1]" in told and "compiled as 16" in told
 
 
 def test_a_mark_breaks_the_graph_and_is_made() -> None:

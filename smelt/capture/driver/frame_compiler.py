@@ -62,6 +62,7 @@ from smelt.config import Config
 from smelt.errors import (
     ArtifactError,
     BackendError,
+    MarkedSizeError,
     NeedsFixedSize,
     SmeltError,
     Unsupported,
@@ -122,7 +123,20 @@ def _log(level: int, message: str, *args: object) -> None:
 
 def _user_wants_raised(error: Exception, config: Config) -> bool:
     """Whether the user's options request that this error is raised."""
-    return isinstance(error, ArtifactError) or (isinstance(error, VerificationError) and config.verify_stages)
+    return isinstance(error, (ArtifactError, MarkedSizeError)) or (
+        isinstance(error, VerificationError) and config.verify_stages
+    )
+
+
+def _specialized_mark(source: Source, size: int, reason: Reason) -> str:
+    """The message for a marked size that the program specializes to `size`."""
+    shape = source.base
+    tensor = source if shape is None or shape.base is None else shape.base
+    where = "" if reason.line is None else f" at {reason.line}"
+    return (
+        f"dimension {source.key} of {tensor.source} is marked as dynamic, but the program specializes it to {size}{where}: "
+        f"{reason.detail}. Change that line, or remove the mark (torch's maybe_mark_dynamic is only a hint)"
+    )
 
 
 def _may_be_race(error: Exception) -> bool:
@@ -342,10 +356,10 @@ class FrameCompiler:
         if isinstance(captured, FailedAttempt):
             return captured
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
-        self._warn_of_refused_marks(name, captured.env.sizes.refused)
         unbacked = captured.traced.unbacked
         used_unbacked = unbacked is not None
         try:
+            self._check_marks(name, captured.env.sizes.refused)
             trial = Trial(fn, slots, attempt, captured, self.resume_functions, self._functional)
             if unbacked is not None:
                 small = small_unbacked_sizes(trial)
@@ -353,6 +367,8 @@ class FrameCompiler:
             if not self._is_foreign:  # torch's code for symbols assumes 2 or more
                 accept_size_one(trial)
             self._install(fn, slots, captured, why, begin)
+        except MarkedSizeError:
+            raise
         except BackendError as e:
             return FailedAttempt(e, used_symbols=bool(captured.traced.numbers), used_unbacked=used_unbacked)
         except NeedsFixedSize as e:
@@ -460,19 +476,25 @@ class FrameCompiler:
         """Emit the reason why there is no joint graph, or why a size is specialized or restricted."""
         if isinstance(error, NeedsFixedSize):
             events.emit("size-restricted", name, reason=error.reason, sizes=error.sources)
+            for source in error.sources:
+                self.record.specialized_for.setdefault(source, error.reason)
         if isinstance(error, NotDifferentiable) and self.record.no_joint_graph_reason is None:
             events.emit("no-joint-graph", name, reason=error.reason)
             self.record.no_joint_graph_reason = error.reason
 
-    def _warn_of_refused_marks(self, name: str, sizes: Mapping[Source, int]) -> None:
-        """Warn, once, that a size which the user marked as dynamic is specialized."""
+    def _check_marks(self, name: str, sizes: Mapping[Source, int]) -> None:
+        """Raise MarkedSizeError if the program specializes a size that the user marked as dynamic. Warn, once, if it is
+        specialized for another cause."""
         for source, size in sizes.items():
+            reason = self.record.specialized_for.get(source.source)
+            if reason is not None:
+                raise MarkedSizeError(_specialized_mark(source, size, reason))
             if source.path not in self.record.refused:
                 self.record.refused.add(source.path)
                 _log(
                     logging.WARNING,
-                    "smelt: %s of %s is marked to be dynamic, but compiled as %d: the program works for one size only, or"
-                    " elements of the tensor overlap",
+                    "smelt: %s of %s is marked to be dynamic, but compiled as %d: elements of the tensor overlap, or another"
+                    " size had to be specialized",
                     source.source,
                     name,
                     size,
