@@ -49,7 +49,7 @@ def wrap(
 
 def is_traced() -> bool:
     """Whether another tracer (torch.jit.trace, torch.fx, make_fx, torch.func, any dispatch mode) observes the calls of this
-    thread."""
+    thread, or `torch.compiler.set_stance` forces eager calls or a backend."""
 
 def add_entry(
     target: CodeType | Wrapped,
@@ -94,6 +94,10 @@ def raise_at(error: BaseException, offset: int) -> NoReturn:
 
 def traceback_frame(code: CodeType, globals: dict[str, object], locals: dict[str, object] = ...) -> FrameType:
     """A frame of this code that never runs and holds `locals`, for tracebacks."""
+
+def set_with_backend(function: Callable[[Wrapped, object], Callable[..., object]]) -> None:
+    """`function(wrapped, backend)` returns what runs the calls of a wrapper while `torch.compiler.set_stance` forces a
+    backend."""
 
 def last_refused() -> CodeType | None:
     """The code object of this thread's last call that the entry compiled for it rejected, else None. Resets it to None."""

@@ -16,7 +16,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -174,8 +174,26 @@ def _compiled_function(
     wrapped = cache_entries.wrap(own, compiler, traced, fn)
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
+    wrapped._smelt_again = functools.partial(_compiled_function, fn, original=original, traced=traced)
+    wrapped._smelt_by_backend = {}
     show_original(wrapped, wrapped._smelt_original)
     return wrapped
+
+
+def _with_backend(wrapped: Any, backend: Any) -> Callable[..., Any]:
+    """The callable for the calls of `wrapped` while `torch.compiler.set_stance` forces a backend."""
+    backend = "smelt" if backend == "inductor" else backend
+    settings = getattr(wrapped, "_smelt_settings", None)  # None: a resume function
+    if settings is None or settings.backend == backend:
+        return wrapped  # type: ignore[no-any-return]
+    found = wrapped._smelt_by_backend.get(backend)
+    if found is None:
+        found = wrapped._smelt_again(replace(settings, backend=backend))
+        wrapped._smelt_by_backend[backend] = found
+    return found  # type: ignore[no-any-return]
+
+
+_native.set_with_backend(_with_backend)
 
 
 def _trampoline(target: Any) -> Any:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.errors import OptionError
 from smelt.report.inspect import entries
 
 set_stance = torch.compiler.set_stance
@@ -101,3 +102,62 @@ def test_gradients_and_effects_while_forced():
             f(x).square().sum().backward()
         found.append([p.grad.clone() for p in model.parameters()])
     assert all(map(torch.equal, *found))
+
+
+def recording(graphs):
+    """A backend that records its graphs, and runs them as they are."""
+
+    def backend(graph, inputs):
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    return backend
+
+
+class Callable:
+    def __call__(self, x):
+        return shifted(x) * 3
+
+
+@pytest.mark.parametrize("program", [shifted, broken, generated, Module(), Callable()])
+@pytest.mark.parametrize("own", ["smelt", "eager"])
+def test_a_backend_is_forced(program, own):
+    graphs, x = [], torch.ones(2)
+    backend = recording(graphs)
+    compiled = smelt.compile(program, backend=own)
+    expected = results(compiled, x)
+    with set_stance(force_backend=backend):
+        for _ in range(2):
+            assert torch.equal(results(compiled, x), expected)
+            assert len(graphs) == (2 if program in (broken, generated) else 1)
+    assert torch.equal(results(compiled, x), expected)
+    with set_stance(force_backend=backend):
+        assert torch.equal(results(compiled, x), expected)
+        assert torch.equal(results(compiled, torch.ones(2, dtype=torch.float64)), expected.double())
+        with set_stance("force_eager"):
+            assert torch.equal(results(compiled, x), results(program, x))
+    assert len(graphs) == (4 if program in (broken, generated) else 2)
+
+
+def test_a_forced_backend_by_name():
+    compiled, x = smelt.compile(shifted, backend="eager"), torch.ones(2)
+    kinds = []
+    for backend in ("eager", "smelt", "inductor"):
+        with set_stance(force_backend=backend), torch.no_grad():
+            assert compiled(x).sum() == 4
+        kinds.append(len(entries(compiled)))
+    assert kinds == [1, 1, 1]
+    with set_stance(force_backend="smelt"):
+        model = torch.nn.Linear(2, 2)
+        torch.testing.assert_close(smelt.compile(model)(x), model(x))
+    with set_stance(force_backend="no such backend"), pytest.raises(OptionError, match="no such backend"):
+        compiled(x)
+    assert compiled(x).sum() == 4
+
+
+def test_another_tracer_sees_through_a_forced_backend():
+    compiled, x = smelt.compile(shifted), torch.ones(2)
+    with set_stance(force_backend="eager"):
+        traced = torch.fx.symbolic_trace(compiled)
+        assert len(traced.graph.nodes) == 3
+        assert torch.equal(torch.vmap(compiled)(x), x)

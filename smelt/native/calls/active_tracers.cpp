@@ -76,7 +76,7 @@ class FxFlag {
 };
 FxFlag fx_flag;
 
-// Whether torch.compiler.set_stance("force_eager") is in effect, for all threads.
+// What torch.compiler.set_stance has set for all threads.
 class Stance {
   public:
     bool init() {
@@ -85,16 +85,22 @@ class Stance {
         return module_name_ && (name_ = PyUnicode_InternFromString("_stance"));
     }
 
-    bool forces_eager() {
+    // Whether it forces eager calls, or a backend.
+    bool forces() {
         if (!globals_ && !find_module()) return false;
         if (another_.holds(globals_)) return false;
-        PyObject* stance = PyDict_GetItemWithError(globals_, name_);
-        PyObject* text = stance ? PyObject_GetAttrString(stance, "stance") : nullptr;
-        PyErr_Clear();
-        bool forced = text && PyUnicode_Check(text) && !PyUnicode_CompareWithASCIIString(text, "force_eager");
-        Py_XDECREF(text);
+        PyObject* backend = this->backend();
+        bool forced = backend || text_is("force_eager");
+        Py_XDECREF(backend);
         if (!forced) another_.set(globals_);
         return forced;
+    }
+
+    // The backend that it forces (owned), or null.
+    PyObject* backend() {
+        PyObject* backend = globals_ && text_is("default") ? attribute("backend") : nullptr;
+        if (backend == Py_None) Py_CLEAR(backend);
+        return backend;
     }
 
   private:
@@ -107,6 +113,20 @@ class Stance {
         else
             absent_.set(modules_);
         return globals_;
+    }
+
+    PyObject* attribute(const char* name) {
+        PyObject* stance = PyDict_GetItemWithError(globals_, name_);
+        PyObject* value = stance ? PyObject_GetAttrString(stance, name) : nullptr;
+        PyErr_Clear();
+        return value;
+    }
+
+    bool text_is(const char* expected) {
+        PyObject* text = attribute("stance");
+        bool equal = text && PyUnicode_Check(text) && !PyUnicode_CompareWithASCIIString(text, expected);
+        Py_XDECREF(text);
+        return equal;
     }
 
     PyObject *modules_ = nullptr, *globals_ = nullptr, *module_name_ = nullptr,
@@ -123,15 +143,23 @@ PyObject* py_is_traced(PyObject*, PyObject*) {
 PyMethodDef active_tracers_functions[] = {
     {"is_traced", py_is_traced, METH_NOARGS,
      "is_traced(): whether another tracer (torch.jit.trace, torch.fx, make_fx, torch.func, any dispatch "
-     "mode, a node_creation_hook) observes the calls of this thread, or the stance of torch.compiler is "
-     "force_eager, so that compiled functions run eagerly."},
+     "mode, a node_creation_hook) observes the calls of this thread, or the stance of torch.compiler forces "
+     "eager calls or a backend."},
     {}};
 
 }  // namespace
 
-bool is_traced() {
+static bool is_observed() {
     return c10::impl::tls_local_dispatch_key_set().included_.has_any(kTracers) || fx_flag.is_set() ||
-           hooks_see_nodes() || stance.forces_eager();
+           hooks_see_nodes();
+}
+
+bool is_traced() {
+    return is_observed() || stance.forces();
+}
+
+PyObject* forced_backend() {
+    return is_observed() ? nullptr : stance.backend();
 }
 
 int init_active_tracers(PyObject* module) {

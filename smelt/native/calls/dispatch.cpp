@@ -165,6 +165,19 @@ PyObject* call_eagerly(Wrapped* self, PyObject* const* args, size_t nargsf, PyOb
     return result;
 }
 
+PyObject* with_backend;  // see set_with_backend; never freed
+
+// What runs the call under another tracer or a stance (owned): `self` itself if it has the forced backend. Null with a
+// Python error.
+PyObject* stand_in(Wrapped* self) {
+    PyObject* backend = forced_backend();
+    if (!backend) return Py_NewRef(self->traced ? self->traced : self->fn);
+    PyObject* found = with_backend ? PyObject_CallFunctionObjArgs(with_backend, self, backend, nullptr)
+                                   : Py_NewRef(object(self));
+    Py_DECREF(backend);
+    return found;
+}
+
 constexpr int kNotCaptured = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE;
 // Makes one call; the result may be a TailCall. `owner`: see call_eagerly.
 PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names,
@@ -176,8 +189,14 @@ PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, Py
     if (UNLIKELY(change == Change::Defaults && !take_over_defaults(self))) return nullptr;
     // The frame hook diverts the function to the VM.
     if (UNLIKELY(current.mode == Mode::Hooked)) return PyObject_Vectorcall(self->fn, args, nargsf, names);
-    if (UNLIKELY(is_traced()))
-        return PyObject_Vectorcall(self->traced ? self->traced : self->fn, args, nargsf, names);
+    if (UNLIKELY(is_traced())) {
+        PyObject* instead = stand_in(self);
+        PyObject* result =
+            instead && instead != callable ? PyObject_Vectorcall(instead, args, nargsf, names) : nullptr;
+        bool is_own = instead == callable;
+        Py_XDECREF(instead);
+        if (!is_own) return result;
+    }
     auto* fn = reinterpret_cast<PyFunctionObject*>(self->fn);
     auto* code = reinterpret_cast<PyCodeObject*>(fn->func_code);
     if (UNLIKELY(code->co_flags & kNotCaptured)) return PyObject_Vectorcall(self->fn, args, nargsf, names);
@@ -222,7 +241,15 @@ PyObject* py_last_refused(PyObject*, PyObject*) {
     return code;
 }
 
+PyObject* py_set_with_backend(PyObject*, PyObject* function) {
+    Py_XSETREF(with_backend, Py_NewRef(function));
+    Py_RETURN_NONE;
+}
+
 PyMethodDef dispatch_functions[] = {
+    {"set_with_backend", py_set_with_backend, METH_O,
+     R"(set_with_backend(function): function(wrapped, backend) returns what runs the calls of a wrapper while
+torch.compiler.set_stance forces a backend.)"},
     {"last_refused", py_last_refused, METH_NOARGS,
      R"(last_refused(): the code object of this thread's last call that the entry compiled for it rejected, else None.
 Resets it to None.)"},
