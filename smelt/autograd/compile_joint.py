@@ -74,14 +74,15 @@ def compile_joint(
     joint, parts = node.joint, node.parts
     symbols = tuple(hints)
     forward = compile_graph(parts.forward, frozenset(), symbols)
-    symbolic: dict[tuple[frozenset[int], int], Callable[[Values], Compiled] | None] = {}  # needs `_lock`
+    # by undefined tangents, how far it computes, and whether deterministic algorithms are requested; needs `_lock`
+    symbolic: dict[tuple[frozenset[int], int, bool], Callable[[Values], Compiled] | None] = {}
 
     # When a backward compiles, capture can no longer specialize its sizes: without code for all sizes it does so itself.
     specializations = LocalSpecializations(config)
 
     def symbolic_backward(undefined: frozenset[int], reach: int) -> Callable[[Values], Compiled] | None:
         """The backward for all sizes; None where there is no code for it."""
-        key = undefined, reach
+        key = undefined, reach, torch.are_deterministic_algorithms_enabled()
         if key not in symbolic:
             try:
                 symbolic[key] = compile_graph(*_backward(joint, parts, undefined, reach), symbols)

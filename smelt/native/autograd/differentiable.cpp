@@ -101,7 +101,7 @@ PyObject* differentiable_backwards(PyObject* object, void*) {
         for (size_t i = 0; i < b->mask.size(); ++i) mask[i] = py::bool_(b->mask[i] != 0);
         const py::tuple key =
             b->reach == Reach::segment ? mask : py::make_tuple(mask, static_cast<int>(b->reach));
-        result[key] = py::reinterpret_borrow<py::object>(b->callable);
+        if (!result.contains(key)) result[key] = py::reinterpret_borrow<py::object>(b->callable);
     }
     return result.release().ptr();
     END_HANDLE_TH_ERRORS

@@ -309,6 +309,7 @@ const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach) {
     pybind11::gil_scoped_acquire gil;
     Lock lock(spec.lock);
     if (const Backward* made = spec.find(mask, reach)) return *made;
+    const bool deterministic = at::globalContext().deterministicAlgorithms();
     THPObjectPtr defined(checked(PyTuple_New(static_cast<Py_ssize_t>(mask.size()))));
     for (size_t i = 0; i < mask.size(); ++i)
         PyTuple_SET_ITEM(defined.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(mask[i]));
@@ -317,7 +318,7 @@ const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach) {
     THPObjectPtr callable(
         checked(PyObject_CallFunctionObjArgs(spec.compile_backward, defined.get(), further.get(), nullptr)));
     check_backward(spec, mask, callable);
-    auto* made = new Backward{mask, reach, callable.get(), is_plan(callable), spec.backwards};
+    auto* made = new Backward{mask, reach, deterministic, callable.get(), is_plan(callable), spec.backwards};
     callable.release();
     spec.backwards.store(made, std::memory_order_release);
     return *made;

@@ -1,5 +1,6 @@
 // The specification of a Differentiable, and the backwards compiled for it.
 #pragma once
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <Python.h>
 #include <c10/util/SmallVector.h>
@@ -66,6 +67,7 @@ enum class Reach : uint8_t { segment, to_last, whole };
 struct Backward {
     Mask mask;
     Reach reach;
+    bool deterministic;  // compiled while deterministic algorithms were requested
     PyObject* callable;
     bool is_plan;
     Backward* next;
@@ -122,9 +124,11 @@ struct Spec : c10::intrusive_ptr_target {
 
     bool is_epilogue_output(size_t output) const { return output >= n_outputs; }
 
+    // Kernels for requested deterministic algorithms differ, and the request may be newer than the forward.
     const Backward* find(const Mask& mask, Reach reach) const {
+        const bool deterministic = at::globalContext().deterministicAlgorithms();
         for (const Backward* b = backwards.load(std::memory_order_acquire); b; b = b->next)
-            if (b->mask == mask && b->reach == reach) return b;
+            if (b->mask == mask && b->reach == reach && b->deterministic == deterministic) return b;
         return nullptr;
     }
 };
