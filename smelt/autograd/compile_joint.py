@@ -202,6 +202,7 @@ class _Node:
                 "taken": taken,
                 "groups": self._groups,
                 "contributors": self.flow.contributors,
+                "direct": self.flow.direct,
                 "conflicts": joint.conflicts,
                 "saved": self._saved(values),
                 "backward": partial(_compiled_backward, joint, compile_backward),
@@ -299,9 +300,10 @@ def _cut_tangents(joint: Joint) -> list[int]:
 class _Flow:
     """The tangents that contribute to each gradient (of primals, then of cuts), and the tangents whose gradients read each
     saved value. A gradient that flows into a cut flows on, so a tangent that contributes to the cut's gradient contributes
-    to all gradients that the cut's tangent contributes to."""
+    to all gradients that the cut's tangent contributes to; `direct`: without those."""
 
     contributors: list[list[int]]
+    direct: list[list[int]]
     readers: list[list[int]]
 
 
@@ -317,6 +319,7 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
     saved_with_others = _saved_read_by(parts.backward, parts).difference(*reads)
     for read in reads:
         read |= saved_with_others
+    direct = _inverse(gives, n_gradients)
     cuts = _cut_tangents(joint)
     for k in {*range(n)} - {*cuts} | {*_own_groups(joint)[-1:]}:
         for at, cut in reversed(list(enumerate(cuts, len(joint.gradients)))):
@@ -326,7 +329,7 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
     for k, output in enumerate(joint.tangents):
         if output >= joint.n_outputs:
             gives[k], reads[k] = set(), set()
-    return _Flow(_inverse(gives, n_gradients), _inverse(reads, len(parts.saved)))
+    return _Flow(_inverse(gives, n_gradients), direct, _inverse(reads, len(parts.saved)))
 
 
 def _saved_read_by(graph: Graph, parts: Partition) -> set[int]:

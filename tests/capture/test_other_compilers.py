@@ -340,17 +340,60 @@ def test_compiled_autograd_frees_what_is_saved():
             y.backward()
 
 
-@pytest.mark.parametrize("hook", [False, True])
-def test_compiled_autograd_of_a_tensor_that_is_seen_is_refused(hook):
-    def fn(x):
-        y = x * 2
-        if hook:
-            y.register_hook(lambda g: g * 3)
-        return (y.sin() * y).sum(), None if hook else y
+def a_result_that_is_used_further(x):
+    y = x * 2
+    return (y.sin() * y).sum(), y
 
-    x = torch.ones(3, requires_grad=True)
-    with compiled_autograd(), pytest.raises(NotImplementedError, match="a tensor with a hook"):
-        smelt.compile(fn)(x)[0].backward()
+
+def two_results_that_are_used_further(x):
+    y = x.exp()
+    z = (y * x).tanh()
+    return (z * y).sum(), y, z
+
+
+def a_tensor_with_a_hook(x):
+    y = x * 2
+    y.register_hook(lambda g: g * 3)
+    return (y.sin() * y).sum(), x.cos()
+
+
+def a_hook_and_a_result(x):
+    y = x.sin()
+    y.register_hook(lambda g: g + 1)
+    z = y * y
+    return z.sum(), y * 3, z
+
+
+@pytest.mark.parametrize("used", [(0,), (0, 1), (1,)])
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        a_result_that_is_used_further,
+        two_results_that_are_used_further,
+        a_tensor_with_a_hook,
+        a_hook_and_a_result,
+    ],
+)
+def test_compiled_autograd_of_tensors_that_are_seen(fn, hooked, used):
+    """Gradients of intermediate tensors pass through their hooks, those of the graph and those that are added outside."""
+
+    def gradients(f, context):
+        found = []
+        for rows in (3, 3, 4):
+            x = torch.linspace(-1, 1, rows).requires_grad_()
+            outs = f(x)
+            if hooked:
+                outs[-1].register_hook(lambda g: found.append(g.clone()))
+            loss = sum(outs[k].square().sum() for k in used)
+            with context():
+                loss.backward(retain_graph=True)
+                found.append(x.grad.clone())
+                loss.backward()
+            found.append(x.grad)
+        return found
+
+    same(gradients(smelt.compile(fn), compiled_autograd), gradients(fn, contextlib.nullcontext))
 
 
 class Doubled(torch.autograd.Function):

@@ -429,7 +429,9 @@ const Node* Group::history_of(size_t tangent) const {
 }
 
 Reach Group::reach() const {
-    if (!group_.whole || current_task() < 0) return Reach::segment;
+    const auto is_node = [](const Node* end) { return end != nullptr; };  // none: compiled autograd runs it
+    const bool is_recorded = std::any_of(ends_.begin(), ends_.end(), is_node);
+    if (!group_.whole || !is_recorded || current_task() < 0) return Reach::segment;
     const bool to_last = ends_at_last();
     for (size_t i = 0; i < spec_->through.size(); ++i) {
         const bool is_end = to_last && spec_->through[i] == segments_.back()->only_output();

@@ -26,10 +26,6 @@ variable_list run_operator(const Group& like, const Mask& mask, const variable_l
 }  // namespace
 
 void Group::collect(CompiledNodeArgs& args, size_t node) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !group_.whole,
-        "smelt: compiled autograd of a graph that computes a tensor with a hook, or one that is "
-        "returned and used further; use smelt.disable on the function, or backend='eager'");
     traced_ = {};
     args.collect(static_cast<uint64_t>(spec_->serial));
     args.collect(static_cast<uint64_t>(node));
@@ -87,19 +83,31 @@ void Group::trace_operator(const Mask& mask, SwapSavedVariables& swap) {
     for (const at::Tensor& t : traced_.tangents)
         if (t.defined()) tangents.push_back(t);
     std::vector<size_t> reached;  // the gradients that the operator computes
+    std::vector<size_t> others;   // those to which the gradients of cuts flow on
     edge_list edges;
     for (size_t e = 0; e < ends_.size(); ++e) {
-        if (!ends_[e] || !intersect(group_.ends[e].tangents, mask)) continue;
-        reached.insert(reached.end(), group_.ends[e].edges.begin(), group_.ends[e].edges.end());
-        edges.insert(edges.end(), ends_[e]->next_edges().begin(), ends_[e]->next_edges().end());
+        for (size_t i = 0; ends_[e] && i < group_.ends[e].edges.size(); ++i) {
+            const size_t gradient = group_.ends[e].edges[i];
+            if (!intersect(spec_->direct[gradient], mask)) {
+                others.push_back(gradient);
+                continue;
+            }
+            reached.push_back(gradient);
+            edges.push_back(ends_[e]->next_edge(i));
+        }
     }
-    const variable_list computed =
-        call_in_graph(swap, spec_->name, tangents, operands, edges,
-                      [like, mask, reached](const variable_list& tangents, const ivalue_list& operands) {
-                          variable_list all = run_operator(*like, mask, tangents, operands), gradients;
-                          for (size_t i : reached) gradients.push_back(std::move(all[i]));
-                          return gradients;
-                      });
+    const variable_list computed = call_in_graph(
+        swap, spec_->name, tangents, operands, edges,
+        [like, mask, reached, others](const variable_list& tangents, const ivalue_list& operands) {
+            variable_list all = run_operator(*like, mask, tangents, operands), gradients;
+            for (size_t i : reached) gradients.push_back(std::move(all[i]));
+            for (size_t i : others)
+                TORCH_CHECK_NOT_IMPLEMENTED(
+                    !all[i].defined(),
+                    "smelt: compiled autograd of gradients that only several outputs define together; "
+                    "use smelt.disable on the function, or backend='eager'");
+            return gradients;
+        });
     traced_.gradients.resize(n_gradients());
     for (size_t i = 0; i < reached.size(); ++i) traced_.gradients[reached[i]] = computed[i];
 }

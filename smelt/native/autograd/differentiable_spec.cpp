@@ -115,8 +115,8 @@ class Reader {
         const py::set needed(py::make_tuple("forward", "n_outputs", "differentiable", "gradients", "saved",
                                             "backward", "name"));
         const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups", "contributors",
-                                              "conflicts", "draws", "rewritten", "copied", "leaves", "taken",
-                                              "devices"));
+                                              "direct", "conflicts", "draws", "rewritten", "copied", "leaves",
+                                              "taken", "devices"));
         for (auto item : spec)
             if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,
@@ -135,7 +135,8 @@ class Reader {
         const size_t n_gradients = s_.gradients.size() + s_.through.size();
         const auto contributors = spec.contains("contributors") ? masks(spec["contributors"])
                                                                 : std::vector<Mask>(n_gradients, Mask(n, 1));
-        if (contributors.size() != n_gradients)
+        s_.direct = spec.contains("direct") ? masks(spec["direct"]) : contributors;
+        if (contributors.size() != n_gradients || s_.direct.size() != n_gradients)
             raise(PyExc_ValueError, "Differentiable: contributors are per gradient");
         if (!spec.contains("groups")) {
             std::vector<size_t> all(n);

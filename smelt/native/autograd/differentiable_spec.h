@@ -115,6 +115,7 @@ struct Spec : c10::intrusive_ptr_target {
     std::vector<EpilogueStep> taken;
     size_t n_epilogue = 0;         // numbered after the outputs in `through` and `tangents`
     std::vector<NodeSpec> groups;  // in the order of computation
+    std::vector<Mask> direct;      // per gradient: the tangents that contribute not only by a cut
     std::vector<Mask> conflicts;   // per tangent: with which others it shares what eager frees
     std::vector<SavedSource> saved;
     std::vector<size_t> returned_inputs;         // what a plan returns as a differentiable output
