@@ -392,6 +392,7 @@ class _DifferentiableSpec(TypedDict):
     through: NotRequired[Sequence[int]]
     groups: NotRequired[Sequence[tuple[Sequence[int], bool, bool]]]
     contributors: NotRequired[Sequence[Sequence[int]]]
+    direct: NotRequired[Sequence[Sequence[int]]]
     conflicts: NotRequired[Sequence[Sequence[int]]]
     lock: NotRequired[_RLock]
     leaves: NotRequired[int]

@@ -304,7 +304,7 @@ def _batch_norm(
     momentum: Any = 0.1,
     eps: Any = 1e-5,
 ) -> Any:
-    statistics = (running_mean, running_var)
+    statistics: tuple[Any, Any] = (running_mean, running_var)
     if not _is_by_channel(input, weight, bias, *statistics) or (statistics[0] is None) != (
         statistics[1] is None
     ):
@@ -324,7 +324,8 @@ def _batch_norm(
 
 def _batch_normalized(input: Any, statistics: Any, weight: Any, bias: Any, eps: Any) -> Any:
     """Normalize by the statistics of this batch, and write them to `statistics`."""
-    mean, variance = statistics or (None, None)
+    none: Any = None
+    mean, variance = (none, none) if statistics is None else statistics
     if type(eps) is not Float:
         return F.batch_norm(input, mean, variance, weight, bias, True, 1.0, eps)
     x, count = _wide(input), input.numel() // input.shape[1]
@@ -339,10 +340,12 @@ def _batch_normalized(input: Any, statistics: Any, weight: Any, bias: Any, eps: 
 
 
 def _normalized(input: Any, statistics: Any, weight: Any, bias: Any, eps: Any) -> Any:
-    if statistics[0] is None:
+    """Normalize by these statistics."""
+    mean, variance = statistics
+    if mean is None:
         return NotImplemented
     if type(eps) is not Float:
-        return F.batch_norm(input, *statistics, weight, bias, False, 0.0, eps)
+        return F.batch_norm(input, mean, variance, weight, bias, False, 0.0, eps)
     mean, variance = (_by_channel(input, _wide(s)) for s in statistics)
     x = (_wide(input) - mean) * (variance + eps).rsqrt()
     return _scaled(x, _by_channel(x, weight), _by_channel(x, bias)).to(input.dtype)
