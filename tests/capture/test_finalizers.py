@@ -145,6 +145,24 @@ def a_coroutine_of_which_a_frame_is_taken(x, log):
     return x + 1, frame is None
 
 
+def a_directory_without_a_variable(x, log):
+    name = tempfile.TemporaryDirectory().name
+    return x + 1, os.path.isdir(name)
+
+
+def directories_of_a_comprehension(x, log):
+    names = [tempfile.TemporaryDirectory(suffix=str(i)).name for i in range(2)]
+    return x + 1, list(map(os.path.isdir, names))
+
+
+def a_file_without_a_variable(x, log):
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "text")
+        open(path, "w").write("written")  # noqa: SIM115
+        size = os.path.getsize(path)
+    return x + 1, size
+
+
 @pytest.mark.filterwarnings("ignore:coroutine")
 @pytest.mark.parametrize(
     "fn",
@@ -162,6 +180,9 @@ def a_coroutine_of_which_a_frame_is_taken(x, log):
         an_object_of_a_variable_with_a_weak_reference_that_calls_back,
         a_coroutine_that_is_not_awaited,
         a_coroutine_of_which_a_frame_is_taken,
+        a_directory_without_a_variable,
+        directories_of_a_comprehension,
+        a_file_without_a_variable,
     ],
 )
 def test_finalizers_run_as_in_eager(fn, monkeypatch):

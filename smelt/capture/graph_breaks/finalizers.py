@@ -12,7 +12,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -77,9 +77,56 @@ def check_dropped_argument(vm: VM, frame: Frame, value: object, holder: object =
         or any(x is value for x in _reachable(holder))
     ):
         return
+    _refuse_drop(value)
+
+
+def _refuse_drop(value: object) -> NoReturn:
     error = unsupported(f"a {type(value).__qualname__} is dropped", UNSUPPORTED_EFFECT)
     error.breaks = False  # a resume function that runs eagerly releases its caller's arguments
     raise error
+
+
+def check_temporaries(vm: VM, frame: Frame, target: int) -> None:
+    """Raise Unsupported where a resume function continues at `target` with an argument on its stack that has a finalizer,
+    and that an instruction soon takes from there: `TemporaryDirectory().name` deletes the directory."""
+    for above, value in enumerate(reversed(frame.stack)):
+        source = vm.env.sources.get(id(value))
+        if source is None or source.kind != "arg" or not _is_dropped(frame, target, above):
+            continue
+        held = itertools.chain.from_iterable(map(_reachable, frame.locals))
+        if has_finalizer(value) and not any(x is value for x in held):
+            _refuse_drop(value)
+
+
+def _is_dropped(frame: Frame, at: int, above: int) -> bool:
+    """Whether the code at `at`, up to a jump or an instruction that may hold it, takes a value from the stack. `above`: a
+    lower bound of the number of values above it."""
+    names, instructions = frame.code.names, frame.code.instructions
+    for name, (_, argument) in zip(names[at:], instructions[at:]):
+        if name in ("LOAD_ATTR", "LOAD_METHOD"):
+            popped, pushed = 1, 1
+        elif name.startswith(("LOAD_", "PUSH_")):
+            popped, pushed = 0, 1
+        elif name == "CALL":
+            popped, pushed = argument + 2, 1
+        elif name in _OPERANDS:
+            popped, pushed = _OPERANDS[name], 1
+        elif name not in _WITHOUT_OPERANDS:
+            return False
+        else:
+            continue
+        if popped > above:
+            return True
+        above += pushed - popped
+    return False
+
+
+# The operands of instructions that push one result, which does not hold them.
+_OPERANDS = {
+    "BINARY_OP": 2, "BINARY_SUBSCR": 2, "COMPARE_OP": 2, "CONTAINS_OP": 2, "IS_OP": 2, "UNARY_NOT": 1, "TO_BOOL": 1,
+    "FORMAT_VALUE": 1, "FORMAT_SIMPLE": 1,
+}  # fmt: skip
+_WITHOUT_OPERANDS = ("NOP", "CACHE", "PRECALL", "RESUME", "NOT_TAKEN", "KW_NAMES")
 
 
 def _calls_back(value: object) -> bool:

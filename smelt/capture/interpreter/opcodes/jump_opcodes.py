@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smelt.capture.base.bytecode import ENDED_ITERATOR, LOOP_END, PY313, Handler
 from smelt.capture.base.vm_frames import Frame
+from smelt.capture.graph_breaks.finalizers import check_temporaries
 from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.interpreter.opcodes.operator_opcodes import TRUE
 from smelt.capture.semantics.values.asserted_conditions import assume_branch
@@ -12,6 +13,8 @@ from smelt.capture.vm.vm import VM
 
 @opcode("JUMP_FORWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 def _jump(vm: VM, frame: Frame, arg: int) -> None:
+    if frame.code.original is not None and frame.pc == frame.prologue:
+        check_temporaries(vm, frame, arg)
     frame.pc = arg
 
 
