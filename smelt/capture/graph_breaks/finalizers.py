@@ -99,8 +99,8 @@ def check_temporaries(vm: VM, frame: Frame, target: int) -> None:
             _refuse_drop(value)
 
 
-def _is_read_only(value: Any) -> bool:
-    return type(value) in _FILES and not value.writable()
+def _is_read_only(value: object) -> bool:
+    return type(value) in _FILES and not value.writable()  # type: ignore[attr-defined]
 
 
 def _is_dropped(frame: Frame, at: int, above: int) -> bool:
