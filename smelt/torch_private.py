@@ -409,6 +409,70 @@ else:
     ScriptModule = _optional(lambda: torch._C.ScriptModule, "TorchScript")
 parse_schema = _optional(lambda: torch._C.parse_schema, "TorchScript")
 
+# ---- jagged nested tensors
+
+NestedTensor: Any = _optional(
+    lambda: torch.nested._internal.nested_tensor.NestedTensor, "jagged nested tensors are captured"
+)
+NestedIntNode: Any = _optional(
+    lambda: torch.nested._internal.nested_int.NestedIntNode, "sizes of the ragged dimension are compared"
+)
+_nested_module: Any = _optional(
+    lambda: torch.nested._internal.nested_tensor, "which tensors have a ragged size"
+)
+ragged_size_of: Any = _optional(
+    lambda: torch.nested._internal.nested_tensor.get_tensor_symint, "ragged sizes are returned"
+)
+nested_view: Any = _optional(
+    lambda: torch._nested_view_from_jagged, "nested tensors are views of their values"
+)
+nested_from_padded = _optional(lambda: torch._nested_from_padded_tensor, "padded tensors become nested ones")
+nested_dummy: Any = _optional(
+    lambda: torch.nested._internal.nested_tensor._nt_view_dummy, "which class a nested view has"
+)
+
+
+def ragged_sizes() -> Any:
+    """The ragged sizes by tensor of offsets or lengths. Torch's tests replace the dictionary."""
+    return _nested_module._tensor_symint_registry
+
+
+padded_to_nested: Any = _optional(
+    lambda: torch.nested._internal.nested_tensor.nested_from_padded, "attention returns nested tensors"
+)
+
+
+def nested_attention() -> Any:
+    """The module with torch's attention of jagged nested tensors, which torch imports when it is first used."""
+    from torch.nested._internal import sdpa  # noqa: PLC0415
+
+    return sdpa
+
+
+# Functions that create jagged nested tensors.
+NESTED_FUNCTIONS = tuple(
+    getattr(module, name)
+    for module, names in (
+        (torch.nested, "nested_tensor as_nested_tensor nested_tensor_from_jagged narrow masked_select"),
+        (
+            torch.nested._internal.nested_tensor,
+            "nested_view_from_values_offsets nested_view_from_values_offsets_lengths nested_from_padded "
+            "jagged_from_list jagged_from_tensor_and_lengths",
+        ),
+    )
+    for name in names.split()
+    if hasattr(module, name)
+)
+tls_excluded = _needed(lambda: torch._C._dispatch_tls_local_exclude_set, "which dispatch keys are passed")
+tls_included = _needed(lambda: torch._C._dispatch_tls_local_include_set, "which dispatch keys are added")
+ForceDispatchKeys = _optional(
+    lambda: torch._C._ForceDispatchKeyGuard, "autograd sees the operators on values of nested tensors"
+)
+DispatchKey: Any = _optional(lambda: torch._C.DispatchKey, "composite operators run on nested tensors")
+below_autograd_and_views = _optional(
+    lambda: torch._C._AutoDispatchBelowADInplaceOrView, "autograd does not see operators on nested tensors"
+)
+
 # ---- what torch.compile's users have set, and what its backends read
 
 

@@ -29,6 +29,7 @@ SourceKind = Literal[
     "type",       # type(base)
     "dict",       # base.__dict__ (the dictionary itself)
     "array",      # torch.from_numpy(base): a graph input that the compiled frame creates
+    "values",     # the values of the jagged nested tensor base under autograd: a graph input that the compiled frame creates
     "gradient",     # a part of the gradient of the wrapper subclass base: a graph input that the compiled frame creates
     "ahead",      # the item that the iterator base yields after key others (guards/iterator_state.py)
     "part",       # state of an iterator: key is a row of `iterator_state.PARTS`
@@ -61,6 +62,7 @@ _SOURCES: dict[str, Callable[[str, Any], str]] = {
     "type": lambda base, key: f"type({base})",
     "dict": lambda base, key: f"{base}.__dict__",
     "array": lambda base, key: f"torch.from_numpy({base})",
+    "values": lambda base, key: f"{base}.values()",
     "gradient": lambda base, key: f"gradient of {base}",
     "ahead": lambda base, key: f"item_ahead({base}, {key})",
     "part": lambda base, key: f"{base}.<{key}>",

@@ -90,6 +90,7 @@ POLYFILLS = (
     "smelt.capture.semantics.calls.polyfills",
     "smelt.capture.semantics.result_polyfills",
     "smelt.capture.semantics.calls.torch_polyfills",
+    "smelt.capture.semantics.calls.nested_polyfills",
     "smelt.capture.graph_breaks.step",  # the compiled functions of generator steps
 )
 _INTERPRETED_MODULES = (*POLYFILLS, "torch.nn.attention.flex_attention")

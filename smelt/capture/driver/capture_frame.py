@@ -469,15 +469,16 @@ def _live_values(frame_exit: FrameExit, effects: Sequence[Effect]) -> list[objec
 
 
 def _guard_distinct_tensors(vm: VM) -> None:
-    """Guard that tensors which were put into sets or used as keys are distinct; and that those whose state the program
-    changed are distinct from those whose state it used."""
+    """Guard that tensors which were put into sets or used as keys are distinct; that those with a ragged size are; and that
+    those whose state the program changed are distinct from those whose state it used."""
     trace, sources = vm.trace, vm.env.sources
     hashed = [sources[id(f)] for f in hashed_fakes.values() if trace.is_environment(f)]
     hashed_fakes.clear()
     used = _is_state_used(vm)
     inputs = [sources[id(f)] for f in trace.inputs if id(f) in sources] if used else []
     stateful = [s for s in inputs if collected(s) is s and not is_created(s) and used and used(s)]
-    for key, distinct in (("hashed", hashed), ("state", stateful)):
+    ragged = [sources[id(f)] for f in trace.nested.ragged.values() if trace.is_environment(f)]
+    for key, distinct in (("hashed", hashed), ("state", stateful), ("ragged", ragged)):
         if len(distinct) > 1:
             vm.env.facts.guard("distinct", distinct[0], tuple(distinct), key=key)
 

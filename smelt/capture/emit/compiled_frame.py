@@ -39,7 +39,7 @@ from smelt.capture.emit.torch_graph_overrides import EditedProgram
 from smelt.capture.environment.python_random import Draw
 from smelt.capture.graph_breaks.frame_exits import FrameExit
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
-from smelt.capture.reconstruction.frame_globals import FRAME_NAMES
+from smelt.capture.reconstruction.frame_globals import CONVERSIONS, FRAME_NAMES
 from smelt.capture.reconstruction.generated_source import compile_source, identifier
 from smelt.capture.reconstruction.reconstruction_order import ReachableObjects
 from smelt.guards.source import Source
@@ -208,8 +208,9 @@ def _bind_instances(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
 
 
 def collected(source: Source) -> Source:
-    """The source that the guard tree collects for a graph input: for a NumPy array's tensor, the array."""
-    if source.kind == "array" and source.base is not None:
+    """The source that the guard tree collects for a graph input: for one that a NumPy array or a nested tensor is converted
+    to, that object."""
+    if source.kind in CONVERSIONS and source.base is not None:
         return source.base
     return source
 
@@ -225,8 +226,8 @@ def _input_texts(writer: Writer, sources: Sequence[Source]) -> list[str]:
     return [
         writer.expression_at(source)
         if is_created(source)
-        else f"from_numpy({next(collected)})"
-        if source.kind == "array"
+        else f"{CONVERSIONS[source.kind]}({next(collected)})"
+        if source.kind in CONVERSIONS
         else next(collected)
         for source in sources
     ]

@@ -23,7 +23,7 @@ from smelt.capture.graph_breaks.code_positions import CodePosition
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.capture.graph_breaks.resume_points import ResumePoint
 from smelt.capture.reconstruction.constants import CONSTANTS, LITERALS, is_cached_by_typing, is_embeddable
-from smelt.capture.reconstruction.frame_globals import FRAME_NAMES
+from smelt.capture.reconstruction.frame_globals import CONVERSIONS, FRAME_NAMES
 from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
 from smelt.capture.reconstruction.reconstruction_order import ReachableObjects
 from smelt.capture.reconstruction.reconstruction_table import reconstruction_kind_of
@@ -180,9 +180,9 @@ class Writer:
             return self.slots[source.index]
         if source.kind == "const":
             return self.constant(x, str(source.key))
-        if source.kind == "array" and source.base is not None:
+        if source.kind in CONVERSIONS and source.base is not None:
             tensor = self.fresh_name("tensor")
-            self.lines.append(f"{tensor} = from_numpy({self._leaf(source.base)})")
+            self.lines.append(f"{tensor} = {CONVERSIONS[source.kind]}({self._leaf(source.base)})")
             self.bind(x, tensor)
             return tensor
         name = self._collected.get(source)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from smelt.capture.environment.dynamic_numbers import DynamicNumbers
 from smelt.capture.environment.dynamic_sizes import DynamicSizes
 from smelt.capture.environment.guard_facts import GuardFacts
@@ -59,6 +61,9 @@ class WrappedObjects:
     """Environment objects that `wrap_values.py` has wrapped, by id."""
 
     arrays: dict[int, ArrayProxy] = field(default_factory=dict)
+    # the nested tensor of fakes for a nested tensor
+    nested: dict[int, torch.Tensor] = field(default_factory=dict)
+    ragged_sizes: dict[int, torch.Tensor] = field(default_factory=dict)  # the tensors that they belong to
     tuples: dict[int, Any] = field(default_factory=dict)  # the copy of a tuple with fakes in place of tensors
     texts: dict[Source, TextProxy] = field(default_factory=dict)  # strings that change from call to call
     # all but constants, tensors, and objects that their type or identity guard tells apart

@@ -15,6 +15,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
+from smelt.autograd.nested_results import values_of
 from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.type_lookup import type_find
@@ -34,12 +35,13 @@ from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies import array_proxy
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.reconstruction.constants import is_bound
-from smelt.guards.changed_numbers import is_nested
+from smelt.guards import changed_numbers
 from smelt.guards.source import Source, key_name
 from smelt.guards.tensor_facts import tensor_facts
-from smelt.reasons import UNSUPPORTED_OBJECT
-from smelt.torch_private import is_functorch_wrapped_tensor
+from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_OBJECT
+from smelt.torch_private import DisableTorchFunction, is_functorch_wrapped_tensor
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata, is_unfakeable
+from smelt.tracing.record.nested_tensors import PART_NAMES, Parts, is_nested, size_of_nested, values_in
 from smelt.tracing.record.wrapper_subclasses import has_own_metadata, is_wrapper_class
 from smelt.tracing.symbolic.numpy_numbers import PROXY_OF
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
@@ -83,7 +85,7 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
     if type(value) is FunctionType and not decided and _is_fresh_closure(env, value, source):
         return _wrap_function(env, value, source)
     if is_identity(value):
-        if type(value) is FunctionType and is_nested(value):
+        if type(value) is FunctionType and changed_numbers.is_nested(value):
             env.wrapped.objects[id(value)] = value  # another function may be guarded by the same code
         if not decided:
             env.facts.guard("id", source, value)
@@ -136,7 +138,7 @@ def _is_called(value: object) -> bool:
 def _is_fresh_closure(env: Environment, value: FunctionType, source: Source) -> bool:
     """Whether another call may have another function in place of this nested one: an argument led to it, or it changed."""
     changes = source.root.kind == "arg" or source.path in env.numbers.dynamic
-    return changes and is_nested(value) and not value.__dict__
+    return changes and changed_numbers.is_nested(value) and not value.__dict__
 
 
 def _wrap_function(env: Environment, value: FunctionType, source: Source) -> FunctionType:
@@ -205,6 +207,8 @@ def _wrap_tensor(env: Environment, value: torch.Tensor, source: Source) -> objec
         return value
     known = env.trace.inputs.find(value)
     if known is None:
+        if is_nested(value):
+            return _wrap_nested(env, value, source)
         if is_unfakeable(value):
             return _wrap_odd_tensor(env, value, source)
         layout, facts = env.sizes.of(value, source) or (None, tensor_facts(value))
@@ -218,6 +222,59 @@ def _wrap_tensor(env: Environment, value: torch.Tensor, source: Source) -> objec
         return fake
     _alias(env, source, env.sources[id(known)])
     return known
+
+
+def _wrap_nested(env: Environment, value: torch.Tensor, source: Source) -> torch.Tensor:
+    """Wrap a jagged nested tensor: one of fakes. The graph takes its values, under autograd if it requires gradients."""
+    known = env.wrapped.nested.get(id(value))
+    if known is not None:
+        _alias(env, source, env.sources[id(value)])
+        return known
+    env.trace.nested.prepare()
+    env.facts.guard("type", source, type(value))
+    _guard_parameter(env, value, source)
+    parts = Parts.of(value)
+    _check_ragged_size(env, value, parts)
+    at = {name: source.child("attr", key) for name, key in zip(Parts._fields, PART_NAMES)}
+    offsets, lengths, _, cache = (wrap(env, getattr(parts, name), at[name]) for name in Parts._fields[1:])
+    env.facts.guard("keys", at["cache"], tuple(cache))
+    limits = {name: wrap(env, limit, at["cache"].child("item", name)) for name, limit in cache.items()}
+    values = _nested_values(env, value, source)
+    nested = env.trace.nested.create(Parts(values, offsets, lengths, parts.ragged_dim, limits))
+    vars(nested).update({name: mark for name, mark in vars(value).items() if name == "_is_param"})
+    env.sources[id(nested)] = env.sources[id(value)] = source
+    env.sources[id(Parts.of(nested).cache)] = at["cache"]
+    env.sources.keep_alive(value, nested)
+    env.wrapped.nested[id(value)] = nested
+    return nested
+
+
+def _check_ragged_size(env: Environment, nested: torch.Tensor, parts: Parts) -> None:
+    """Raise Unsupported if two nested tensors have equal ragged sizes that belong to different tensors: guards compare the
+    tensors."""
+    number = size_of_nested(nested)[parts.ragged_dim].node.nested_int()
+    if env.wrapped.ragged_sizes.setdefault(number, parts.ragged) is not parts.ragged:
+        raise unsupported("NestedTensors on two devices with one ragged size", TENSOR_SUBCLASS)
+
+
+def _nested_values(env: Environment, nested: torch.Tensor, source: Source) -> torch.Tensor:
+    """The values of a nested tensor of the environment as autograd sees them."""
+    inner, at = values_in(nested), source.child("attr", "_values")
+    with DisableTorchFunction():
+        requires_grad = nested.requires_grad
+    env.facts.guard("eq", source.child("member", "requires_grad"), requires_grad)
+    if not requires_grad:
+        values: torch.Tensor = wrap(env, inner, at)
+        return values.detach() if values.requires_grad else values
+    layout, facts = env.sizes.of(inner, at) or (None, tensor_facts(inner))
+    env.facts.guard("tensor", at, facts)
+    with env.trace.paused():
+        real = values_of(nested)
+    fake = env.trace.fake(real, _input_name(at), layout)
+    env.sources[id(fake)] = source.child("values", None)
+    env.sources.keep_alive(real)
+    env.trace.nested.read_only[id(fake)] = fake
+    return fake
 
 
 def _wrap_odd_tensor(env: Environment, value: torch.Tensor, source: Source) -> torch.Tensor:
@@ -386,6 +443,7 @@ def to_fake(env: Environment, value: T) -> T:
         and type(value) is not FakeTensor
         and not is_functorch_wrapped_tensor(value)
         and id(value) not in env.trace.call.wrappers
+        and not is_nested(value)
     ):
         return cast(T, env.trace.inputs.fake_for_native(value))
     return value

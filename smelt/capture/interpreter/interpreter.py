@@ -33,6 +33,7 @@ from smelt.capture.semantics.calls import (
     class_construction,
     native_arguments,
     native_callbacks,
+    nested_polyfills,
     python_functions,
     torch_function_overrides,
     torch_polyfills,
@@ -75,6 +76,7 @@ from smelt.capture.torch_calls import (
     function_transforms,
     higher_order_operators,
     nested_compiles,
+    nested_tensors,
     numpy_conversions,
     optimizers,
     other_tracers,
@@ -115,8 +117,8 @@ REGISTERED = (
     compiled_autograd, compiler_queries, container_constructors, container_methods, context_variables, control_flow,
     copy_functions, custom_functions, unbacked_reads, descriptor_functions, eval_exec, exception_functions, function_modes,
     functools_wrappers, generator_reconstruction, gradients, higher_order_operators, hooks, iteration,
-    itertools_functions, lengths, locale_settings, locks, logging_calls, nested_compiles, numpy_conversions, optimizers,
-    other_tracers, unknown_lengths, print_calls, backend_flag_calls, random_functions, random_seeds,
+    itertools_functions, lengths, locale_settings, locks, logging_calls, nested_compiles, nested_tensors, numpy_conversions,
+    optimizers, other_tracers, unknown_lengths, print_calls, backend_flag_calls, random_functions, random_seeds,
     symbolic_range_calls, shape_functions, special_methods, stack_frames, storages, subscripts,
     iterator_reconstruction, tensor_constructors, tensor_methods, tensor_state, torch_function_calls, triton_kernels,
     warnings_calls, weak_references, wrapper_calls,
@@ -155,6 +157,10 @@ class Interpreter(VM):
         trace.inputs.on_unknown_tensor = self._unknown_tensor
         trace.call.call_handlers = functools.partial(torch_function_overrides.dispatch_handlers, self)
         trace.call.call_dispatch = functools.partial(torch_function_overrides.call_dispatch, self)
+        for fn in (nested_polyfills.unbind, nested_polyfills.longest):
+            trace.nested.polyfills[fn.__name__] = functools.partial(
+                torch_function_overrides.call_polyfill, self, fn
+            )
         trace.call.load_attributes = functools.partial(attributes.wrapper_attributes, self)
         trace.constants.on_read = functools.partial(tensor_item.number, self)
 

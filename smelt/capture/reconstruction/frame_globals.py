@@ -10,6 +10,7 @@ import types
 import numpy as np
 import torch
 
+from smelt.autograd.nested_results import nested_tensor, ragged_size, values_of
 from smelt.autograd.wrapper_nodes import add_history, gradient_inputs, protect
 
 
@@ -25,6 +26,8 @@ def _as_parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Paramet
     return tensor if type(tensor) is torch.nn.Parameter else torch.nn.Parameter(tensor, requires_grad)
 
 
+# The functions that create a graph input from an object of the environment, by kind of source.
+CONVERSIONS = {"array": "from_numpy", "values": "values_of"}
 # Packages above add their own names by `provide`.
 FRAME_NAMES: dict[str, object] = {
     "OrderedDict": collections.OrderedDict,
@@ -40,6 +43,9 @@ FRAME_NAMES: dict[str, object] = {
     "add_history": add_history,
     "gradient_inputs": gradient_inputs,
     "protect": protect,
+    "values_of": values_of,
+    "nested_tensor": nested_tensor,
+    "ragged_size": ragged_size,
     "CellType": types.CellType,
     "FunctionType": types.FunctionType,
     "set_attribute": object.__setattr__,

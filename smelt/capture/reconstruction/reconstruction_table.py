@@ -19,6 +19,7 @@ from smelt.capture.reconstruction.builtin_containers import CONTAINERS, dict_tex
 from smelt.capture.reconstruction.function_reconstruction import FUNCTIONS
 from smelt.capture.reconstruction.generic_aliases import ALIASES, MEMBER, typing_alias_kind
 from smelt.capture.reconstruction.instance_reconstruction import instance_kind
+from smelt.capture.reconstruction.nested_tensors import NESTED
 from smelt.capture.reconstruction.numpy_values import numpy_kind
 from smelt.capture.reconstruction.proxy_reconstruction import PROXIES
 from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind, unsupported
@@ -35,6 +36,7 @@ RECONSTRUCTION_KINDS: dict[type, ReconstructionKind] = {
     **TRACEBACKS,
     **ALIASES,
     **VARIABLES,
+    **NESTED,
 }
 
 

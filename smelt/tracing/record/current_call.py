@@ -60,13 +60,14 @@ class CurrentCall:
         in_dispatch: such a `__torch_dispatch__` is running, beneath autograd.
         changed: the indices in `TorchSettings` of the process's settings that the program has set to other
             values, and `changed_defaults.GENERATOR`.
+        hidden_keys: the dispatch keys of autograd that an operator on nested tensors passes by; None between such operators.
         backwards: while a backward is recorded, the stand-in node for each autograd node (`backward_node`).
     """
 
     __slots__ = (
         "backwards", "call_dispatch", "call_handlers", "changed", "dispatches_handlers", "failure", "gather_depth",
-        "had_opaque", "has_empty_kwargs", "has_subclasses", "in_dispatch", "is_opaque", "load_attributes", "modes",
-        "mutated", "node", "pause_depth", "where", "wrappers",
+        "had_opaque", "has_empty_kwargs", "has_subclasses", "hidden_keys", "in_dispatch", "is_opaque", "load_attributes",
+        "modes", "mutated", "node", "pause_depth", "where", "wrappers",
     )  # fmt: skip
 
     def __init__(self, where: Callable[[], Line | None]) -> None:
@@ -89,6 +90,7 @@ class CurrentCall:
         self.load_attributes: Callable[[Tensor], Mapping[str, Any]] = vars
         self.wrappers: dict[int, Tensor] = {}
         self.in_dispatch = False
+        self.hidden_keys: Any = None
         self.changed: frozenset[int] = frozenset()
         self.backwards: Mapping[Any, Node] | None = None
 

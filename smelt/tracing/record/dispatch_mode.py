@@ -18,6 +18,7 @@ from smelt.tracing.fake.fake_tensor import FakeTensor, has_unrecorded
 from smelt.tracing.record import recording_rules
 from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
 from smelt.tracing.record.changed_defaults import adapted
+from smelt.tracing.record.nested_tensors import has_nested
 from smelt.tracing.record.number_inputs import specialize_arguments
 from smelt.tracing.record.trace_parts import TraceParts
 from smelt.tracing.record.wrapper_subclasses import wrappers_in
@@ -39,11 +40,17 @@ class DispatchMode(TorchDispatchMode):
         self._operator_recorder = parts.aten_recorder
         self._numbers = parts.numbers
         self._wrapper_gradients = parts.wrapper_gradients
+        self._nested = parts.nested
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._call.pause_depth:
             return func(*args, **kwargs)
+        if self._nested.used:
+            if has_nested(args, kwargs):
+                return self._nested.dispatch(self, func, types, args, kwargs)
+            if self._call.hidden_keys is not None:
+                self._nested.check_hidden(func, args, kwargs)
         if self._call.wrappers and wrappers_in(self._call, args, kwargs):
             return self._call_class(func, types, args, kwargs)
         if self._call.node is not None:

@@ -39,6 +39,7 @@ from smelt.tracing.fake.fake_tensor import FAKE_TEXT, FakeTensor, check_fixed, h
 from smelt.tracing.fake.tensor_subclasses import class_of_results, mark
 from smelt.tracing.record.aten_call_recorder import Composite
 from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
+from smelt.tracing.record.nested_tensors import NESTED_CONSTRUCTORS, has_nested, values_in
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.record.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
 from smelt.tracing.record.trace_parts import TraceParts
@@ -53,6 +54,12 @@ from smelt.tracing.symbolic.numbers_in_containers import (
 
 _READS_MEMORY = "its data is not allocated"  # part of torch's error when C++ reads a fake's memory
 _OPERATOR_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+# Of a nested tensor: that its values have, and that are not captured.
+_GRADIENT_GETTERS = (torch.Tensor.requires_grad.__get__,)  # type: ignore[attr-defined]
+_AUTOGRAD_GETTERS = tuple(
+    getattr(torch.Tensor, name).__get__
+    for name in ("is_leaf", "grad_fn", "grad", "data", "_base", "_version", "output_nr")
+)
 _LARGE = 10_000_000  # elements
 
 # For functions whose C++ code does not run on fakes, or whose backward cannot be recorded.
@@ -99,6 +106,7 @@ class FunctionMode(TorchFunctionMode):
         self._autograd = parts.autograd
         self._backward = parts.backward
         self._wrapper_gradients = parts.wrapper_gradients
+        self._nested = parts.nested
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = self._call
@@ -107,6 +115,12 @@ class FunctionMode(TorchFunctionMode):
             if out is not NotImplemented:
                 return out
         kwargs = kwargs or {}
+        if (
+            (self._nested.used or func in NESTED_CONSTRUCTORS)
+            and has_nested(args, kwargs)
+            and not call.pause_depth
+        ):
+            return self._run_on_nested(func, args, kwargs)
         if func in PASSED:
             if args and type(args[0]) is not FakeTensor:
                 known = func in METADATA_READS and id(args[0]) in call.wrappers
@@ -185,6 +199,23 @@ class FunctionMode(TorchFunctionMode):
         if unknown_results(call, out):
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {name}, whose result is not one")
         return out
+
+    def _run_on_nested(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Run a call on jagged nested tensors, whose operators on values the dispatch mode records."""
+        call = self._call
+        if func in _GRADIENT_GETTERS:
+            return func(values_in(args[0]))
+        if func is torch.Tensor.requires_grad_ and args[1:] == (False,):
+            if not values_in(args[0]).requires_grad:
+                return args[0]
+        if func in STATEFUL or func in REFUSED or func in _AUTOGRAD_GETTERS or func is torch.autograd.grad:
+            raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a NestedTensor")
+        if call.is_opaque or maybe_current_level() is not None:
+            raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a NestedTensor")
+        self._nested.used = True
+        if self._numbers.symbols is not None:
+            args, kwargs = as_operator_arguments(args), as_operator_arguments(kwargs)
+        return wrap_nested(self._nested.run(func, args, kwargs))
 
     def _check_metadata(self, args: Args) -> None:
         """Raise Unsupported where the call reads metadata that no guard covers or that the user's code computes."""

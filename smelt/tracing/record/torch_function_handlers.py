@@ -17,6 +17,7 @@ from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_CALL
 from smelt.torch_private import (
     DisableTorchDispatch,
     DisableTorchFunction,
+    NestedTensor,
     is_torch_function_all_disabled,
     is_torch_function_enabled,
     pop_function_mode_temporarily,
@@ -33,7 +34,13 @@ def handling_class(value: object) -> type | None:
     """The class of `value`, as the program sees it, if torch calls its `__torch_function__` (which may be torch's
     default); else None."""
     cls = value.subclass if type(value) is FakeTensor else type(value)
-    if cls is None or cls in PLAIN_TYPES or cls in LEAF_TYPES or handler_in(cls) is None:
+    if (
+        cls is None
+        or cls in PLAIN_TYPES
+        or cls in LEAF_TYPES
+        or cls is NestedTensor
+        or handler_in(cls) is None
+    ):
         return None
     return cls
 

@@ -124,6 +124,7 @@ class Trace(TraceParts):
         self.constants.on_read = None
         self.call.call_handlers = no_handlers
         self.call.call_dispatch = no_dispatch
+        self.nested.polyfills.clear()
         self.call.load_attributes = vars
         self.call.wrappers.clear()
         self.inputs.release()

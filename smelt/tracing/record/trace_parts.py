@@ -12,6 +12,7 @@ from smelt.tracing.functionalize.view_copies import Copies
 from smelt.tracing.record.aten_call_recorder import AtenCallRecorder
 from smelt.tracing.record.autograd_calls import AutogradCalls
 from smelt.tracing.record.current_call import CurrentCall
+from smelt.tracing.record.nested_tensors import NestedTensors
 from smelt.tracing.record.number_inputs import NumberInputs
 from smelt.tracing.record.tape import Tape
 from smelt.tracing.record.torch_call_recorder import TorchCallRecorder
@@ -33,6 +34,7 @@ class TraceParts:
         autograd: state of autograd that the program sets.
         backward: records autograd's engine.
         wrapper_gradients: the wrapper subclasses at both ends of autograd's graph.
+        nested: the jagged nested tensors.
         torch_recorder: records torch-level calls.
         aten_recorder: records ATen operators.
         constants: constant folding: the values of tensors that depend on constants only.
@@ -48,6 +50,7 @@ class TraceParts:
         self.autograd = AutogradCalls()
         self.backward = BackwardState(self.call, self.tape, self.autograd)
         self.wrapper_gradients = WrapperGradients(self.call, self.inputs)
+        self.nested = NestedTensors(self.call)
         self.torch_recorder = TorchCallRecorder(self.call, self.tape, self.inputs, self.writes, self.numbers)
         self.aten_recorder = AtenCallRecorder(
             self.call, self.tape, self.inputs, self.writes, self.copies, self.numbers

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, specialize, wrap_symbolic
+from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, is_ragged, specialize, wrap_symbolic
 
 
 def wrap_nested(value: Any) -> Any:
@@ -77,7 +77,7 @@ _CONTAINERS = tuple(_RULES)
 def as_operator_arguments(value: Any) -> Any:
     """`value` as an operator argument: numbers that are specialized already, or fit no tensor, become plain ones."""
     kind = type(value)
-    if kind in SYMBOLIC:
+    if kind in SYMBOLIC and not is_ragged(value):
         if not value.node.fits_a_tensor() or value.node.is_constant():
             return specialize(value)
         return value

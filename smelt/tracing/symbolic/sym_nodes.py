@@ -195,6 +195,8 @@ class DeferredComparison(Symbol):
 def _node_method(op: str) -> Callable[..., Symbol]:
     def method(self: Symbol, *others: Symbol) -> Symbol:
         symbols = self.symbols
+        if others and not isinstance(others[0], Symbol):
+            return _with_ragged_size(op, self, others[0])
         key = (op, self.size, *[o.size for o in others])  # C++ repeats the same queries of sizes
         cached = symbols.node_results.get(key)
         if cached is not None:
@@ -209,6 +211,15 @@ def _node_method(op: str) -> Callable[..., Symbol]:
         return node
 
     return method
+
+
+def _with_ragged_size(op: str, size: Symbol, ragged: Any) -> Any:
+    """The result for a size and a ragged size of a nested tensor, which equals no number."""
+    if op == "mul":
+        return ragged.mul(size)
+    if op not in ("eq", "ne"):
+        raise ValueError(f"{op}: relation is indeterminate")
+    return size.symbols.symbol(op == "ne")
 
 
 # SymNode method -> operation.

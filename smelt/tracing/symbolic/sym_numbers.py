@@ -101,9 +101,15 @@ def wrapped(symbol: Any) -> Any:
     return Int(symbol) if type(symbol.value) is int else Float(symbol)
 
 
+def is_ragged(value: Any) -> bool:
+    """Whether it is a ragged size of nested tensors, which torch handles itself: it has no value."""
+    return type(value) is torch.SymInt and value.node.is_nested_int()  # type: ignore[no-any-return, union-attr]
+
+
 def wrap_symbolic(value: Any) -> Any:
     """A symbolic number returned by C++ or C code, as an `Int` or `Float`."""
-    return wrapped(value.node) if type(value) in SYMBOLIC and type(value) not in NUMBERS else value
+    is_base = type(value) in SYMBOLIC and type(value) not in NUMBERS
+    return wrapped(value.node) if is_base and not is_ragged(value) else value
 
 
 def size_of(value: Any) -> Size:
@@ -124,12 +130,12 @@ def is_size(value: Any) -> bool:
 
 def specialize(value: Any) -> Any:
     """The plain number of this call, specialized; other objects unchanged."""
-    return value.node.specialize() if type(value) in SYMBOLIC else value
+    return value.node.specialize() if type(value) in SYMBOLIC and not is_ragged(value) else value
 
 
 def hint(value: Any) -> Any:
     """The plain number of this call, not specialized: only its type may be used."""
-    return value.node.value if type(value) in SYMBOLIC else value
+    return value.node.value if type(value) in SYMBOLIC and not is_ragged(value) else value
 
 
 def rounded(value: Any, digits: int | None = None) -> Any:

@@ -43,7 +43,7 @@ from smelt.capture.semantics.attributes.tensor_attributes import load_tensor_att
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import RANDOM_STATE, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
-from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, NestedTensor
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
 from smelt.tracing.symbolic.numbers_in_containers import wrap_nested
@@ -169,6 +169,24 @@ def load_real_tensor_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
         return getattr(tensor, name)
 
 
+def _load_nested_attr(vm: VM, nested: torch.Tensor, name: str) -> object:
+    """An attribute of a jagged nested tensor of fakes: of its class, metadata, or a method of torch."""
+    found = type_find(type(nested), name)
+    if name in _HELD_TENSORS and vars(nested)[name] is not None and vars(nested)[name].requires_grad:
+        raise unsupported(f"{name} of a NestedTensor that requires gradients", TENSOR_SUBCLASS)
+    if name in vars(nested):
+        return wrap_nested(vars(nested)[name])
+    if not hasattr(type(nested), name) and id(nested) in vm.env.sources:
+        raise unsupported(f"{name} of a NestedTensor", TENSOR_SUBCLASS)
+    if type(found) in (types.MethodDescriptorType, FunctionType):
+        with DisableTorchFunction():
+            return getattr(nested, name)
+    return vm.call_native(getattr, (nested, name))
+
+
+_HELD_TENSORS = ("_values",)
+
+
 def _load_wrapper_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
     """An attribute of a tensor of a wrapper subclass: of the class itself or of the instance, guarded metadata, or a method
     of torch."""
@@ -237,6 +255,7 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     types.UnionType: load_native_attr,
     tuple: load_native_attr,
     random.Random: load_random_attr,
+    NestedTensor: _load_nested_attr,
     **dict.fromkeys(NUMBERS, number_semantics.load_attr),
     **dict.fromkeys(PROXY_EXAMPLES, number_semantics.load_proxy_attr),
     **dict.fromkeys(LEAF_TYPES, load_native_attr),

@@ -67,6 +67,7 @@ from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import OUTPUT, RANDOM_STATE, UNSUPPORTED_EFFECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.nested_tensors import is_nested
 from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 
 T = TypeVar("T")
@@ -328,7 +329,7 @@ def _call_unhandled(
         return search(vm, name, owner, args)
     if isinstance(owner, CONTAINER_BASES):
         return call_container_method(vm, name, fn, owner, args, kwargs)
-    if id(owner) in vm.trace.call.wrappers:
+    if is_nested(owner) or id(owner) in vm.trace.call.wrappers:
         return run_native(vm, fn, args, kwargs)
     if id(owner) in vm.env.sources and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
         _check_native_object(vm, name, owner)

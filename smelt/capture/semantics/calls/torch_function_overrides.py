@@ -154,6 +154,16 @@ def call_dispatch(
     raise unsupported(f"{func}, which no __torch_dispatch__ handles", TENSOR_SUBCLASS)
 
 
+def call_polyfill(vm: VM, fn: Callable[..., object], *args: object) -> object:
+    """Result of a Python version of torch's code, which torch's dispatch calls."""
+    vm.frames.call_site = None
+    dispatches, vm.trace.call.dispatches_handlers = vm.trace.call.dispatches_handlers, False
+    try:
+        return vm.call(fn, args, {})
+    finally:
+        vm.trace.call.dispatches_handlers = dispatches
+
+
 def _check_written_wrappers(vm: VM, func: object, args: tuple[object, ...], kwargs: Kwargs) -> None:
     """Raise Unsupported for an operator that writes a wrapper of the environment, whose version torch would count, or that
     changes the metadata of one."""

@@ -108,6 +108,8 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
             vm.env.facts.use_differences(left, right)
             container_contents.guard_compared(vm.env, (left, right))
         return vm.call_native(fn, (left, right))
+    if a is torch.SymInt or b is torch.SymInt:
+        return _ragged_operator(fn, left, right)
     if a is list and b is list and fn in _EQUALITY:
         return _equal_items(vm, elements(vm, left), elements(vm, right)) is (fn is operator.eq)
     if a in NUMBERS or b in NUMBERS:
@@ -226,6 +228,13 @@ def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
         if found is not None:
             return found
     return all(v is w or truth(vm, binary(vm, operator.eq, v, w)) for v, w in zip(left, right))
+
+
+def _ragged_operator(fn: Callable[..., object], left: object, right: object) -> object:
+    """`fn(left, right)` where an operand is a ragged size, which equals no number."""
+    if fn in _EQUALITY and (type(left) is not torch.SymInt or type(right) is not torch.SymInt):
+        return fn is operator.ne
+    return fn(left, right)
 
 
 def _inplace(vm: VM, fn: Callable[..., object], left: Container, right: object) -> object:
