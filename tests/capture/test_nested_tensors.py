@@ -194,9 +194,30 @@ def own_offsets(values, offsets):
     return from_jagged(values, inside) * from_jagged(torch.ones_like(values), inside)
 
 
+def with_empty_component(values, offsets):
+    x = from_jagged(values, torch.tensor([0, 0, 4, 9]))
+    return x.to_padded_tensor(1.0), x.unbind()
+
+
+def without_rows(values, offsets):
+    return from_jagged(values[:0] * 2, offsets * 0).to_padded_tensor(1.0)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "fn", [scaled, viewed, with_limits, with_holes, from_lengths, twice, copied_offsets, own_offsets]
+    "fn",
+    [
+        with_empty_component,
+        without_rows,
+        scaled,
+        viewed,
+        with_limits,
+        with_holes,
+        from_lengths,
+        twice,
+        copied_offsets,
+        own_offsets,
+    ],
 )
 def test_a_nested_tensor_is_built_inside(fn, backend):
     check(fn, lambda: jagged(0, 2, 5, 9), backend=backend)

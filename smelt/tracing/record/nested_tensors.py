@@ -139,11 +139,13 @@ def _to_padded(
     values: torch.Tensor, offsets: list[torch.Tensor], max_lengths: list[int], padding_value: float = 0.0
 ) -> torch.Tensor:
     """`_jagged_to_padded_dense_forward`, which torch does not differentiate."""
-    if not values.dtype.is_floating_point or values.shape[0] == 0:
+    if not values.dtype.is_floating_point:
         return torch.ops.aten._jagged_to_padded_dense_forward(values, offsets, max_lengths, padding_value)  # type: ignore[no-any-return]
     (starts,), (length,) = offsets, max_lengths
     rows = starts[:-1, None] + torch.arange(length, device=values.device)
     inside = rows < starts[1:, None]
+    if values.shape[0] == 0:  # there is no row to take in place of padding
+        values = torch.nn.functional.pad(values, (0, 0, 0, 1))
     return values[rows.clamp(max=values.shape[0] - 1)].masked_fill(~inside[..., None], padding_value)
 
 
@@ -246,6 +248,7 @@ class NestedTensors:
 
     Attributes:
         used: whether there are any.
+        function_mode: the trace's.
         polyfills: torch's code that reads lengths, by name, as the program runs it.
         ragged: the fakes with a ragged size, by id. Those of the environment are guarded to be distinct.
     """
@@ -253,6 +256,7 @@ class NestedTensors:
     def __init__(self, call: CurrentCall) -> None:
         self.call = call
         self.used = False
+        self.function_mode: TorchFunctionMode | None = None
         self.polyfills: dict[str, Callable[..., Any]] = {}
         self.ragged: dict[int, torch.Tensor] = {}
         self._rules = {
@@ -349,7 +353,13 @@ class NestedTensors:
         if dim not in (0, -len(size_of_nested(nested))):
             raise RuntimeError("unbind(): only supported for NestedTensor on dim=0")
         at = nested._ragged_idx - 1
-        return self.polyfills["unbind"](_values(nested), nested._offsets, nested._lengths, at)
+        return self._interpret("unbind", _values(nested), nested._offsets, nested._lengths, at)
+
+    def _interpret(self, name: str, *args: Any) -> Any:
+        """The result of a polyfill, whose calls are those of the program."""
+        assert self.function_mode is not None
+        with EnableTorchFunction(), self.function_mode:
+            return self.polyfills[name](*args)
 
     def _check_writes(self, func: OpOverload, args: Args, kwargs: Kwargs) -> None:
         for name in effects(func).writes:
@@ -368,8 +378,8 @@ class NestedTensors:
         """Have a nested tensor know the length of its longest component, which torch's code would read."""
         if "max_seqlen" not in nested._metadata_cache:
             with _with_autograd(self.call), mode:
-                nested._metadata_cache["max_seqlen"] = self.polyfills["longest"](
-                    nested._offsets, nested._lengths
+                nested._metadata_cache["max_seqlen"] = self._interpret(
+                    "longest", nested._offsets, nested._lengths
                 )
 
     def check_hidden(self, func: OpOverload, args: Args, kwargs: Kwargs) -> None:

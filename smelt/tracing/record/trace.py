@@ -57,6 +57,7 @@ class Trace(TraceParts):
     def __init__(self, where: Callable[[], Line | None] | None = None) -> None:
         super().__init__(where or (lambda: None))
         self._modes = (DispatchMode(self), FunctionMode(self))
+        self.nested.function_mode = self._modes[1]
         self._recorded: tuple[list[FakeTensor], RecordedBackward | None] | None = None
 
     def __enter__(self) -> Trace:
@@ -125,6 +126,7 @@ class Trace(TraceParts):
         self.call.call_handlers = no_handlers
         self.call.call_dispatch = no_dispatch
         self.nested.polyfills.clear()
+        self.nested.function_mode = None
         self.call.load_attributes = vars
         self.call.wrappers.clear()
         self.inputs.release()
