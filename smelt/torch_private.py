@@ -455,7 +455,7 @@ NESTED_FUNCTIONS = tuple(
     for module, names in (
         (torch.nested, "nested_tensor as_nested_tensor nested_tensor_from_jagged narrow masked_select"),
         (
-            torch.nested._internal.nested_tensor,
+            _nested_module,
             "nested_view_from_values_offsets nested_view_from_values_offsets_lengths nested_from_padded "
             "jagged_from_list jagged_from_tensor_and_lengths",
         ),
