@@ -97,6 +97,25 @@ def test_gradients_from_elsewhere_add_up(objective, hooked):
         same(got, want)
 
 
+@pytest.mark.parametrize("seen", [(1,), (2,), (1, 2), (3, 4)], ids=str)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda f: f.__name__)
+def test_retained_gradients(objective, seen):
+    eager, compiled = twins()
+    x = torch.randn(4, 8)
+
+    def run(model):
+        results = model(x)
+        for i in seen:
+            results[i].retain_grad()
+        objective(*results).backward()
+        found = [*(results[i].grad for i in seen), *(p.grad for p in model.parameters())]
+        model.zero_grad(set_to_none=True)
+        return found
+
+    for _ in range(2):
+        same(run(compiled), run(eager))
+
+
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_graphs_that_are_differentiated_again(kept):
     """First with respect to one result, then all of it, and then it is freed."""

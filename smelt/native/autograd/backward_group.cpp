@@ -310,7 +310,7 @@ variable_list Group::compute(const Mask& mask, variable_list&& tangents, const M
     const Backward* backward = spec_->find(mask, reach);
     if (!backward) backward = &compile_backward(*spec_, mask, reach);
     variable_list arguments = unpack(mask, awaited, node);
-    if (reach != Reach::segment && !keeps_graph()) free_segments();
+    if (reach != Reach::segment && !keeps_graph()) free_segments(reach);
     for (at::Tensor& t : tangents)
         if (t.defined()) arguments.push_back(std::move(t));
     tangents.clear();
@@ -366,8 +366,8 @@ void Group::free_read(const Mask& mask, const Mask& awaited) {
     }
 }
 
-void Group::free_segments() {
-    const std::vector<bool> in_use = segments_in_use();
+void Group::free_segments(Reach reach) {
+    const std::vector<bool> in_use = segments_in_use(reach);
     for (size_t p = 0; p < segments_.size(); ++p) {
         Group& segment = *segments_[p];
         const size_t k = segment.group_.tangents[0];
@@ -377,7 +377,7 @@ void Group::free_segments() {
     }
 }
 
-std::vector<bool> Group::segments_in_use() const {
+std::vector<bool> Group::segments_in_use(Reach reach) const {
     const size_t n = segments_.size();
     std::vector<size_t> n_edges(n), n_uses(n);
     std::vector<std::vector<bool>> leads(
@@ -400,7 +400,9 @@ std::vector<bool> Group::segments_in_use() const {
     std::vector<size_t> found;
     for (size_t p = 0; p < n; ++p)
         // References to a segment that no edge from here reaches are not counted.
-        if (n_edges[p] == 0 || segments_[p]->is_used_elsewhere(n_uses[p] - n_edges[p])) found.push_back(p);
+        if (n_edges[p] == 0 || (reach == Reach::to_last && p + 1 == n) ||
+            segments_[p]->is_used_elsewhere(n_uses[p] - n_edges[p]))
+            found.push_back(p);
     while (!found.empty()) {
         const size_t p = found.back();
         found.pop_back();
@@ -443,7 +445,7 @@ Reach Group::reach() const {
 bool Group::ends_at_last() const {
     if (!group_.ends_at_last || segments_.empty()) return false;
     const Node* last = segments_.back()->ends_[0];
-    return last && in_current_task(last) && (is_seen(*last) || segments_in_use().back());
+    return last && in_current_task(last) && (is_seen(*last) || segments_in_use(Reach::whole).back());
 }
 
 bool Group::is_observed(size_t through) const {

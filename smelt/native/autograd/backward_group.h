@@ -139,9 +139,9 @@ class Group : public c10::intrusive_ptr_target {
     void free(size_t bucket);
     // Frees the saved values of segments that no gradient will reach, if this group computes their backward and the
     // engine does not retain the graph. The engine would free them too, but only after this group.
-    void free_segments();
-    // Per segment: whether a gradient may reach it in the current engine call.
-    std::vector<bool> segments_in_use() const;
+    void free_segments(Reach reach);
+    // Per segment: whether a gradient may reach it in the current engine call, if this group computes up to `reach`.
+    std::vector<bool> segments_in_use(Reach reach) const;
     // `n_others`: the number of references to its node that are not edges of this call's nodes.
     bool is_used_elsewhere(size_t n_others) const;
     Mask awaited(const Task& task) const;
