@@ -284,3 +284,22 @@ def test_callbacks_run_once_where_an_exception_leaves_the_function(fn):
 
     compiled = smelt.compile(fn)
     assert [call(compiled) for _ in range(3)] == [call(fn)] * 3
+
+
+LEVEL = 1
+
+
+def test_the_globals_of_a_module_are_not_dropped(monkeypatch):
+    """They stay, with what has finalizers among them, whatever dictionary of them is on the stack at a break."""
+    monkeypatch.setitem(globals(), "KEPT", Finalized([]))
+
+    def fn(x):
+        globals()["LEVEL"] = 4
+        y = x * LEVEL
+        sys.modules[__name__].LEVEL = 1
+        return y + LEVEL + vars(sys.modules[__name__])["LEVEL"]
+
+    compiled = smelt.compile(fn)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(3)), fn(torch.ones(3)))
+    assert not any("dropped" in str(r) for r in reasons(compiled))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import io
 import itertools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -142,8 +143,14 @@ def _calls_back(value: object) -> bool:
     )
 
 
+def _is_namespace(value: object) -> bool:
+    """Whether `value` holds the globals of a module, which holds them in turn."""
+    module = sys.modules.get(value.get("__name__", "")) if type(value) is dict else None
+    return module is not None and vars(module) is value
+
+
 def _children(value: object) -> Iterable[object]:
-    if type(value) in LEAF_TYPES or isinstance(value, _NOT_FOLLOWED):
+    if type(value) in LEAF_TYPES or isinstance(value, _NOT_FOLLOWED) or _is_namespace(value):
         return ()
     held = next((children(value) for kind, children in _HOLDERS if isinstance(value, kind)), ())
     return itertools.islice(itertools.chain(held, (instance_dict(value) or {}).values()), _MAX_CHILDREN)
