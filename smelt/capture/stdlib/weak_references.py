@@ -120,8 +120,8 @@ RECONSTRUCTION_KINDS[weakref.ref] = ReconstructionKind(
 
 
 def check_callbacks(vm: VM) -> None:
-    """Raise Unsupported at the end of the call if an object with a callback is alive: what retains it may be capture. Capture
-    retains no classes, which libraries register in weak containers."""
+    """Raise Unsupported at the end of the call if an object with a callback is alive: what retains it may be capture. It
+    retains no classes, and libraries register them in weak containers."""
     targets = (reference() for reference in vm.frames.weak_callbacks)
     if any(x is not None and not isinstance(x, type) for x in targets):
         raise _eager_fallback("an object that is alive at the end of the call has a callback")
