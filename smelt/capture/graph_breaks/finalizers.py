@@ -90,13 +90,14 @@ def _refuse_drop(value: object) -> NoReturn:
 def check_temporaries(vm: VM, frame: Frame, target: int) -> None:
     """Raise Unsupported where a resume function continues at `target` with an argument on its stack that has a finalizer,
     and that an instruction soon takes from there: `TemporaryDirectory().name` deletes the directory. A file that is only
-    read may close later."""
+    read may close later, and what awaits a coroutine holds it."""
     for above, value in enumerate(reversed(frame.stack)):
         source = vm.env.sources.get(id(value))
         if source is None or source.kind != "arg" or not _is_dropped(frame, target, above):
             continue
         held = itertools.chain.from_iterable(map(_reachable, frame.locals))
-        if has_finalizer(value) and not _is_read_only(value) and not any(x is value for x in held):
+        exempt = _is_read_only(value) or isinstance(value, types.CoroutineType)
+        if not exempt and has_finalizer(value) and not any(x is value for x in held):
             _refuse_drop(value)
 
 
