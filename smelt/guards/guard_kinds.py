@@ -54,6 +54,10 @@ class GuardKind:
     is_constant: ClassVar[bool] = False  # the object equals the leaf constant `value`
     is_relation: ClassVar[bool] = False  # about several objects: checked at the last of their nodes
     reads_numbers: ClassVar[bool] = False  # the objects are numbers; checks of tensors read sizes
+    of_instance: ClassVar[bool] = False  # the object's own `__dict__` lacks `value`
+    aspect: ClassVar[str] = (
+        ""  # what the guard fixes of an object, if a graph break may replace a guard that keeps failing
+    )
 
     def __init_subclass__(cls, name: str = "", text: str = "") -> None:
         if name:
@@ -170,6 +174,7 @@ class _Eq(_ObjectKind, name="eq", text="{x} == {value!r}"):
 
     implies = ("type",)
     is_constant = True
+    aspect = "the value of"
 
     def accepts(self, x: Any, value: Any) -> bool:
         return same_leaf(x, value)
@@ -195,6 +200,8 @@ class _Number(_Type, name="number"):
 
 class _Len(_ObjectKind, name="len", text="len({x}) == {value}"):
     """`len(x) == value`; of a subclass of a builtin container, the length of that container."""
+
+    aspect = "the length of"
 
     def accepts(self, x: Any, value: Any) -> bool:
         return _length(x) == value
@@ -306,6 +313,8 @@ class _NoHooks(_ObjectKind, name="no_hooks", text="no_hooks({x})"):
 class _NotInDict(_ObjectKind, name="not_in_dict", text="{value!r} not in {x}.__dict__"):
     """`value not in x.__dict__`: the instance does not shadow a class attribute."""
 
+    of_instance = True
+
     def accepts(self, x: Any, value: str) -> bool:
         return value not in _own_attributes(x)
 
@@ -319,6 +328,8 @@ class _NotInDict(_ObjectKind, name="not_in_dict", text="{value!r} not in {x}.__d
 
 class _NoAttr(_NotInDict, name="no_attr", text="no_attribute({x}, {value!r})"):
     """The name `value` is neither in the `__dict__` of x nor among its parameters, buffers and modules."""
+
+    of_instance = False
 
     def accepts(self, x: Any, value: str) -> bool:
         own = _own_attributes(x)
@@ -377,6 +388,8 @@ class _WriteRestriction(_ObjectKind, name="write_restriction"):
 class _Contains(_ObjectKind, name="contains"):
     """`(value[0] in x) is value[1]` for a dictionary or set; comparing `value[0]` runs no Python code."""
 
+    aspect = "a key of"
+
     def store(self, value: tuple[Any, bool]) -> tuple[Any, bool]:
         return weak_if_identity_hashed(value[0]), value[1]
 
@@ -398,6 +411,8 @@ class _Contains(_ObjectKind, name="contains"):
 
 class _Keys(_ObjectKind, name="keys", text="tuple({x}) == {value!r}"):
     """`tuple(x) == value`: the keys of a dictionary or the elements of a set, in order."""
+
+    aspect = "the keys of"
 
     def accepts(self, x: Any, value: tuple[Any, ...]) -> bool:
         return same_leaf(_keys(x), value)
@@ -527,6 +542,7 @@ class _Expression(GuardKind, name="expression"):
     """The expression `value[0]` over numbers at sources gives `value[1]`: True, False, or a result of that type."""
 
     is_relation = reads_numbers = True
+    aspect = "a condition on"
 
     def sources(self, source: Source | None, value: tuple[Expression, Any]) -> tuple[Source, ...]:
         return leaves(value[0])

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from types import CodeType
 
 from smelt.capture.driver.cache_entries import Entry, Record
-from smelt.capture.environment.guard_facts import OF_CHANGES
 from smelt.graph.ir import Line
 from smelt.guards.changed_numbers import Path, changed_numbers
 from smelt.guards.guard_failures import Failure, explain, explain_guard
@@ -31,7 +30,7 @@ def changing_values(record: Record, slots: Sequence[object]) -> frozenset[Path]:
 def _changed_values(entry: Entry, slots: Sequence[object]) -> set[Path]:
     failure = explain_cache_miss(entry, slots)
     paths = changed_numbers(entry.facts, slots)
-    if failure is None or failure.guard.source is None or failure.guard.kind.name not in OF_CHANGES:
+    if failure is None or failure.guard.source is None or not failure.guard.kind.aspect:
         return paths
     return paths | {failure.guard.source.path}
 

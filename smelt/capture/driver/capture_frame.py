@@ -495,9 +495,7 @@ def _is_state_used(vm: VM) -> Callable[[Source], bool] | None:
     if not found:
         return None
     for guard in vm.env.facts.guards:  # an attribute that was read, or is missing, is guarded
-        is_missing = (
-            guard.kind.name == "not_in_dict" and guard.value != "_is_param"
-        )  # every tensor lacks that
+        is_missing = guard.kind.of_instance and guard.value != "_is_param"  # every tensor lacks that
         source = guard.source if is_missing else guard.source and guard.source.base
         while source is not None and source not in found:
             found.add(source)

@@ -42,6 +42,7 @@ from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.guards.class_facts import ClassFacts, class_facts
 from smelt.guards.guard import Guard
+from smelt.guards.guard_kinds import KINDS
 from smelt.guards.source import Source
 from smelt.reasons import CHANGING_VALUE, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -67,16 +68,6 @@ def _cache_slot_names(cls: type) -> None:
     for base in cls.__mro__:
         if not base.__flags__ & IMMUTABLE_TYPE_FLAG and type(base) is type:
             copyreg._slotnames(base)  # type: ignore[attr-defined]
-
-
-# Guards that a graph break can replace where they keep causing recompiles, and what they compare.
-OF_CHANGES = {
-    "eq": "the value of",
-    "expression": "a condition on",
-    "keys": "the keys of",
-    "contains": "a key of",
-    "len": "the length of",
-}
 
 
 class GuardFacts:
@@ -114,8 +105,9 @@ class GuardFacts:
 
     def check_guarded(self, kind: str, source: Source | None) -> None:
         """Raise Unsupported if a guard of this kind at `source` kept causing recompiles."""
-        if self.unguarded and source is not None and source.path in self.unguarded and kind in OF_CHANGES:
-            raise Unsupported(Reason(CHANGING_VALUE, f"{OF_CHANGES[kind]} {source}"))
+        aspect = KINDS[kind].aspect if self.unguarded else ""
+        if aspect and source is not None and source.path in self.unguarded:
+            raise Unsupported(Reason(CHANGING_VALUE, f"{aspect} {source}"))
 
     def use_class(self, cls: type) -> None:
         """Guard all attributes of a class and its bases, which native code may read."""
