@@ -52,7 +52,8 @@ def test_programs_are_compiled_with_their_gradients(name):
     program, inputs = PROGRAMS[name], [torch.randn(4, 8) for _ in range(2)]
     with counted() as counts:
         found = steps(torch.compile(program, backend=compile_fx), inputs)
-    torch.testing.assert_close(found, steps(program, inputs))
+    # The gradient of a normalized module's squares is only rounding.
+    torch.testing.assert_close(found, steps(program, inputs), rtol=1e-5, atol=1e-4)
     assert counts["entry-installed"] == (2 if name == "two graphs" else 1)
     assert not counts.keys() & {"graph-break", "eager-fallback", "no-joint-graph"}
 

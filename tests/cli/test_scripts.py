@@ -95,12 +95,12 @@ def test_settings_and_errors_of_torchs_compiler(tmp_path):
                     assert torch.equal(compiled(x, text), longer(x, text))
                 return len(entries(compiled))
             def another(): return lambda x, text: longer(x, text)  # equal compilations of one function share entries
-            before = torch.compile(another())
-            print(count(torch.compile(another())))
+            before = torch.compile(another(), dynamic=False)
+            print(count(torch.compile(another(), dynamic=False)))
             torch._dynamo.config.cache_size_limit = 3
-            print(count(before), count(torch.compile(another(), options={"recompile_limit": 5})))
+            print(count(before), count(torch.compile(another(), dynamic=False, options={"recompile_limit": 5})))
             torch._dynamo.config.recompile_limit = 64
-            print(count(torch.compile(another())))
+            print(count(torch.compile(another(), dynamic=False)))
             grow = torch.compile(lambda x: x * 2)
             for n in (3, 4, 5): grow(torch.ones(n))
             torch._dynamo.config.automatic_dynamic_shapes = False

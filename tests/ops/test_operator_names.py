@@ -30,6 +30,7 @@ REASONS = {
     "report/edited_joints.py": "checks writes of edited graphs",
     "cli/operator_listing.py": "the prefix of all names",
     "torch_private.py": "an arbitrary one, to check that operators have the attributes that smelt reads",
+    "tracing/record/nested_tensors.py": "operators on nested tensors, which have no rows",
     "tracing/composites/packed_sequences.py": "implements packing and padding by indexing",
     "tracing/record/changed_defaults.py": "lists what computes the same under a changed dtype or determinism",
     "tracing/composites/symbolic_parameters.py": "implements functions whose parameters are symbolic floats",

@@ -20,7 +20,7 @@ import torch
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.type_lookup import type_find
-from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, instance_dict
+from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, instance_dict, is_identity
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator
 from smelt.capture.graph_breaks.reachable_objects import reachable
 from smelt.capture.vm.vm import VM
@@ -53,7 +53,7 @@ def _has_own_finalizer(value: object) -> bool:
     kind = type(value)
     if kind is Coroutine:
         return True
-    if kind in LEAF_TYPES or isinstance(value, _NOT_FOLLOWED):
+    if kind in LEAF_TYPES or is_identity(value) or isinstance(value, _NOT_FOLLOWED):
         return False
     if kind in _FILES:
         return not value.closed  # type: ignore[attr-defined]
