@@ -120,11 +120,15 @@ RECONSTRUCTION_KINDS[weakref.ref] = ReconstructionKind(
 
 
 def check_callbacks(vm: VM) -> None:
-    """Raise Unsupported at the end of the call if an object with a callback is alive: what retains it may be capture. It
-    retains no classes, and libraries register them in weak containers."""
-    targets = (reference() for reference in vm.frames.weak_callbacks)
-    if any(x is not None and not isinstance(x, type) for x in targets):
+    """Raise Unsupported at the end of the call if an object with a callback is alive: what retains it may be capture. The
+    callbacks by which torch's compiler forgets modules that it has seen show a program nothing."""
+    callbacks = (reference() for reference in vm.frames.weak_callbacks)
+    if any(f is not None and not _is_of_torchs_compiler(f) for f in callbacks):
         raise _eager_fallback("an object that is alive at the end of the call has a callback")
+
+
+def _is_of_torchs_compiler(callback: WeakCallback) -> bool:
+    return str(getattr(callback.function, "__module__", None)).startswith("torch._dynamo.")
 
 
 def _refuse_callback(vm: VM, reference: object) -> None:
