@@ -180,17 +180,21 @@ def _compiled_function(
     return wrapped
 
 
+_MAX_FORCED_BACKENDS = 8  # whose compilations of one function are kept
+
+
 def _with_backend(wrapped: Any, backend: Any) -> Callable[..., Any]:
     """The callable for the calls of `wrapped` while `torch.compiler.set_stance` forces a backend."""
     backend = "smelt" if backend == "inductor" else backend
     settings = getattr(wrapped, "_smelt_settings", None)  # None: a resume function
     if settings is None or settings.backend == backend:
         return wrapped  # type: ignore[no-any-return]
-    found = wrapped._smelt_by_backend.get(backend)
-    if found is None:
-        found = wrapped._smelt_again(replace(settings, backend=backend))
-        wrapped._smelt_by_backend[backend] = found
-    return found  # type: ignore[no-any-return]
+    known, key = wrapped._smelt_by_backend, backend if isinstance(backend, str) else id(backend)
+    if key not in known:
+        while len(known) >= _MAX_FORCED_BACKENDS:
+            del known[next(iter(known))]
+        known[key] = backend, wrapped._smelt_again(replace(settings, backend=backend))
+    return known[key][1]  # type: ignore[no-any-return]
 
 
 _native.set_with_backend(_with_backend)

@@ -8,7 +8,7 @@ from torch.nested import nested_tensor_from_jagged as from_jagged
 
 import smelt
 from smelt.errors import Unsupported
-from smelt.report.inspect import graph_count
+from smelt.report.inspect import entries, graph_count
 from tests.harness.agreement import check_no_failure
 
 # Torch warns that nested tensors are a prototype.
@@ -493,3 +493,11 @@ def test_a_nested_tensor_lives_across_a_graph_break():
     got, want = compiled(mine), broken(theirs)
     same(got, want)
     same(gradients(got, [mine]), gradients(want, [theirs]))
+
+
+def test_numbers_that_change_are_symbols() -> None:
+    compiled = smelt.compile(lambda x, n: x * 2 + n)
+    for n in range(6):
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(n + 1, 3)], layout=torch.jagged)
+        assert torch.equal(compiled(nested, n).values(), nested.values() * 2 + n)
+    assert len(entries(compiled)) <= 3

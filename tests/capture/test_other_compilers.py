@@ -458,3 +458,17 @@ def test_graphs_of_compiled_autograd_are_compiled(fn, options):
         gradients(lambda: compiled_autograd(compile)), gradients(contextlib.nullcontext)
     )
     assert compilations and not any(reasons(c) for c in compilations)
+
+
+def test_compiled_autograd_waits_for_all_tangents_of_a_gradient():
+    def fn(x, y):
+        return y * 1.5, x.sin() + y
+
+    def gradients(f, context):
+        x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+        a, b = f(x, y)
+        with context():
+            (a.sum() + b.sum()).backward()
+        return x.grad, y.grad
+
+    same(gradients(smelt.compile(fn), compiled_autograd), gradients(fn, contextlib.nullcontext))

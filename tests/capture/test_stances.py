@@ -161,3 +161,19 @@ def test_another_tracer_sees_through_a_forced_backend():
         traced = torch.fx.symbolic_trace(compiled)
         assert len(traced.graph.nodes) == 3
         assert torch.equal(torch.vmap(compiled)(x), x)
+
+
+def test_forced_backends_are_forgotten():
+    """Each made in place, as a loop over backends does, and not hashable."""
+
+    class Backend:
+        __hash__ = None
+
+        def __call__(self, graph, inputs):
+            return graph.forward
+
+    compiled = smelt.compile(shifted)
+    for _ in range(20):
+        with set_stance("default", force_backend=Backend()):
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(compiled._smelt_by_backend) <= 8

@@ -75,3 +75,18 @@ def test_what_is_refused(read: Callable[[Any], Any]) -> None:
         smelt.compile(lambda x: x + read(storage), fullgraph=True)(WHOLE)
     with pytest.raises(Unsupported):
         smelt.compile(lambda x: x + (x * 2).untyped_storage().size(), fullgraph=True)(WHOLE)
+
+
+@pytest.mark.parametrize(
+    "is_full",
+    [bool, lambda s: bool(s), lambda s: any([s]), lambda s: (s or 0) != 0],
+    ids=range(4),  # noqa: F632, SIM208
+)
+def test_whether_a_storage_is_empty_is_guarded(is_full: Callable[[Any], bool]) -> None:
+    def fn(x: Any, storage: Any) -> Any:
+        return x + 1 if is_full(storage) else x - 1
+
+    compiled = smelt.compile(fn, backend="eager")
+    for n in (0, 3, 0, 5):
+        storage = torch.arange(float(n)).untyped_storage()
+        assert torch.equal(compiled(WHOLE, storage), fn(WHOLE, storage))

@@ -833,3 +833,20 @@ def test_data_set_between_forward_and_backward(fn, assign):
         return found
 
     same(program(smelt.compile), program(lambda f: f))
+
+
+def test_hooks_on_saved_tensors_of_two_results():
+    """The second result reads the weight of the first, which hooks pack once."""
+
+    def fn(x, w, u):
+        return torch.sin(x * w), w * u
+
+    def gradients(f):
+        torch.manual_seed(0)
+        leaves = [torch.randn(3, requires_grad=True) for _ in range(3)]
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+            a, b = f(*leaves)
+        (a.sum() + b.sum()).backward()
+        return [t.grad for t in leaves]
+
+    torch.testing.assert_close(gradients(smelt.compile(fn)), gradients(fn))

@@ -554,17 +554,13 @@ def a_table(t: torch.Tensor) -> torch.Tensor:
     return t * {16: 1.5, 8: 2.0}[t.shape[1]]
 
 
-def a_shape(t: torch.Tensor) -> torch.Tensor:
-    return t.reshape(-1, 2, 8)
-
-
 @pytest.mark.parametrize("mark", [smelt.mark_dynamic, mark_dynamic])
-@pytest.mark.parametrize("f", [a_product, a_list, a_table, a_shape])
+@pytest.mark.parametrize("f", [a_product, a_list, a_table])
 def test_a_mark_that_the_program_does_not_keep(f: Any, mark: Callable[..., None]) -> None:
     """The error names tensor, dimension and line, at each call; calls without the mark compile."""
     compiled, line = smelt.compile(f), f.__code__.co_firstlineno + 1
     x = torch.randn(4, 16)
-    mark(x, (0, 1)) if f is not a_shape else mark(x, 1)
+    mark(x, (0, 1))
     for _ in range(2):
         text = rf"dimension 1 of L\['t'\] is marked .* to 16 at .*test_sizes_by_default.py:{line} in {f.__name__}"
         with pytest.raises(MarkedSizeError, match=text):
@@ -574,6 +570,25 @@ def test_a_mark_that_the_program_does_not_keep(f: Any, mark: Callable[..., None]
     hinted = torch.randn(3, 16)
     maybe_mark_dynamic(hinted, 1)
     torch.testing.assert_close(smelt.compile(f)(hinted), f(hinted))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.reshape(2, -1).sum(1),
+        lambda x: x.view(-1, 4) * 2,
+        lambda x: torch.nn.functional.glu(x, 0),
+        lambda x: torch.nn.functional.group_norm(x.view(1, -1, 1), 2),
+    ],
+    ids=range(4),
+)
+def test_marked_sizes_that_must_be_multiples(f: Callable[..., Any]) -> None:
+    compiled = smelt.compile(f)
+    for size in (8, 12, 20, 16):
+        x = torch.randn(size)
+        mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x), f(x))
+    assert len(entries(compiled)) == 1
 
 
 def test_a_mark_that_the_layout_does_not_keep(caplog: pytest.LogCaptureFixture) -> None:

@@ -82,6 +82,8 @@ class DynamicSizes:
             if choice == "refused":
                 self.refused[at] = size
             elif choice == "symbolic":
+                if mark is not None and mark.dynamic:
+                    self.symbol_sources.marked.add(at.path)
                 if policy.may_be_one(at.path, mark):
                     self.may_be_one.add(at.path)
                 yield dim, at, mark

@@ -346,6 +346,7 @@ class SymbolSources:
     policy: SymbolicSizes = NO_SYMBOLIC_SIZES
     paths: dict[Sym, set[Path]] = field(default_factory=dict)
     of_tensors: set[Sym] = field(default_factory=set)
+    marked: set[Path] = field(default_factory=set)  # of sizes that the user marked as dynamic
     partial: set[Sym] = field(default_factory=set)
     divisors: dict[Sym, int] = field(default_factory=dict)  # of symbols that are quotients of tensor sizes
     narrowed: dict[Sym, Range] = field(default_factory=dict)  # the ranges that the next capture needs
@@ -440,8 +441,9 @@ class SymbolSources:
         return value, policy.history(path), mark, policy.divisor(path, value), policy.range(path, value)
 
     def has_changed(self, sym: Sym) -> bool:
-        """Whether a size of this symbol had another value in an earlier call."""
-        return any(path in self.paths.get(sym, ()) for path, _ in self.policy.observed)
+        """Whether a size of this symbol had another value in an earlier call, or is marked to have others."""
+        paths = self.paths.get(sym, set())
+        return not paths.isdisjoint(self.marked) or any(path in paths for path, _ in self.policy.observed)
 
     def may_learn_divisor(self, sym: Sym, divisor: int) -> bool:
         """Whether another capture can know the remainder of the symbol's sizes by this divisor as well."""

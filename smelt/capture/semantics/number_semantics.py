@@ -22,7 +22,14 @@ import torch.nn.functional as F
 from smelt._native import isinstance
 from smelt.capture.base.value_kinds import FunctionType
 from smelt.capture.vm.vm import VM
-from smelt.torch_private import OpOverload, OpOverloadPacket, enter_vmap, leave_batch, variable_functions
+from smelt.torch_private import (
+    NestedTensor,
+    OpOverload,
+    OpOverloadPacket,
+    enter_vmap,
+    leave_batch,
+    variable_functions,
+)
 from smelt.tracing.composites import symbolic_parameters
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
@@ -37,7 +44,7 @@ from smelt.tracing.symbolic.symbolic_ranges import (
     without_proxies,
 )
 
-_OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
+_OPERANDS = NUMBERS | {int, float, bool, FakeTensor, NestedTensor}
 _NESTED = (list, tuple, torch.Size)  # sequences that `torch.tensor` accepts as rows
 _OPERATORS = (OpOverloadPacket, OpOverload)
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)

@@ -338,13 +338,15 @@ variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr
             } else if (is_read) {
                 value = s.variable.unpack(s.is_output ? node : NodePtr());
                 if (s.layout) value = restored(*s.layout, std::move(value), "what an unpack hook gave for");
-                const auto& [kind, index, readers, layout, primal] = spec_->saved[bucket.saved[i]];
+                const auto& layout = spec_->saved[bucket.saved[i]].layout;
                 if (layout && !(layout->describes(value) && layout->has_strides_of(value)))
                     value = restored(*layout, std::move(value), "the new data of");
-                if (!value.defined() && primal) value = values[*primal];
             }
         }
     }
+    for (size_t i = 0; i < values.size(); ++i)  // saved-tensor hooks got the primal alone
+        if (const auto& primal = spec_->saved[i].primal; primal && !values[i].defined())
+            values[i] = values[*primal];
     if (!keeps_graph()) free_read(mask, awaited);
     return values;
 }

@@ -117,6 +117,7 @@ class Group : public c10::intrusive_ptr_target {
     // What compiled autograd has recorded of this group: stand-ins for tensors, by tangent and by gradient.
     struct Traced {
         variable_list tangents, gradients;
+        Mask mask;  // the tangents that the gradients were recorded for
     };
 
     void trace_operator(const Mask& mask, SwapSavedVariables& swap);

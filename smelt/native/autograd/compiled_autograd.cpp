@@ -59,7 +59,14 @@ variable_list Group::trace(size_t end, SwapSavedVariables& swap) {
     traced_.tangents.resize(n);
     Mask mask(n);
     for (size_t k = 0; k < n; ++k) mask[k] = traced_.tangents[k].defined();
-    if (traced_.gradients.empty() && count_defined(mask)) trace_operator(mask, swap);
+    // An earlier end may have been recorded before all tangents of this one arrived.
+    bool is_covered = !traced_.gradients.empty();
+    for (size_t k = 0; is_covered && k < n; ++k)
+        is_covered = !(mask[k] && group_.ends[end].tangents[k]) || traced_.mask[k];
+    if (!is_covered && count_defined(mask)) {
+        trace_operator(mask, swap);
+        traced_.mask = mask;
+    }
     variable_list gradients(group_.ends[end].edges.size());
     if (traced_.gradients.empty()) return gradients;
     for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = traced_.gradients[group_.ends[end].edges[i]];

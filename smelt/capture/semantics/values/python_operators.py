@@ -398,6 +398,8 @@ def truth(vm: VM, value: object) -> bool:
         return bool(value.number)
     if kind in (Generator, VMCallable):
         return True
+    if kind is torch.UntypedStorage:
+        return bool(vm.call(torch.UntypedStorage.__len__, (value,), {}))
     vm.env.facts.use_lookups(kind)
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
