@@ -36,7 +36,12 @@ def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
 
 
 def is_zero_constant(node: Node) -> bool:
-    """Whether the node's result is zero whatever the tangents are, such as where a condition cuts gradients off."""
+    """Whether the node's result is zero whatever the tangents are, such as where a condition cuts gradients off, or for the
+    other parts of an `unbind`. A view of zeros is zero, as a functional graph writes none."""
+    while (
+        isinstance(node.target, OpOverload) and effects(node.target).view and isinstance(node.args[0], Node)
+    ):
+        node = node.args[0]
     filled = row(node.target).filled
     if filled is None:
         return False

@@ -157,3 +157,25 @@ def test_what_precedes_a_result_is_differentiated_once(objective):
     # The layer before the first keys runs for the logits and for the keys.
     twice = 2 if objective is logits_and_first_keys else 0
     assert products(compiled, objective) <= linears * 3 + twice
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: (w * w, x.unbind(0)[1] * 2),
+        lambda x, w: (w * w, *(t + 1 for t in torch.split(x, 1)[1:])),
+        lambda x, w: (w * w, x * 1.5, (x * 1.5).unbind(0)[0] * 2),
+        lambda x, w: (w.sin(), torch.stack([w, x])[1] * 3),
+    ],
+    ids=range(4),
+)
+def test_what_no_gradient_reaches_has_none(function):
+    """Zeros would make an optimizer with momentum or weight decay step."""
+
+    def run(f):
+        torch.manual_seed(0)
+        x, w = (torch.randn(2, 3, requires_grad=True) for _ in range(2))
+        f(x, w)[0].sum().backward()
+        return x.grad, w.grad
+
+    same(run(smelt.compile(function)), run(function))
