@@ -96,8 +96,10 @@ def is_view(nested: Any) -> bool:
 
 def source_of_size(number: torch.SymInt) -> FakeTensor | None:
     """The fake that a ragged size, or its multiple, belongs to."""
+    wanted: Any = number.node  # of a ragged size: not every node has a `t_id`
     for tensor, size in ragged_sizes().items():
-        if type(tensor) is FakeTensor and size.node.t_id == number.node.t_id:
+        of_tensor: Any = size.node
+        if type(tensor) is FakeTensor and of_tensor.t_id == wanted.t_id:
             return tensor
     return None
 
