@@ -55,9 +55,8 @@ class GuardKind:
     is_relation: ClassVar[bool] = False  # about several objects: checked at the last of their nodes
     reads_numbers: ClassVar[bool] = False  # the objects are numbers; checks of tensors read sizes
     of_instance: ClassVar[bool] = False  # the object's own `__dict__` lacks `value`
-    aspect: ClassVar[str] = (
-        ""  # what the guard fixes of an object, if a graph break may replace a guard that keeps failing
-    )
+    # What the guard fixes of an object, if a graph break may replace a guard that keeps failing.
+    aspect: ClassVar[str] = ""
 
     def __init_subclass__(cls, name: str = "", text: str = "") -> None:
         if name:

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Container, Iterable
 from typing import Any
 
+from smelt.graph.graph_passes import base_of
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.operator_effects import Effects, effects
 from smelt.graph.pytree import leaves
@@ -38,14 +39,11 @@ def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
 def is_zero_constant(node: Node) -> bool:
     """Whether the node's result is zero whatever the tangents are, such as where a condition cuts gradients off, or for the
     other parts of an `unbind`. A view of zeros is zero, as a functional graph writes none."""
-    while (
-        isinstance(node.target, OpOverload) and effects(node.target).view and isinstance(node.args[0], Node)
-    ):
-        node = node.args[0]
-    filled = row(node.target).filled
+    base = base_of(node)
+    filled = row(base.target).filled
     if filled is None:
         return False
-    number = filled(*node.args)
+    number = filled(*base.args)
     return isinstance(number, (int, float)) and number == 0
 
 

@@ -77,9 +77,8 @@ class Record:
     failures: int = 0  # captures that ended in an exception of the user's code
     ran_eagerly_first: bool = False  # as the stance "eager_then_compile" requires
     races: int = 0  # captures during which another thread changed guarded state
-    specialized_for: dict[str, Reason] = field(
-        default_factory=dict
-    )  # why a size is specialized, by its source
+    # why a size is specialized, by its source
+    specialized_for: dict[str, Reason] = field(default_factory=dict)
     # paths of sizes specialized despite their marks
     refused: set[tuple[object, ...]] = field(default_factory=set)
     no_joint_graph_reason: Reason | None = None  # why the graph runs eagerly under autograd

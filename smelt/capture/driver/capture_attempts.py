@@ -58,8 +58,8 @@ class Attempt:
     """The assumptions of one capture of a frame; the default makes the fewest.
 
     `symbolic`: the paths of dynamic numbers, which are symbolic.
-    `unguarded`: the paths of numbers and strings whose values kept causing recompiles: the graph breaks where the program
-    needs one.
+    `unguarded`: the paths of numbers, strings and containers that kept causing recompiles: the graph breaks where the
+    program needs one.
     `symbolic_counts`: the step counts that optimizers store in tensors, and the numbers of counting iterators, are symbolic
     from the first call on.
     `sizes`: which tensor sizes are symbolic.
@@ -106,7 +106,7 @@ class Attempt:
         return replace(attempt, sizes=self.sizes.with_observed(sizes))
 
     def without_guards(self, paths: frozenset[Path]) -> Attempt:
-        """No longer guard the numbers and strings at `paths`."""
+        """No longer guard the numbers, strings and containers at `paths`."""
         return replace(self, symbolic=self.symbolic | paths, unguarded=self.unguarded | paths)
 
     def with_resume_facts(self, facts: ResumeFacts) -> Attempt:

@@ -447,7 +447,19 @@ Reach Group::reach() const {
 bool Group::ends_at_last() const {
     if (!group_.ends_at_last || segments_.empty()) return false;
     const Node* last = segments_.back()->ends_[0];
-    return last && in_current_task(last) && (is_seen(*last) || segments_in_use(Reach::whole).back());
+    if (!last || !in_current_task(last)) return false;
+    if (is_seen(*last)) return true;
+    // No earlier segment leads to the last one.
+    size_t n_edges = 0, n_uses = 0;
+    for (const Node* end : ends_) {
+        if (!end) continue;
+        for (const torch::autograd::Edge& edge : end->next_edges()) {
+            if (edge.function.get() != last) continue;
+            ++n_edges;
+            n_uses = edge.function.use_count();
+        }
+    }
+    return n_edges == 0 || segments_.back()->is_used_elsewhere(n_uses - n_edges);
 }
 
 bool Group::is_observed(size_t through) const {

@@ -46,6 +46,7 @@ from smelt.reasons import RANDOM_STATE, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Rea
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, NestedTensor
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
+from smelt.tracing.record.nested_tensors import values_in
 from smelt.tracing.symbolic.numbers_in_containers import wrap_nested
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
@@ -172,8 +173,8 @@ def load_real_tensor_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
 def _load_nested_attr(vm: VM, nested: torch.Tensor, name: str) -> object:
     """An attribute of a jagged nested tensor of fakes: of its class, metadata, or a method of torch."""
     found = type_find(type(nested), name)
-    if name in _HELD_TENSORS and vars(nested)[name] is not None and vars(nested)[name].requires_grad:
-        raise unsupported(f"{name} of a NestedTensor that requires gradients", TENSOR_SUBCLASS)
+    if name == "_values" and values_in(nested).requires_grad:
+        raise unsupported("_values of a NestedTensor that requires gradients", TENSOR_SUBCLASS)
     if name in vars(nested):
         return wrap_nested(vars(nested)[name])
     if not hasattr(type(nested), name) and id(nested) in vm.env.sources:
@@ -182,9 +183,6 @@ def _load_nested_attr(vm: VM, nested: torch.Tensor, name: str) -> object:
         with DisableTorchFunction():
             return getattr(nested, name)
     return vm.call_native(getattr, (nested, name))
-
-
-_HELD_TENSORS = ("_values",)
 
 
 def _load_wrapper_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:

@@ -18,7 +18,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import unsupported
+from smelt.capture.base.call_handlers import METHODS, unsupported
 from smelt.capture.base.native_functions import check_decimals
 from smelt.capture.base.type_lookup import ABSENT, FUNCTION
 from smelt.capture.base.value_kinds import CONTAINER_BASES, Container, is_constant, is_identity
@@ -398,8 +398,6 @@ def truth(vm: VM, value: object) -> bool:
         return bool(value.number)
     if kind in (Generator, VMCallable):
         return True
-    if kind is torch.UntypedStorage:
-        return bool(vm.call(torch.UntypedStorage.__len__, (value,), {}))
     vm.env.facts.use_lookups(kind)
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
@@ -410,6 +408,9 @@ def truth(vm: VM, value: object) -> bool:
             break
     if isinstance(value, CONTAINER_BASES):
         return container_len(vm, value) != 0
+    handler = METHODS.get((kind, "__len__"))
+    if handler is not None:
+        return bool(handler(vm, value))
     vm.env.facts.check_readable(value)
     return bool(vm.call_native(bool, (value,)))
 
