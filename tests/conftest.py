@@ -1,6 +1,7 @@
 """Shared set-up: deterministic seeds, a folder for what is kept on disk, processes with a simulated device."""
 
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -85,6 +86,27 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.freeze()
 
 
+def _references() -> int:
+    """The references to an argument of a Python function."""
+
+    def referred(value: object) -> int:
+        return sys.getrefcount(value)
+
+    return referred(object())
+
+
+REFERENCES = _references()
+
+
+def _remove_frame_hook() -> None:
+    """Remove the hook that torch.compile leaves in the process where a backend raised: each Python call then holds a
+    reference more to its arguments, and eager programs observe other lifetimes."""
+    python = ctypes.pythonapi
+    python.PyInterpreterState_Get.restype = ctypes.c_void_p
+    interpreter = ctypes.c_void_p(python.PyInterpreterState_Get())
+    python._PyInterpreterState_SetEvalFrameFunc(interpreter, python._PyEval_EvalFrameDefault)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> Iterator[None]:
     """The same start for all tests; none may leave an autocast open, or closed twice: its cache of cast weights would
@@ -98,6 +120,8 @@ def _seed() -> Iterator[None]:
     assert torch._C._dynamo.eval_frame.get_eval_frame_callback() is None, (
         "torch.compile's frame hook is still there"
     )
+    if _references() != REFERENCES:
+        _remove_frame_hook()
     if "smelt.shared_compilations" in sys.modules:  # tests of one function count their own compilations
         sys.modules["smelt.shared_compilations"].forget()
 
