@@ -5,7 +5,7 @@
 
 import os
 
-from smelt import compatibility, config, errors
+from smelt import config, errors
 from smelt.api import (
     compile,
     compile_,
@@ -49,8 +49,15 @@ unavailable: str | None  # why nothing can be compiled with this torch and this 
 def __getattr__(name: str) -> object:
     """`unavailable`, which is complete only once the compiler has been imported."""
     if name == "unavailable":
+        from smelt import compatibility  # noqa: PLC0415 (imports torch)
+
         return compatibility.unavailable
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that have been imported."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 if os.environ.get("SMELT_LOGS") or os.environ.get("SMELT_LOGS_JSON"):

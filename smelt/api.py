@@ -11,21 +11,41 @@ import functools
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from smelt import compatibility
+if TYPE_CHECKING:
+    from smelt.report.dump import Dump
+    from smelt.report.explanation import Explanation
+    from smelt.report.traces import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+def _compiler() -> Any:
+    """The implementation of the functions here. Importing it imports torch, which `smelt --help` need not."""
+    from smelt import compatibility  # noqa: PLC0415
+
+    return compatibility.compiler()
+
+
+class _Absent:
+    """The type of the default of `compile(model=...)`: None would hide a model that is None by mistake."""
+
+    def __repr__(self) -> str:
+        return "<absent>"
+
+
+_ABSENT: Any = _Absent()
 
 
 @overload
 def compile(
-    model: None = None,
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
     backend: str | Callable[..., Any] = ...,
-    mode: str | None = ...,
+    mode: Mode | None = ...,
     options: dict[str, Any] | None = ...,
     disable: bool = ...,
 ) -> Callable[[F], F]: ...
@@ -36,25 +56,25 @@ def compile(
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
     backend: str | Callable[..., Any] = ...,
-    mode: str | None = ...,
+    mode: Mode | None = ...,
     options: dict[str, Any] | None = ...,
     disable: bool = ...,
 ) -> F: ...
 def compile(
-    model: Any = None,
+    model: Any = _ABSENT,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
     backend: str | Callable[..., Any] = "smelt",
-    mode: str | None = None,
+    mode: Mode | None = None,
     options: dict[str, Any] | None = None,
     disable: bool = False,
 ) -> Any:
     """Return `model` compiled: called with the same arguments, it returns the same results, faster.
 
     Args:
-        model: a function, method, callable object or nn.Module; or a class, whose `__call__` it compiles in place. None:
-            return a decorator.
+        model: a function, method, callable object or nn.Module; or a class, whose `__call__` it compiles in place. Not
+            given: return a decorator.
         fullgraph: raise `smelt.errors.Unsupported` (on the user's line) if the graph would break or capture fails.
         dynamic: which sizes of tensors, from 2 on, and which numbers are symbols, so that one entry serves them all
             (docs/dynamic-shapes.md). None: those that change between calls, or are marked (`mark_dynamic`); True: all
@@ -62,20 +82,22 @@ def compile(
         backend: a name from `list_backends()`, or a callable `(torch.fx.GraphModule, example_inputs) -> callable`.
         mode: None or "default"; on GPUs also "reduce-overhead" (CUDA graphs), "max-autotune-no-cudagraphs" (products
             are generated if they are measured to be faster), "max-autotune" (both). Modes change nothing on a CPU.
-        options: see `smelt.config.Config`; an unknown name is an error.
-        disable: return `model` as it is.
+        options: see `smelt.config.Config`; an unknown name is an error. `smelt.config.set` changes the defaults.
+        disable: return `model` as it is; the environment variable `SMELT_DISABLE=1` does so for a whole process.
 
     A compiled module shares its state with the original: parameters, buffers, attributes and state_dict keys.
 
     Raises:
         OptionError: a wrong value or unknown name, with the nearest valid one.
-        TypeError: `model` is not callable.
+        TypeError: `model` is None or not callable.
         NotImplementedError: the feature is not implemented.
         Unavailable: smelt cannot work with this torch or Python, and `fullgraph` is set. Otherwise `model` is returned
             as it is, and one warning says why.
     """
-    return compatibility.compiler().compile(
-        model,
+    if model is None:
+        raise TypeError("smelt.compile: model is None; as a decorator, call it without a model")
+    return _compiler().compile(
+        None if model is _ABSENT else model,
         fullgraph=fullgraph,
         dynamic=dynamic,
         backend=backend,
@@ -96,7 +118,7 @@ def compile_(module: Any, **options: Any) -> None:
     module._compiled_call_impl = compile(module._call_impl, **options)
 
 
-def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callable[..., Any]:
+def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callable[..., Explanation]:
     """Explain the compilation of `fn`: `smelt.explain(fn)(*args, **kwargs)` calls it once, compiled, and returns an
     `Explanation` (`smelt/report/explanation.py`): graphs, breaks, guards, recompiles, kernels, memory, time. Print it.
 
@@ -114,16 +136,20 @@ def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callab
     smelt cannot work with this torch or Python.
     """
     anew = functools.partial(compile, fn, **options)
-    explained: Callable[..., Any] = compatibility.compiler().explain(fn, anew, bool(options), times)
+    explained: Callable[..., Explanation] = _compiler().explain(fn, anew, bool(options), times)
     return explained
 
 
 def reset() -> None:
     """Drop everything compiled: empty every cache and free the memory of plans. Compiled callables stay valid and
     compile again at their next call."""
-    compatibility.compiler().reset()
+    _compiler().reset()
 
 
+@overload
+def disable(fn: None = ..., recursive: bool = ...) -> Callable[[F], F]: ...
+@overload
+def disable(fn: F, recursive: bool = ...) -> F: ...
 def disable(fn: Any = None, recursive: bool = True) -> Any:
     """Mark a function, callable or module to run eagerly and never be captured; of a class, the creation and the calls of
     its instances. Usable as a decorator.
@@ -131,7 +157,7 @@ def disable(fn: Any = None, recursive: bool = True) -> Any:
     A compiled function that calls it breaks the graph there. Nothing compiles while it runs,
     except, with `recursive=False`, compiled functions that it calls.
     """
-    return compatibility.compiler().disable(fn, recursive)
+    return _compiler().disable(fn, recursive)
 
 
 def is_compiling() -> bool:
@@ -153,7 +179,7 @@ def trace(
     dynamic: bool | None = None,
     backend: str | Callable[..., Any] = "smelt",
     options: dict[str, Any] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., Trace]:
     """Capture the graphs of one call: `smelt.trace(fn)(*args, **kwargs)` returns a `smelt.report.traces.Trace`, whose
     torch-level, aten-level, joint, forward and backward graphs can be printed, walked, edited and run
     (docs/artifacts.md).
@@ -173,7 +199,7 @@ def trace(
 
     Exceptions of `fn` propagate.
     """
-    return compatibility.compiler().trace(fn, dynamic=dynamic, backend=backend, options=options)
+    return _compiler().trace(fn, dynamic=dynamic, backend=backend, options=options)
 
 
 def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> None:
@@ -193,7 +219,7 @@ def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> No
     logs.set_logs(json=json, **names)
 
 
-def dump(directory: str | os.PathLike[str], *, override: bool = False) -> AbstractContextManager[Any]:
+def dump(directory: str | os.PathLike[str], *, override: bool = False) -> AbstractContextManager[Dump]:
     """Writes readable files of all that is compiled within the context into `directory`, which is made if need be: for
     entry 0 of `forward` the files `forward.0.frame.py`, `.torch.py`, `.aten.py`, `.joint.py`, `.forward.py`, `.backward.py`,
     `.loops.txt`, `.ll`, `.plan.txt`, ... (docs/artifacts.md says what is in them).
@@ -212,12 +238,12 @@ def dump(directory: str | os.PathLike[str], *, override: bool = False) -> Abstra
     Raises OSError where the directory cannot be made; a file that cannot be written is logged. With `override`, a compiled
     call raises `smelt.errors.ArtifactError` where an edited graph has other inputs, outputs or writes than the captured one.
     """
-    return compatibility.compiler().dump(directory, override)
+    return _compiler().dump(directory, override)
 
 
 def list_backends() -> list[str]:
     """The names that `compile(backend=...)` accepts."""
-    return compatibility.compiler().list_backends()
+    return _compiler().list_backends()
 
 
 def register_backend(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
@@ -228,5 +254,5 @@ def register_backend(fn: Callable[..., Any] | None = None, *, name: str | None =
     """
     if fn is None:
         return functools.partial(register_backend, name=name)
-    compatibility.compiler().register_backend(fn, name)
+    _compiler().register_backend(fn, name)
     return fn

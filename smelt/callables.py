@@ -13,6 +13,7 @@ import operator
 import os
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
@@ -61,7 +62,7 @@ class Settings:
     @property
     def _resolved(self) -> tuple[Backend, config.Config]:
         options = dict(self.options) | _OF_MODE.get(self.mode, {})
-        return backend_registry.lookup(self.backend), config.DEFAULT.with_options(options)
+        return backend_registry.lookup(self.backend), config.defaults().with_options(options)
 
     @property
     def key(self) -> Hashable:
@@ -92,13 +93,16 @@ def compile(
 
 def _compile(model: Any, settings: Settings, disable: bool) -> Any:
     is_class = isinstance(model, type)
-    if not callable(model) or (is_class and not _has_calls(model)):
+    is_method = isinstance(model, (staticmethod, classmethod))  # in the body of a class
+    if not (callable(model) or is_method) or (is_class and not _has_calls(model)):
         what = f"the class {model.__name__}, whose instances are not callable" if is_class else repr(model)
         raise TypeError(f"smelt.compile: model must be a function, a callable or an nn.Module, got {what}")
     if disable:
         return model
     if is_class:
         return _compile_calls(model, settings)
+    if is_method:
+        return type(model)(_compile(model.__func__, settings, disable))
     if isinstance(model, nn.Module):
         return _compiled_module(model, settings)
     if isinstance(model, types.MethodType):
@@ -137,7 +141,7 @@ def _checked(
         _check_mode(mode, options)
     if options is not None and not isinstance(options, dict):
         raise OptionError(f"smelt.compile: options must be a dict, got {options!r}")
-    config.DEFAULT.with_options(options)
+    config.defaults().with_options(options)
     backend_registry.lookup(backend)
     return Settings(bool(fullgraph), dynamic, backend, mode, tuple((options or {}).items()))
 
@@ -408,6 +412,8 @@ def disable(fn: Any, recursive: bool) -> Any:
     """A function that runs `fn` eagerly; a decorator if `fn` is None."""
     if fn is None:
         return functools.partial(disable, recursive=recursive)
+    if isinstance(fn, (staticmethod, classmethod)):  # in the body of a class
+        return type(fn)(disable(fn.__func__, recursive))
     if not callable(fn):
         raise TypeError(f"smelt.disable: fn must be callable, got {fn!r}")
     target = fn._smelt_original if isinstance(fn, _native.Wrapped) else fn
@@ -435,7 +441,7 @@ def trace(
     _compile(fn, settings, disable=False)  # says what is wrong with it
 
     def traced(*args: Any, **kwargs: Any) -> Trace:
-        chosen = config.DEFAULT.with_options(options)
+        chosen = config.defaults().with_options(options)
         with shared_compilations.disabled():
             compiled = _compile(fn, settings, disable=False)
         return trace_call(compiled, args, kwargs, chosen)
@@ -443,9 +449,33 @@ def trace(
     return traced
 
 
+class _DumpContext:
+    """The context of `smelt.dump`; warns if the program never enters it."""
+
+    def __init__(self, directory: str | os.PathLike[str], override: bool) -> None:
+        self._directory = directory
+        self._context: AbstractContextManager[Dump] | None = None
+        self._make = lambda: shared_compilations.disabled(dumping(directory, override))
+
+    def __enter__(self) -> Dump:
+        self._context = self._make()
+        return self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        assert self._context is not None
+        self._context.__exit__(*error)
+
+    def __del__(self) -> None:
+        if self._context is None:
+            warnings.warn(
+                f"smelt.dump({str(self._directory)!r}) wrote nothing: it is a context, write `with smelt.dump(...):`",
+                stacklevel=2,
+            )
+
+
 def dump(directory: str | os.PathLike[str], override: bool) -> AbstractContextManager[Dump]:
     """A context in which compilations write artifacts and read edited ones."""
-    return shared_compilations.disabled(dumping(directory, override))
+    return _DumpContext(directory, override)
 
 
 def list_backends() -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt import eager_only
+from smelt import config, eager_only
 from smelt.torch_private import MISSING, DisableTorchDispatch, DisableTorchFunction, summary
 
 
@@ -76,6 +76,9 @@ unavailable = summary() if MISSING else _no_extension()  # why nothing can be co
 def compiler() -> Any:
     """The implementation of the public functions: `callables`, or `eager_only` if the compiler cannot be imported."""
     global unavailable
+    if config.DISABLED:
+        eager_only.because("SMELT_DISABLE turns smelt off", by_request=True)
+        return eager_only
     if unavailable is None:
         try:
             return _callables()

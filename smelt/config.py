@@ -1,10 +1,14 @@
-"""The options of `smelt.compile`; environment variables `SMELT_<NAME>` set their defaults, once, at import."""
+"""The options of `smelt.compile` and their defaults.
+
+Environment variables `SMELT_<NAME>` set defaults, once, at import; `smelt.config.set` changes them in the program.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -55,6 +59,9 @@ class Config:
     activation_memory_budget: float = 1.0
 
     def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise OptionError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if not 0 <= self.activation_memory_budget <= 1:
             raise OptionError(
                 f"activation_memory_budget must be between 0 and 1, got {self.activation_memory_budget!r}"
@@ -65,13 +72,19 @@ class Config:
         names = {f.name: f for f in fields(self)}
         for key, value in (options or {}).items():
             if key not in names:
-                near = difflib.get_close_matches(key, names, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
-                raise OptionError(f"options: unknown option {key!r}{hint}")
+                raise OptionError(f"options: unknown option {key!r}; {_nearest(key, names)}")
             want = type(getattr(self, key))
             if type(value) is not want and not (want is float and type(value) is int):
                 raise OptionError(f"options[{key!r}] must be {want.__name__}, got {value!r}")
         return replace(self, **(options or {}))
+
+
+_LEAST = {"recompile_limit": 1, "verify": 0, "threads": 0, "kernel_cache_bytes": 0}
+
+
+def _nearest(name: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 _TRUTH = {
@@ -103,4 +116,73 @@ def from_environment(environment: Mapping[str, str]) -> Config:
     return Config(**values)
 
 
+# Variables that are no options: what they do is in docs/cli.md. Tests and benchmarks have their own.
+_VARIABLES = ("DISABLE", "HINTS", "LOGS", "LOGS_JSON", "DUMP", "OVERRIDE", "CACHE_DIR", "CPU", "UNITY")
+_FOR_DEVELOPMENT = (
+    *(
+        "CHROMIUM",
+        "DEVICE",
+        "CATALOGUE",
+        "CATALOGUE_FLAG",
+        "NAME_TORCH",
+        "OF_A_TEST",
+        "PY",
+        "RANDOM",
+        "SIMULATED",
+    ),
+    *(
+        "STRESS_SECONDS",
+        "TESTS_INSIDE_SIMULATED_CUDA",
+        "TEST_WORLD",
+        "EXAMPLES",
+        "BENCHMARK_CACHES",
+        "BREAKS",
+    ),
+)
+
+
+def _warn_of_unknown(environment: Mapping[str, str]) -> None:
+    """Warn of variables `SMELT_*` that nothing reads: a mistyped one would silently do nothing."""
+    known = [f"SMELT_{name}" for name in (*_VARIABLES, *(f.name.upper() for f in fields(Config)))]
+    for name in environment:
+        if name.startswith("SMELT_") and name not in known and name[6:] not in _FOR_DEVELOPMENT:
+            warnings.warn(
+                f"smelt: the environment variable {name} is unknown; {_nearest(name, known)}", stacklevel=2
+            )
+
+
 DEFAULT = from_environment(os.environ)
+_warn_of_unknown(os.environ)
+DISABLED = _parsed("SMELT_DISABLE", os.environ.get("SMELT_DISABLE", ""), False)  # functions run eagerly
+
+_now = DEFAULT
+
+
+def defaults() -> Config:
+    """The options that `smelt.compile` uses where its argument `options` does not name them."""
+    return _now
+
+
+class set:
+    """Change the defaults of options from here on; used as a context manager, until the context ends.
+
+    `smelt.config.set(verify=2)`, `with smelt.config.set(fuse=False): ...`. What is compiled later by `smelt.compile`
+    uses them; functions that it returned earlier keep theirs.
+
+    Args:
+        options: names and values of `Config`.
+
+    Raises OptionError for an unknown name or a wrong value; the defaults then stay as they were.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        global _now
+        self._before = _now
+        _now = _now.with_options(options)
+
+    def __enter__(self) -> Config:
+        return _now
+
+    def __exit__(self, *_: object) -> None:
+        global _now
+        _now = self._before

@@ -1,4 +1,5 @@
-"""What the public functions do where smelt cannot work with the torch or Python that it meets: everything runs eagerly."""
+"""What the public functions do where smelt cannot work with the torch or Python that it meets, or is turned off: everything
+runs eagerly."""
 
 from __future__ import annotations
 
@@ -11,30 +12,33 @@ from typing import Any
 from smelt.errors import OptionError, Unavailable
 
 _why = ""
+_by_request = False
 _was_said = False
 
 
-def because(why: str) -> None:
-    """`why` is what the warning and the errors say."""
-    global _why
-    _why = why
+def because(why: str, *, by_request: bool = False) -> None:
+    """`why` is what the warning and the errors say. `by_request`: the user wants it, so `compile` says nothing."""
+    global _why, _by_request
+    _why, _by_request = why, by_request
 
 
 def compile(model: Any, *, fullgraph: bool, disable: bool, **others: object) -> Any:
     """Returns `model` as it is, and warns once.
 
     Raises:
-        Unavailable: `fullgraph` asked for a program that is compiled as a whole.
+        Unavailable: `fullgraph` asked for a program that is compiled as a whole, and smelt is not turned off.
         TypeError: `model` cannot be called.
     """
     global _was_said
     if model is None:
         return lambda m: compile(m, fullgraph=fullgraph, disable=disable)
-    if isinstance(model, type) or not callable(model):
+    if not callable(model) and not isinstance(model, (staticmethod, classmethod)):
         raise TypeError(f"smelt.compile: model must be a function, a callable or an nn.Module, got {model!r}")
-    if fullgraph and not disable:
+    if _by_request or disable:
+        return model
+    if fullgraph:
         raise Unavailable(f"smelt.compile(fullgraph=True): {_why}")
-    if not _was_said and not disable:
+    if not _was_said:
         _was_said = True
         warnings.warn(f"smelt compiles nothing here, functions run eagerly: {_why}", stacklevel=3)
     return model

@@ -32,6 +32,9 @@ class Reason:
     line: Line | None = None
     stack: tuple[Line, ...] = ()  # outermost first
 
+    def __repr__(self) -> str:
+        return f"<reason {self.kind.id} at {self.line}>" if self.line else f"<reason {self.kind.id}>"
+
     def __str__(self) -> str:
         at = f" at {self.line}" if self.line else ""
         detail = f" ({self.detail})" if self.detail else ""

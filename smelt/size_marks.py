@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _ATTRIBUTE = "_smelt_sizes"
 _TORCHS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
@@ -56,7 +58,7 @@ def mark_static(tensor: torch.Tensor, dim: int | Sequence[int] | None = None) ->
 
     Args and errors are those of `mark_dynamic`.
     """
-    every = range(tensor.dim()) if dim is None and issubclass(type(tensor), torch.Tensor) else ()
+    every = range(tensor.dim()) if dim is None and _is_tensor(tensor) else ()
     dims = _checked("mark_static", tensor, tuple(every) if dim is None else dim)
     _put(tensor, dims, Mark(False))
 
@@ -83,9 +85,15 @@ def _put(tensor: torch.Tensor, dims: Sequence[int], mark: Mark) -> None:
     state[_ATTRIBUTE] = state.get(_ATTRIBUTE, {}) | dict.fromkeys(dims, mark)
 
 
+def _is_tensor(value: object) -> bool:
+    import torch  # noqa: PLC0415 (`import smelt` does not import torch: `smelt --help` is quick)
+
+    return issubclass(type(value), torch.Tensor)
+
+
 def _checked(name: str, tensor: torch.Tensor, dim: int | Sequence[int]) -> tuple[int, ...]:
     """The dimensions, counted from the front."""
-    if not issubclass(type(tensor), torch.Tensor):
+    if not _is_tensor(tensor):
         raise TypeError(f"smelt.{name}: tensor must be a torch.Tensor, got {type(tensor).__name__}")
     dims = (dim,) if isinstance(dim, int) else tuple(dim) if isinstance(dim, Sequence) else (dim,)
     rank = tensor.dim()

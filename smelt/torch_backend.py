@@ -15,7 +15,7 @@ def compile_fx(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    mode: str | None = None,
+    mode: api.Mode | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile `gm`, a torch-level graph from torch's own capture, with smelt.

@@ -1,14 +1,17 @@
 """The public functions: argument checks, transparency of compiled modules, marks, backends."""
 
+import asyncio
 import copy
 import functools
 import gc
 import importlib.metadata
 import inspect
+import os
 import pickle
 import subprocess
 import sys
 import types
+import warnings
 import weakref
 from contextlib import contextmanager
 
@@ -20,7 +23,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import smelt
 from smelt import events
 from smelt.errors import OptionError, Unsupported
-from smelt.report.inspect import entries, reasons
+from smelt.report.inspect import entries, reasons, records
+from tests.harness.processes import run
 from tests.harness.threads import in_threads
 
 
@@ -66,16 +70,145 @@ def _no_grad():
         ({"mode": "default", "options": {"fuse": True}}, OptionError, "not both"),
         ({"fullgraph": "yes"}, OptionError, "fullgraph"),
         ({"dynamic": "auto"}, OptionError, "dynamic"),
+        ({"backend": "inductor"}, OptionError, "smelt takes its place"),
+        ({"options": {"recompile_limit": -1}}, OptionError, "recompile_limit must be at least 1"),
+        ({"options": {"threads": -2}}, OptionError, "threads must be at least 0"),
+        ({"options": {"activation_memory_budget": float("nan")}}, OptionError, "between 0 and 1"),
     ],
 )
 def test_a_wrong_argument_raises_at_once(arguments, error, words):
     with pytest.raises(error, match=words):
         smelt.compile(add_one, **arguments)
+    with pytest.raises(error, match=words):
+        smelt.compile(**arguments)
 
 
 def test_what_cannot_be_called_is_refused():
     with pytest.raises(TypeError, match="3"):
         smelt.compile(3)
+    with pytest.raises(TypeError, match="model is None"):
+        smelt.compile(None)
+    with pytest.raises(TypeError, match="None"):
+        smelt.compile()(None)
+
+
+def test_methods_without_an_instance_are_compiled_and_disabled():
+    class Counted:
+        @smelt.compile
+        @staticmethod
+        def static(x):
+            return x + 1
+
+        @smelt.compile(fullgraph=True)
+        @classmethod
+        def of_class(cls, x):
+            return x, cls
+
+        @smelt.disable
+        @staticmethod
+        def eager(x):
+            return x * 2
+
+    x = torch.ones(2)
+    for owner in (Counted, Counted()):
+        assert owner.static(x).tolist() == [2, 2]
+        assert owner.of_class(x)[1] is Counted
+        assert owner.eager(x).tolist() == [2, 2]
+    assert len(entries(Counted.static)) == 1
+
+
+def test_compiled_coroutines_and_generators_are_recognised():
+    async def coroutine(x):
+        return x + 1
+
+    def generator(x):
+        yield x + 1
+
+    compiled = smelt.compile(coroutine)
+    assert inspect.iscoroutinefunction(compiled) and asyncio.iscoroutinefunction(compiled)
+    assert asyncio.run(compiled(torch.ones(1))).item() == 2
+    assert inspect.isgeneratorfunction(smelt.compile(generator))
+    assert not inspect.iscoroutinefunction(smelt.compile(add_one))
+
+
+def test_defaults_of_options():
+    def compiled():
+        return smelt.compile(lambda x: x + 1)._smelt_settings._resolved[1]
+
+    before = compiled()
+    with smelt.config.set(recompile_limit=3, fuse=False) as now:
+        assert compiled() == now and (now.recompile_limit, now.fuse) == (3, False)
+        with pytest.raises(OptionError, match="'threads'"):
+            smelt.config.set(fuse=True, thread=1)
+        with pytest.raises(OptionError, match="at least 0"):
+            smelt.config.set(verify=-1)
+        assert compiled() == now
+        smelt.config.set(verify=1)
+        assert compiled().verify == 1
+    assert compiled() == before
+
+
+def test_public_names_and_short_texts():
+    def broken(x):
+        smelt.graph_break()
+        return x + 1
+
+    compiled = smelt.compile(broken)
+    compiled(torch.ones(2))
+    assert {name for name in dir(smelt) if not name.startswith("_")} == {
+        name for name in smelt.__all__ if not name.startswith("_")
+    }
+    for _, record in records(compiled):
+        for shown in (record, *record.entries, *record.breaks):
+            assert repr(shown).startswith("<") and "\n" not in repr(shown) and len(repr(shown)) < 160
+
+
+def test_a_dump_without_with_warns(tmp_path):
+    with pytest.warns(UserWarning, match="wrote nothing: it is a context"):
+        smelt.dump(tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with smelt.dump(tmp_path) as written:
+            smelt.compile(lambda x: x + 1)(torch.ones(2))
+        assert written.files
+
+
+def test_a_variable_turns_smelt_off():
+    found = run(
+        """
+import json, torch, warnings
+warnings.simplefilter("error")
+import smelt
+@smelt.compile(fullgraph=True)
+def f(x): print(end=""); return x + 1
+@smelt.compile
+class Called:
+    def __call__(self, x): return x * 2
+model = torch.nn.Linear(2, 2)
+smelt.compile_(model)
+torch.compile(lambda x: x + 1, backend="smelt")(torch.ones(2))
+x = torch.ones(2)
+try:
+    smelt.explain(f)
+except smelt.errors.Unavailable as error:
+    said = str(error)
+print(json.dumps([f(x).tolist(), Called()(x).tolist(), smelt.compile(model) is model, said, model(x).shape]))
+""",
+        env={**os.environ, "SMELT_DISABLE": "1"},
+    )
+    assert found[:3] == [[2, 2], [2, 2], True]
+    assert "SMELT_DISABLE turns smelt off" in found[3]
+
+
+def test_types_of_results():
+    """Type checkers know the class of what the public functions return."""
+    hints = {name: inspect.signature(getattr(smelt, name)).return_annotation for name in smelt.__all__[1:]
+             if callable(getattr(smelt, name))}  # fmt: skip
+    assert hints["explain"] == "Callable[..., Explanation]"
+    assert hints["trace"] == "Callable[..., Trace]"
+    assert hints["dump"] == "AbstractContextManager[Dump]"
+    assert "Literal" in str(smelt.api.Mode)
 
 
 def test_function_keeps_its_face():

@@ -73,6 +73,8 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def _hint(name: str) -> str:
+    if name == "inductor":
+        return ', which is torch.compile\'s own; smelt takes its place: leave `backend` out, or write backend="smelt"'
     names = list_backends()
     near = difflib.get_close_matches(name, names, 1)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"

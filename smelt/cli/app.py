@@ -1,26 +1,28 @@
 """The commands of `smelt`. Wrong usage is one line on stderr and status 2; scripts end with their own status.
 
-Commands import the compiler themselves, so that the others work where smelt cannot be built.
+Commands import torch and the compiler themselves: `smelt --help` needs neither, and the others work where smelt cannot
+be built.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
+import math
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
-from smelt import api, compatibility
-from smelt import doctor as checkup
-from smelt.cli import bench as benching
+import smelt
 from smelt.cli import run_script
-from smelt.cli.torch_compile_redirect import redirect
 from smelt.errors import SmeltError
 
 app = typer.Typer(
@@ -43,9 +45,30 @@ def main() -> None:
     app(prog_name="smelt")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            torch = version("torch")
+        except PackageNotFoundError:
+            torch = "absent"
+        print(f"smelt {smelt.__version__}, torch {torch}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _smelt(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show versions and exit."),
+    ] = False,
+) -> None:
+    """A PyTorch compiler that is small, instant and honest."""
+
+
 @app.command(context_settings=_OF_A_SCRIPT)
 def run(context: typer.Context, script: Script) -> None:
     """Run a script, with torch.compile redirected to smelt."""
+    _check_options(context, script)
     raise SystemExit(_run(script, context.args))
 
 
@@ -61,10 +84,13 @@ def explain(
 
     With SCRIPT:FUNCTION and an expression for its arguments, call that function once, as bench does.
     """
+    _check_options(context, script)
     if ":" in script and not os.path.exists(script):
-        _, function, call = _function(script, *(context.args[:1] or ["()"]))
-        with _one_line():
-            print(api.explain(benching.original(function), times=times)(*call), end="")
+        if len(context.args) > 1:
+            raise typer.BadParameter(f"one expression follows {script!r}, got {context.args}: quote it")
+        module, function, call = _function(script, *(context.args or ["()"]))
+        with _one_line(), _shown(module):
+            print(smelt.explain(_benching().original(function), times=times)(*call), end="")
         return
     if times:
         raise typer.BadParameter("--times is for the calls of one function: SCRIPT:FUNCTION")
@@ -83,6 +109,7 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """Run a script, and write a report: one HTML file that needs no network."""
+    _check_options(context, script)
     if output.suffix not in (".html", ".json"):
         raise typer.BadParameter(f"a report is written as .html or .json, not as {output.name!r}")
     output = output.absolute()  # the script may go elsewhere
@@ -108,10 +135,12 @@ def bench(
     no_grad: Annotated[bool, typer.Option("--no-grad", help="Measure under torch.no_grad().")] = False,
 ) -> None:
     """Measure a function, eager against smelt. Exits with status 1 if results differ."""
-    name, function, call = _function(target, arguments)
-    with torch.set_grad_enabled(not no_grad and torch.is_grad_enabled()), _one_line():
-        measured = benching.measure(function, call, seconds)
-    print(benching.report(name, measured))
+    if not 0 < seconds < math.inf:
+        raise typer.BadParameter(f"--seconds must be a positive number, got {seconds:g}")
+    module, function, call = _function(target, arguments)
+    with _one_line(), _shown(module):
+        measured = _benching().measure(function, call, seconds, no_grad)
+    print(_benching().report(target.rpartition(":")[2], measured))
     raise SystemExit(1 if measured.differs else 0)
 
 
@@ -134,36 +163,91 @@ def cache(
     if clear and store is not None:
         print(f"{store.folder}: removed {store.clear() / 1e6:.1f} MB")
     else:
-        print(checkup.disk_cache())
+        print(importlib.import_module("smelt.doctor").disk_cache())
 
 
 @app.command()
 def doctor() -> None:
     """Report versions, the machine, and what works on it; status 1 if something does not."""
-    raise SystemExit(checkup.main())
+    raise SystemExit(importlib.import_module("smelt.doctor").main())
+
+
+def _check_options(context: typer.Context, script: str) -> None:
+    """Refuse an unknown option in the script's place, and say where an option of the command went to the script."""
+    options = [
+        (param.name, opt) for param in context.command.params for opt in param.opts if opt.startswith("-")
+    ]
+    names = [opt for _, opt in options]
+    if script.startswith("-") and not os.path.exists(script):
+        near = difflib.get_close_matches(script, names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "options of the script follow its name"
+        raise typer.BadParameter(f"no such option: {script}; {hint}")
+    words = {word.partition("=")[0] for word in context.args}
+    defaulted = {opt for name, opt in options if name and _is_default(context, name)}
+    for passed in sorted(words & defaulted):
+        print(
+            f"smelt: {passed} follows {script}, so the script receives it; options of smelt precede the script",
+            file=sys.stderr,
+        )
+
+
+def _is_default(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name.startswith("DEFAULT")
 
 
 def _of_compiler(name: str) -> Any:
+    compatibility: Any = importlib.import_module("smelt.compatibility")
     if compatibility.compiler() and compatibility.unavailable is not None:
         raise typer.BadParameter(compatibility.unavailable)
     return importlib.import_module(name)
 
 
-def _function(target: str, arguments: str) -> tuple[str, Any, tuple[Any, ...]]:
-    """Name, function and arguments of `SCRIPT:FUNCTION` and an expression."""
+def _benching() -> Any:
+    return importlib.import_module("smelt.cli.bench")
+
+
+def _redirect() -> None:
+    importlib.import_module("smelt.cli.torch_compile_redirect").redirect()
+
+
+def _function(target: str, arguments: str) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The module, function and arguments of `SCRIPT:FUNCTION` and an expression."""
     script, colon, name = target.rpartition(":")
     if not colon or not name:
         raise typer.BadParameter(f"{target!r} is no SCRIPT:FUNCTION")
-    redirect()
+    _redirect()
     with _one_line():
         module = run_script.load(script)
     function = _found(module, name)
-    values = eval(arguments, {"torch": torch, **module.__dict__})
-    return name, function, values if isinstance(values, tuple) else (values,)
+    values = _values(arguments, module)
+    try:
+        inspect.signature(function).bind(*values)
+    except TypeError as error:
+        raise typer.BadParameter(f"{name}: {error}, in the call {name}{_in_call(arguments)}") from None
+    except ValueError:  # a native function without a signature
+        pass
+    return module, function, values
+
+
+def _values(arguments: str, module: Any) -> tuple[Any, ...]:
+    """The values of an expression over the names of the file."""
+    import torch  # noqa: PLC0415
+
+    try:
+        values = eval(arguments, {"torch": torch, **module.__dict__})
+    except Exception as error:
+        text = error.msg if isinstance(error, SyntaxError) else error
+        raise typer.BadParameter(f"the arguments {arguments!r}: {type(error).__name__}: {text}") from None
+    return values if isinstance(values, tuple) else (values,)
+
+
+def _in_call(arguments: str) -> str:
+    return arguments if arguments.startswith("(") and arguments.endswith(")") else f"({arguments})"
 
 
 def _run(script: str, arguments: list[str]) -> int:
-    redirect()
+    _redirect()
     with _one_line():
         return run_script.run_script(script, arguments)
 
@@ -184,10 +268,27 @@ def _one_line() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from None
 
 
+@contextmanager
+def _shown(module: Any) -> Iterator[None]:
+    """Show exceptions of the file's function as Python does, from its frame on; status 1."""
+    try:
+        yield
+    except SmeltError:
+        raise
+    except Exception as error:
+        raise SystemExit(run_script.show(error, module)) from None
+
+
 def _found(module: Any, name: str) -> Any:
     found = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise typer.BadParameter(f"{module.__file__} has no function {name!r}")
+        near = difflib.get_close_matches(name, [n for n, v in vars(module).items() if callable(v)], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise typer.BadParameter(f"{module.__file__} has no function {name!r}{hint}")
+    if inspect.isclass(found):
+        raise typer.BadParameter(
+            f"{name} is a class: name a function or an instance, such as model = {name}(...)"
+        )
     return found

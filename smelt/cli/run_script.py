@@ -35,19 +35,28 @@ def run_script(path: str, arguments: Sequence[str]) -> int:
     except SystemExit as end:
         return _status(end)
     except BaseException as error:
-        error.__traceback__ = _own(error.__traceback__, main)
-        sys.excepthook(type(error), error, error.__traceback__)
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        return show(error, main)
     return 0
 
 
+def show(error: BaseException, module: ModuleType) -> int:
+    """Show an exception as Python does, from the first frame of the module's code on; return the exit status."""
+    error.__traceback__ = _own(error.__traceback__, module)
+    sys.excepthook(type(error), error, error.__traceback__)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
 def load(path: str) -> ModuleType:
-    """The file as a module other than `__main__`. Raises its exceptions, and NoScript."""
+    """The file as a module other than `__main__`. Raises NoScript, and SystemExit where the file raises: its exception has
+    then been shown."""
     source = _read(path)
     module = _module(os.path.splitext(os.path.basename(path))[0], path)
     sys.modules[module.__name__] = module
     _search_directory_of(path)
-    exec(_compiled(source, path), module.__dict__)
+    try:
+        exec(_compiled(source, path), module.__dict__)
+    except Exception as error:
+        raise SystemExit(show(error, module)) from None
     return module
 
 

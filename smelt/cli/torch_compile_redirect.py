@@ -7,6 +7,7 @@ smelt's errors are instances of torch's (`torch._dynamo.exc`), so that the scrip
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import logging
@@ -43,7 +44,7 @@ def compile(
     fullgraph: bool = False,
     dynamic: bool | None = None,
     backend: Any = "inductor",
-    mode: str | None = None,
+    mode: api.Mode | None = None,
     options: dict[str, Any] | None = None,
     disable: bool = False,
     recompile_limit: int | None = None,
@@ -60,8 +61,8 @@ def compile(
     chosen = _known(options)
     if recompile_limit is not None and mode is None:
         chosen = {"recompile_limit": recompile_limit, **(chosen or {})}
-    return api.compile(
-        model,
+    compiled: Any = functools.partial(
+        api.compile,
         fullgraph=fullgraph,
         dynamic=_setting_of_sizes() if dynamic is None else dynamic,
         backend="smelt" if backend in (None, "inductor") else backend,
@@ -69,6 +70,7 @@ def compile(
         options=chosen,
         disable=disable or bool(compiler_setting("disable", os.environ.get("TORCH_COMPILE_DISABLE") == "1")),
     )
+    return compiled() if model is None else compiled(model)  # None: torch.compile returns a decorator
 
 
 def _known(options: dict[str, Any] | None) -> dict[str, Any] | None:

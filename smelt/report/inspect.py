@@ -8,7 +8,7 @@ from typing import Any
 
 from smelt.backends.smelt import inference_schedules
 from smelt.capture.driver.cache_entries import Entry, Record, entries_of, reasons_of, records_of
-from smelt.config import DEFAULT, Config
+from smelt.config import Config, defaults
 from smelt.reasons import Reason
 from smelt.schedule.schedule_printer import print_schedule
 
@@ -49,13 +49,15 @@ def source(compiled: Callable[..., Any]) -> str:
     return "\n".join(entry.source for _, record in records(compiled) for entry in record.entries)
 
 
-def kernels(compiled: Callable[..., Any], config: Config = DEFAULT) -> str:
+def kernels(compiled: Callable[..., Any], config: Config | None = None) -> str:
     """The kernels of all graphs as nested loops, the ATen calls between them, and the reasons against fusion.
 
-    These are the kernels of calls without gradients under `config`. With gradients, a graph is cut into a forward and
-    a backward, whose kernels differ. A generated matrix product, convolution or pooling appears as the ATen call that
-    it replaces. Raises Unsupported for tensors on a device without a target.
+    These are the kernels of calls without gradients under `config` (None: the defaults). With gradients, a graph is cut
+    into a forward and a backward, whose kernels differ. A generated matrix product, convolution or pooling appears as
+    the ATen call that it replaces. Raises Unsupported for tensors on a device without a target.
     """
     found = [entry.traced for _, record in records(compiled) for entry in record.entries if entry.computes]
-    schedules = [schedule for traced in found for schedule in inference_schedules(traced, config)]
+    schedules = [
+        schedule for traced in found for schedule in inference_schedules(traced, config or defaults())
+    ]
     return "\n\n".join(map(print_schedule, schedules))

@@ -22,7 +22,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from smelt.config import DEFAULT, Config
+from smelt.config import Config, defaults
 
 MAGIC = b"kept by smelt 1\n"  # the number is that of this form: magic, checksum, content
 CHECKSUM = hashlib.sha256().digest_size
@@ -218,8 +218,9 @@ def folder() -> str | None:
     return None
 
 
-def store(config: Config = DEFAULT) -> Store | None:
-    """The cache that the options ask for; None if they turn it off or there is no folder."""
+def store(config: Config | None = None) -> Store | None:
+    """The cache that the options (None: the defaults) ask for; None if they turn it off or there is no folder."""
+    config = config or defaults()
     directory = folder()
     return _store(directory, config.kernel_cache_bytes) if config.kernel_cache and directory else None
 

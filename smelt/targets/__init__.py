@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from smelt.config import DEFAULT, Config
+from smelt.config import Config, defaults
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.targets import amd, cpu, cuda
@@ -38,7 +38,7 @@ def factory(devices: Iterable[torch.device]) -> Factory:
 
 def unusable(device: torch.device) -> str | None:
     """Why smelt does not compile for a GPU under the default options, so that calls on it run eagerly."""
-    return cuda.unusable(device) if torch.version.hip is None else amd.unusable(device, DEFAULT)
+    return cuda.unusable(device) if torch.version.hip is None else amd.unusable(device, defaults())
 
 
 def _unsupported(detail: str) -> Unsupported:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -14,6 +16,7 @@ import smelt
 from smelt.cli.app import app
 from smelt.cli.torch_compile_redirect import compile as served
 from tests.harness.browser import chromium, opened
+from tests.harness.processes import run
 
 SCRIPT = """
 import sys, torch
@@ -208,6 +211,11 @@ def test_doctor_reports(monkeypatch):
         (["ops", "zzzzzz"], "no ATen operator 'zzzzzz'"),
         (["rum"], "No such command 'rum'"),
         (["cache", "--claer"], "No such option: --claer"),
+        (["run", "--bad", "x.py"], "no such option: --bad"),
+        (["report", "--outptu", "x.html", "x.py"], "did you mean '--output'?"),
+        (["bench", "x.py:f", "--seconds", "-1"], "--seconds must be a positive number, got -1"),
+        (["bench", "x.py:f", "--seconds", "nan"], "--seconds must be a positive number, got nan"),
+        (["explain", "--times", "-1", "x.py:f"], "'--times'"),
     ],
 )
 def test_wrong_usage_is_told_without_a_traceback(arguments, said):
@@ -219,6 +227,68 @@ def test_wrong_usage_is_told_without_a_traceback(arguments, said):
 def test_bench_of_a_name_that_is_not_there(script):
     done = command("bench", f"{script}:h")
     assert done.exit_code == 2 and "has no function 'h'" in done.stderr
+
+
+@pytest.mark.parametrize("name", ("explain", "bench"))
+@pytest.mark.parametrize(
+    ("function", "arguments", "said"),
+    [
+        ("g", "torch.ones(3", "the arguments 'torch.ones(3': SyntaxError: '(' was never closed"),
+        ("g", "nope(3)", "the arguments 'nope(3)': NameError: name 'nope' is not defined"),
+        ("g", "()", "g: missing a required argument: 'x', in the call g()"),
+        ("g", "torch.ones(3), 2, 3", "g: too many positional arguments, in the call g(torch.ones(3), 2, 3)"),
+        ("Scaled", "torch.ones(3)", "Scaled is a class: name a function or an instance"),
+        ("scald", "torch.ones(3)", "did you mean 'scaled'?"),
+    ],
+)
+def test_mistakes_in_a_call_are_one_line(script, name, function, arguments, said):
+    done = command(name, f"{script}:{function}", arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr and len(done.stderr.splitlines()) <= 4, done.stderr
+
+
+@pytest.mark.parametrize("name", ("explain", "bench"))
+def test_an_exception_of_the_function_is_shown_from_its_frame_on(script, name, capfd):
+    done = command(name, f"{script}:g", "'a'")
+    assert done.exit_code == 1
+    lines = (done.stderr + capfd.readouterr().err).splitlines()
+    assert lines[0].startswith("Traceback") and "script.py" in lines[1], lines
+    assert lines[-1].startswith("AttributeError") and len(lines) < 8
+
+
+def test_an_option_behind_the_script_is_the_scripts_and_is_pointed_out(script, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    done = command("report", script, "-o", "out.html")
+    assert "-o follows" in done.stderr and "the script receives it" in done.stderr
+    assert "['-o', 'out.html'] True" in done.stdout
+
+
+def test_help_and_version_need_no_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('not wanted here')")
+    for option, said in (("--help", "Commands:"), ("--version", f"smelt {smelt.__version__}, torch ")):
+        done = subprocess.run(
+            [sys.executable, "-m", "smelt", option],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0 and said in done.stdout, done.stderr
+
+
+def test_unknown_variables_are_pointed_out():
+    found = run(
+        """
+import json, warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import smelt
+print(json.dumps([str(warning.message) for warning in caught]))
+""",
+        env={**os.environ, "SMELT_RECOMPILE_LIMT": "3", "SMELT_CPU": "x86-64-v3"},
+    )
+    (said,) = found
+    assert "SMELT_RECOMPILE_LIMT is unknown; did you mean 'SMELT_RECOMPILE_LIMIT'?" in said
 
 
 # ------------------------------------------------------------------------------------------ torch.compile, by smelt

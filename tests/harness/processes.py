@@ -138,8 +138,8 @@ def start(
         return subprocess.CompletedProcess(program, code, streams[1].read_text(), streams[2].read_text())
 
 
-def run(program: str) -> object:
+def run(program: str, env: Mapping[str, str] | None = None) -> object:
     """What `program` prints as JSON, in a process of its own."""
-    done = start(program)
+    done = start(program, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -49,6 +49,11 @@ class Entry:
     seconds: float
     sizes: Mapping[Path, int]
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{path} = {size}" for path, size in self.sizes.items())
+        made_for = f", made for {sizes}" if sizes else ""
+        return f"<entry of {self.name}: {len(self.facts)} guards, {self.seconds:.2f} s to compile{made_for}>"
+
     @property
     def computes(self) -> bool:
         """Whether its graph contains an operation."""
@@ -82,6 +87,9 @@ class Record:
     # paths of sizes specialized despite their marks
     refused: set[tuple[object, ...]] = field(default_factory=set)
     no_joint_graph_reason: Reason | None = None  # why the graph runs eagerly under autograd
+
+    def __repr__(self) -> str:
+        return f"<record: {len(self.entries)} entries, {len(self.breaks)} breaks, {len(self.reasons)} eager calls>"
 
 
 class Compiler(Protocol):

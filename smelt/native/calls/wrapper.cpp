@@ -83,7 +83,9 @@ int set_named(PyObject* self, PyObject* value, void* name) {
 PyObject* get_part(PyObject* self, void* name) {
     auto* w = reinterpret_cast<Wrapped*>(self);
     if (change_of(w) == Change::Defaults && !take_over_defaults(w)) return nullptr;
-    PyObject* owner = change_of(w) == Change::Code ? w->original : w->fn;
+    // The code of the user's function also says whether calls return generators or coroutines.
+    bool is_code = std::strcmp(static_cast<char*>(name), "__code__") == 0;
+    PyObject* owner = is_code && w->original ? w->original : w->fn;
     return PyObject_GetAttrString(owner, static_cast<char*>(name));
 }
 
