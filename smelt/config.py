@@ -30,6 +30,9 @@ class Config:
     kernel_cache      keep compiled kernels of GPUs on disk, for other processes (runtime/disk_cache.py says where)
     kernel_cache_bytes
                       how much may lie there: what was used longest ago goes
+    compile_under_tracers
+                      run compiled code also while a debugger or a coverage tool follows lines (sys.settrace or
+                      sys.monitoring; False: such calls run eagerly, so that breakpoints and lines are hit)
     cuda_graphs       replay runs as CUDA graphs where they can be (what mode="reduce-overhead" sets)
     max_autotune      on a GPU, generate products and attention where they are measured to be faster than ATen's
                       (mode="max-autotune")
@@ -51,6 +54,7 @@ class Config:
     threads: int = 0
     kernel_cache: bool = True
     kernel_cache_bytes: int = 1 << 30
+    compile_under_tracers: bool = False
     cuda_graphs: bool = False
     max_autotune: bool = False
     channels_last: bool = True

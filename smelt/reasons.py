@@ -100,8 +100,8 @@ RANDOM_STATE = _kind(
 )
 DEBUGGER = _kind(
     "debugger",
-    "the function starts a debugger",
-    "Remove the call.",
+    "the function starts a debugger, and the call runs eagerly, so that it shows the variables and lines",
+    "Remove the call to compile the function.",
     "breakpoint()",
 )
 IMPORT = _kind(

@@ -250,7 +250,9 @@ def lines_run(folder, call):
 
 
 def test_frames_and_graphs_are_stepped_through_in_their_files(tmp_path):
-    f = smelt.compile(lambda x: [two_cosines(x), x], backend="aot_eager")
+    f = smelt.compile(
+        lambda x: [two_cosines(x), x], backend="aot_eager", options={"compile_under_tracers": True}
+    )
     x = torch.ones(2)
     with smelt.dump(tmp_path):
         f(x)
@@ -810,7 +812,7 @@ def test_a_whole_graph_is_asked_of_an_edited_program_too(tmp_path):
 def test_an_edited_program_is_stepped_through_in_its_file(tmp_path):
     x = torch.randn(3)
     edited_sines(tmp_path, x)
-    f = smelt.compile(two_cosines, backend="eager")
+    f = smelt.compile(two_cosines, backend="eager", options={"compile_under_tracers": True})
     with smelt.dump(tmp_path, override=True):
         f(x)
     lines = lines_run(tmp_path.resolve(), lambda: f(x))
@@ -1013,7 +1015,7 @@ def test_an_edited_frame_is_stepped_through_in_its_file(tmp_path):
     x, y = torch.randn(3), torch.randn(3)
     name = frame_file(tmp_path, pair, x, y)
     edit(tmp_path, name, "    return {'sum'", "    here = 1\n    return {'sum'")
-    f = smelt.compile(pair)
+    f = smelt.compile(pair, options={"compile_under_tracers": True})
     with smelt.dump(tmp_path, override=True):
         f(x, y)
     lines = lines_run(tmp_path.resolve(), lambda: f(x, y))

@@ -96,6 +96,7 @@ class Compiler(Protocol):
     """The callback of one function for cache misses: `FrameCompiler`."""
 
     name: str
+    config: Config
     record: Record
     resume_functions: ResumeFunctions
     target: Callable[[], _native.Wrapped | None]
@@ -122,6 +123,7 @@ def wrap(
     the entries, so that the garbage collector sees them. `traced` runs in place of `fn` under another tracer.
     """
     wrapped = _native.wrap(fn, compiler, traced, original)
+    wrapped._smelt_compiled_under_line_tracers = compiler.config.compile_under_tracers
     compiler.target = weakref.ref(wrapped)
     compiler.name = fn.__qualname__
     _compilers[id(fn.__code__)] = compiler

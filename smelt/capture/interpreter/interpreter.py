@@ -106,7 +106,7 @@ from smelt.capture.vm.vm import VM
 from smelt.capture.vm.vm_state import Contexts, Exceptions
 from smelt.errors import RefusedOperator, Unsupported
 from smelt.graph.ir import Line
-from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.reasons import DEBUGGER, LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.symbolic_ranges import needs_fixed_length
@@ -329,7 +329,9 @@ class Interpreter(VM):
             error.reason = replace(reason, line=self.current_line() or reason.line, stack=self.stack())
             error.args = (str(error.reason),)
             self.failure = error
-            error.breaks = error.breaks and not self._inspects_frames()
+            # A debugger shows the variables and lines of the user's frames: the call runs eagerly from its start.
+            shows_frames = reason.kind is DEBUGGER or self._inspects_frames()
+            error.breaks = error.breaks and not shows_frames
             error.path = self._path(error) if error.breaks else ()
 
     def _inspects_frames(self) -> bool:

@@ -9,6 +9,10 @@ namespace smelt::calls {
 // Also true where torch.compiler.set_stance forces eager calls or a backend. Takes a few nanoseconds.
 bool is_traced();
 
+// Whether a debugger or coverage tool follows the lines of this thread: sys.settrace, or a tool of sys.monitoring. Tools
+// that count calls only, as profilers do, are none.
+bool lines_are_traced();
+
 // The backend that torch.compiler.set_stance forces (owned); null without one, and under another tracer.
 PyObject* forced_backend();
 

@@ -189,7 +189,7 @@ PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, Py
     if (UNLIKELY(change == Change::Defaults && !take_over_defaults(self))) return nullptr;
     // The frame hook diverts the function to the VM.
     if (UNLIKELY(current.mode == Mode::Hooked)) return PyObject_Vectorcall(self->fn, args, nargsf, names);
-    if (UNLIKELY(is_traced())) {
+    if (UNLIKELY(is_traced() || (lines_are_traced() && !self->compiled_under_line_tracers))) {
         PyObject* instead = stand_in(self);
         PyObject* result =
             instead && instead != callable ? PyObject_Vectorcall(instead, args, nargsf, names) : nullptr;

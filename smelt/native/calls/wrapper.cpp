@@ -118,7 +118,10 @@ PyGetSetDef wrapper_properties[] = {
     {"__kwdefaults__", get_part, set_part, nullptr, const_cast<char*>("__kwdefaults__")},
     {}};
 PyMemberDef wrapper_members[] = {
-    {"__wrapped__", T_OBJECT, offsetof(Wrapped, fn), READONLY, "the function that was compiled"}, {}};
+    {"__wrapped__", T_OBJECT, offsetof(Wrapped, fn), READONLY, "the function that was compiled"},
+    {"_smelt_compiled_under_line_tracers", T_BOOL, offsetof(Wrapped, compiled_under_line_tracers), 0,
+     "whether debuggers and coverage tools do not make calls eager"},
+    {}};
 PyMethodDef wrapper_methods[] = {
     {"__copy__", copy_wrapper, METH_NOARGS, nullptr}, {"__deepcopy__", copy_wrapper, METH_O, nullptr}, {}};
 
@@ -161,6 +164,7 @@ PyObject* py_wrap(PyObject*, PyObject* args) {
     self->traced = traced == Py_None ? nullptr : Py_NewRef(traced);
     self->dict = self->weakrefs = nullptr;
     self->table = EntryTable();
+    self->compiled_under_line_tracers = false;
     PyObject_GC_Track(self);
     return object(self);
 }

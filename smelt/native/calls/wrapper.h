@@ -13,7 +13,8 @@ struct Wrapped {
     PyObject* traced;  // runs instead of `fn` under another tracer, or null
     PyObject* dict;
     PyObject* weakrefs;
-    EntryTable table;  // entries of this wrapper only
+    EntryTable table;                  // entries of this wrapper only
+    char compiled_under_line_tracers;  // whether debuggers and coverage tools do not make calls eager
 };
 extern PyTypeObject wrapped_type;
 
