@@ -84,6 +84,8 @@ def _parts_of_tangent(ctx: Any, tangent: object) -> list[torch.Tensor] | None:
     n = len(ctx.parts)
     if tensors is None or [(tensors[i].shape, tensors[i].dtype) for i in range(n)] != ctx.parts:
         return None
+    if any(hasattr(tensors[i], "__tensor_flatten__") for i in range(n)):  # a tangent with more wrappers
+        return None
     is_like = all(_is_same(tensors[n + i], x) for i, x in enumerate(ctx.own))
     return [tensors[i] for i in range(n)] if is_like else None
 

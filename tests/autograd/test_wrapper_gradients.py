@@ -365,3 +365,62 @@ def test_a_gradient_of_another_class_converts_itself():
     assert torch.equal(labeled.grad.first, torch.full((2, 3), 3.0)) and labeled.grad.label == ""
     with pytest.raises(RuntimeError, match="must be one with the same attributes, but it is a Convertible"):
         smelt.compile(squared, fullgraph=True)(pair()).backward(tangent)
+
+
+def doubly():
+    return TwoTensor(two(2, requires_grad=False), two(2, 1, requires_grad=False))
+
+
+def plain(seed=0):
+    return two(seed=seed).a.detach().requires_grad_()
+
+
+def backward_with(fn, x, *tangents):
+    """The gradients of `x` for each of the tangents of `fn(x)`."""
+    out, found = fn(x), []
+    for tangent in tangents:
+        (gradient,) = torch.autograd.grad(out, x, tangent, retain_graph=True)
+        found.append(shown(gradient))
+    return found
+
+
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager"])
+def test_a_gradient_of_a_plain_result_that_is_a_wrapper(backend):
+    """The backward's operators run as the wrapper's do, in place of code that reads memory."""
+    tangents = [
+        two(requires_grad=False),
+        doubly(),
+        pair().detach(),
+        torch.ones(2, 3),
+        two(requires_grad=False),
+    ]
+    for fn in (lambda x: x.sin() * x, lambda x: x.softmax(-1).exp(), lambda x: F.dropout(x * x, 0.5)):
+        compiled = smelt.compile(fn, fullgraph=True, backend=backend)
+        torch.manual_seed(3)
+        mine = backward_with(compiled, plain(), *tangents)
+        torch.manual_seed(3)
+        assert agree(mine, backward_with(fn, plain(), *tangents))
+
+
+def test_a_gradient_of_a_plain_result_becomes_plain():
+    tangent = Convertible(torch.full((2, 3), 2.0), torch.ones(2, 3))
+    tangent.__coerce_same_metadata_as_tangent__ = lambda metadata, cls: tangent.first
+    x = plain()
+    (gradient,) = torch.autograd.grad(smelt.compile(lambda x: x * x, fullgraph=True)(x), x, tangent)
+    assert type(gradient) is torch.Tensor and torch.equal(gradient, 4 * x)
+
+
+def test_a_gradient_of_a_plain_result_that_is_a_wrapper_raises():
+    """The function cannot run again for it, and its backward reads memory that a wrapper does not have."""
+    x = plain()
+    out = smelt.compile(lambda x: x * 3, fullgraph=True)(x * 1)  # which nothing keeps alive
+    with pytest.raises(RuntimeError, match="a plain tensor, is a tensor subclass with its own operators"):
+        out.backward(two())
+    out.backward(torch.ones(2, 3))
+    assert torch.equal(x.grad, torch.full((2, 3), 3.0))
+
+
+def test_a_gradient_with_more_wrappers_raises():
+    out = smelt.compile(squared, fullgraph=True)(two())
+    with pytest.raises(RuntimeError, match="must be one with the same attributes, but it is a TwoTensor"):
+        out.backward(doubly())

@@ -25,6 +25,10 @@ constexpr const char* kTransformed =
     "you're trying to call a compiled backward function within vmap/grad/vjp, which isn't supported); use "
     "smelt.disable on it, or backend='eager'";
 
+constexpr const char* kWrapped =
+    "smelt: the gradient of a compiled function's result, a plain tensor, is a tensor subclass with its own "
+    "operators, and the function cannot run again for it; use smelt.disable on it, or backend='eager'";
+
 bool has_any(const at::Tensor& t, std::initializer_list<c10::DispatchKey> keys) {
     return t.key_set().has_any(c10::DispatchKeySet(keys));
 }
@@ -33,6 +37,26 @@ bool is_lazy(const at::Tensor& t) {
     using c10::DispatchKey;
     return has_any(t, {DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor,
                        DispatchKey::Functionalize, DispatchKey::Python});
+}
+
+// Whether `t` is a subclass with operators of its own. A plan would read memory that `t` may not have; autograd's operators,
+// which `run_double_backward` calls, give what eager gives.
+bool is_wrapper(const at::Tensor& t) {
+    return has_any(t, {c10::DispatchKey::Python});
+}
+
+// Calls the method by which a wrapper says what plain tensor it stands for (torch.compile's protocol). Returns `t` where it
+// has none.
+at::Tensor converted(at::Tensor t) {
+    const pybind11::gil_scoped_acquire gil;
+    THPObjectPtr object(checked(THPVariable_Wrap(t)));
+    THPObjectPtr convert(PyObject_GetAttrString(object, "__coerce_same_metadata_as_tangent__"));
+    if (!convert) {
+        PyErr_Clear();
+        return t;
+    }
+    THPObjectPtr plain(checked(PyObject_CallFunction(convert, "OO", Py_None, THPVariableClass)));
+    return THPVariable_Check(plain) ? THPVariable_Unpack(plain) : t;
 }
 
 // Converts a tangent to what the backward was compiled for: dense, materialized, with this layout.
@@ -299,13 +323,24 @@ void Group::add(Task& task, variable_list&& gradients) const {
 
 variable_list Group::compute(const Mask& mask, variable_list&& tangents, const Mask& awaited,
                              const NodePtr& node) {
-    if (c10::GradMode::is_enabled() && spec_->double_backward) {
+    bool wrapped = false;
+    for (at::Tensor& t : tangents) {
+        if (!t.defined() || !is_wrapper(t)) continue;
+        t = converted(std::move(t));
+        wrapped |= is_wrapper(t);
+    }
+    if ((c10::GradMode::is_enabled() || wrapped) && spec_->double_backward) {
         variable_list primals, through;
         if (lock_double_backward_inputs(primals, through)) {
             unpack(mask, awaited, node);  // raises if a saved value was modified in place
-            return run_double_backward(primals, through, tangents);
+            variable_list gradients = run_double_backward(primals, through, tangents);
+            if (!c10::GradMode::is_enabled())
+                for (at::Tensor& g : gradients)
+                    if (g.defined()) g = g.detach();
+            return gradients;
         }
     }
+    TORCH_CHECK(!wrapped, kWrapped);
     const Reach reach = this->reach();
     const Backward* backward = spec_->find(mask, reach);
     if (!backward) backward = &compile_backward(*spec_, mask, reach);
