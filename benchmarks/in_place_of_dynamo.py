@@ -39,7 +39,7 @@ _INTERNAL = re.compile(
     r"|\.code\b|normalize_gm|recompil|cache_entr|_debug_get|torch\._dynamo\.(utils|exc|convert_frame|variables)|trace_rules"
     r"|compile_times|\bbreak_reasons\b|nodes?\b|\bhas_op\b|_called\b|eval_frame|source_fn|_and_get_\w*code|function_events"
     r"|\bseen_frames\b|\bcompile_ids?\b|call_count|len\((c\d|entries)\)|FileCheck|\bin code\b|\bcode[).[,]|source_codes?\b"
-    r"|traceback\.format_exc\(\)"
+    r"|traceback\.format_exc\(\)|\.example_inputs\b|\bexp_graph\b"
 )
 _VALUES = re.compile(
     r"\bsame\(|allclose|opt_fn\(|opt_f\(|compiled\w*\(|opt_m\w*\("

@@ -11,7 +11,9 @@ test has `--limit` seconds; one that hangs or dies names itself, and another pro
 what torch gave in a file, so that another run need not repeat it; with `--failing` torch runs only the tests that smelt does
 not pass, and all others count as valid.
 
-benchmarks/results/pytorch-tests.md is the table, written after each file from what pytorch-tests.json keeps.
+benchmarks/results/pytorch-tests.md is the table, written after each file from what pytorch-tests.json keeps. Of each test
+that does not hold, pytorch-tests-reasons.json has a verdict and a reason, written by hand (`Verdict`). `--files` without a
+name writes only the table.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import traceback
 import types
 import unittest
 from pathlib import Path
-from typing import Any, TextIO, TypedDict
+from typing import Any, Literal, TextIO, TypedDict
 
 import torch
 
@@ -50,6 +52,7 @@ from benchmarks.unittest_runs import (
 )
 
 RESULTS = Path(__file__).parent / "results"
+REASONS = RESULTS / "pytorch-tests-reasons.json"
 LIMIT = 60.0
 PROCESS = 3600.0
 TEXTS = "counts or texts"
@@ -193,6 +196,17 @@ class Row(TypedDict):
     seconds: float
 
 
+class Verdict(TypedDict):
+    """Why a test does not hold. "refusal": the test only asserts that torch's compiler refuses what eager runs; "unlike
+    eager": only what torch's compiler does and eager does not. smelt gives eager's result in both. "open": all others."""
+
+    verdict: Literal["refusal", "unlike eager", "open"]
+    reason: str
+
+
+VERDICTS = ("refusal", "unlike eager", "open")
+
+
 def row(plain: dict[str, str], compiled: Outcomes, unchecked: int) -> Row:
     """`plain`: what torch gave, by test; `unchecked` of them did not run in torch, as smelt passes them."""
     ran = [test for test, found in compiled.found.items() if found not in ("skip", NOTHING)]
@@ -217,54 +231,82 @@ def kind(reason: str) -> str:
     return re.sub(r"\s+at line.*|\d+|'[^']*'|`[^`]*`|\"[^\"]*\"", "…", reason)[:100]
 
 
-def report(rows: dict[str, Row]) -> str:
+def report(rows: dict[str, Row], verdicts: dict[str, Verdict]) -> str:
     """The table of all files, and the tests that do not hold."""
     total = {
         key: sum(r[key] for r in rows.values())
         for key in ("tests", "compile", "valid", "passed", "unchecked")
     }  # type: ignore[literal-required]
-    texts, differ = (sum(len(r[key]) for r in rows.values()) for key in ("texts", "differ"))  # type: ignore[literal-required, misc]
+    texts = sum(len(r["texts"]) for r in rows.values())
+    open_reasons = [why for r in rows.values() for why in _with_verdict(r, verdicts, "open").values()]
+    refusals, unlike = (
+        sum(len(_with_verdict(r, verdicts, verdict)) for r in rows.values()) for verdict in VERDICTS[:2]
+    )
     lines = [
         "# PyTorch's own tests of its compiler",
         "",
         f"{total['tests']} tests of {len(rows)} files of PyTorch 2.6; {total['compile']} compile something, "
         f"{total['valid']} of them pass with the torch.compile of the installed torch (valid). smelt passes "
         f"{total['passed']}; {texts} differ only in what the compiler counts or writes (frames, operators, graphs, guards, "
-        f"logs, its own exceptions); {differ} do not hold. {total['unchecked']} of the tests that smelt passes count as "
-        "valid without a run in torch (`--failing`). Written by `python -m benchmarks.sweep_pytorch`. Where the files "
-        "ran:",
+        f"logs, its own exceptions); {refusals} only assert that torch's compiler refuses what eager runs, and {unlike} "
+        f"only what it does and eager does not, where smelt gives eager's result; {len(open_reasons)} do not hold. "
+        f"{total['unchecked']} of the tests that smelt passes count as valid without a run in torch (`--failing`). "
+        "Written by `python -m benchmarks.sweep_pytorch`. Where the files ran:",
         "",
     ]
     runs = collections.Counter((r["commit"], r["on"]) for r in rows.values())
     lines += [f"- {count} files on the code of {code}: {on}" for (code, on), count in runs.items()]
     lines += [
         "",
-        "| file | tests | compile | valid | pass | counts or texts | do not hold | seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| file | tests | compile | valid | pass | counts or texts | only refusals | unlike eager | do not hold | seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    lines += [
-        f"| {name} | {r['tests']} | {r['compile']} | {r['valid']} | {r['passed']} | {len(r['texts'])} | "
-        f"{len(r['differ'])} | {r['seconds']:.0f} |"
-        for name, r in sorted(rows.items())
-    ]
-    kinds = collections.Counter(kind(why) for r in rows.values() for why in r["differ"].values())
+    for name, r in sorted(rows.items()):
+        differ = " | ".join(str(len(_with_verdict(r, verdicts, verdict))) for verdict in VERDICTS)
+        lines.append(
+            f"| {name} | {r['tests']} | {r['compile']} | {r['valid']} | {r['passed']} | {len(r['texts'])} | {differ} | "
+            f"{r['seconds']:.0f} |"
+        )
+    kinds = collections.Counter(map(kind, open_reasons))
     lines += ["", "| tests that do not hold | reason |", "| --- | --- |"]
     lines += [f"| {count} | {why} |" for why, count in kinds.most_common()]
-    lines += ["", "| test | smelt |", "| --- | --- |"]
-    lines += [f"| `{test}` | {why} |" for _, r in sorted(rows.items()) for test, why in r["differ"].items()]
+    for verdict, title in zip(
+        VERDICTS[::-1], ("do not hold", "only what eager does not do", "only a refusal")
+    ):
+        lines += ["", f"| test: {title} | smelt | reason |", "| --- | --- | --- |"]
+        for _, r in sorted(rows.items()):
+            for test, why in _with_verdict(r, verdicts, verdict).items():
+                lines.append(f"| `{test}` | {why} | {verdicts[test]['reason'] if test in verdicts else ''} |")
     lines += ["", "| test | counts or texts that differ |", "| --- | --- |"]
     lines += [f"| `{test}` | {why} |" for _, r in sorted(rows.items()) for test, why in r["texts"].items()]
     return "\n".join(lines) + "\n"
 
 
-def merge(folder: Path, new: dict[str, Row]) -> None:
-    """Adds rows to pytorch-tests.json of `folder`, in place of older ones of these files, and writes the table anew."""
+def _with_verdict(row: Row, verdicts: dict[str, Verdict], verdict: str) -> dict[str, str]:
+    """The tests of a row that do not hold and have this verdict; those without one are open."""
+    return {
+        test: why
+        for test, why in row["differ"].items()
+        if (verdicts[test]["verdict"] if test in verdicts else "open") == verdict
+    }
+
+
+def outdated(rows: dict[str, Row], verdicts: dict[str, Verdict]) -> list[str]:
+    """The tests with a verdict that hold now, or that are not in the table."""
+    return sorted(verdicts.keys() - {test for r in rows.values() for test in r["differ"]})
+
+
+def merge(folder: Path, new: dict[str, Row]) -> list[str]:
+    """Adds rows to pytorch-tests.json of `folder`, in place of older ones of these files, and writes the table anew. Returns
+    the tests whose verdict is `outdated`."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "pytorch-tests.json"
     rows: dict[str, Row] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     rows.update(new)
     kept.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    (folder / "pytorch-tests.md").write_text(report(rows), encoding="utf-8")
+    verdicts: dict[str, Verdict] = json.loads(REASONS.read_text(encoding="utf-8"))
+    (folder / "pytorch-tests.md").write_text(report(rows, verdicts), encoding="utf-8")
+    return outdated(rows, verdicts)
 
 
 # ------------------------------------------------------------------------------------------------- the sweep
@@ -310,7 +352,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tests", type=Path, help="the folder test/ of PyTorch's sources")
-    parser.add_argument("--files", nargs="+", default=list(FILES), help="as in dynamo/test_misc")
+    parser.add_argument("--files", nargs="*", default=list(FILES), help="as in dynamo/test_misc")
     parser.add_argument("--only", help="a pattern of the tests' names")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds a test")
     parser.add_argument("--valid", type=Path, help="a file that keeps what torch gave")
@@ -328,6 +370,8 @@ def main() -> None:
         print(f"{name}: {new['tests']} tests, {new['compile']} compile, {new['valid']} valid, {new['passed']} pass, "
               f"{len(new['texts'])} counts or texts, {len(new['differ'])} do not hold", flush=True)  # fmt: skip
         merge(options.out, {name: new})
+    if old := merge(options.out, {}):
+        print(f"{REASONS.name}: verdicts of tests that hold now or are not in the table: {', '.join(old)}")
 
 
 if __name__ == "__main__":

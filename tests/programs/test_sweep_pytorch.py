@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.in_place_of_dynamo import derived_names, is_about_the_compiler
-from benchmarks.sweep_pytorch import Row, kind, report
+from benchmarks.sweep_pytorch import REASONS, VERDICTS, Row, Verdict, kind, outdated, report
 
 SAMPLE = '''
 import torch
@@ -163,7 +163,22 @@ def test_the_report_counts_reasons_without_what_differs_from_program_to_program(
     )
     row = Row(commit="c", on="here", tests=4, compile=3, valid=3, passed=1, unchecked=0, texts={"t.a": "counts"},
               differ={"t.b": "Unsupported: 'f'"}, seconds=1.0)  # fmt: skip
-    text = report({"dynamo/test_a": row})
-    assert "| dynamo/test_a | 4 | 3 | 3 | 1 | 1 | 1 | 1 |" in text
+    text = report({"dynamo/test_a": row}, {})
+    assert "| dynamo/test_a | 4 | 3 | 3 | 1 | 1 | 0 | 0 | 1 | 1 |" in text
     assert "| 1 | Unsupported: … |" in text
-    assert "| `t.b` | Unsupported: 'f' |" in text
+    assert "| `t.b` | Unsupported: 'f' |  |" in text
+    verdicts: dict[str, Verdict] = {
+        "t.b": {"verdict": "refusal", "reason": "eager runs f"},
+        "t.a": {"verdict": "open", "reason": "later"},
+    }
+    text = report({"dynamo/test_a": row}, verdicts)
+    assert "| dynamo/test_a | 4 | 3 | 3 | 1 | 1 | 1 | 0 | 0 | 1 |" in text
+    assert "| 1 | Unsupported: … |" not in text
+    assert "| `t.b` | Unsupported: 'f' | eager runs f |" in text
+    assert outdated({"dynamo/test_a": row}, verdicts) == ["t.a"]
+
+
+def test_verdicts() -> None:
+    verdicts = json.loads(REASONS.read_text(encoding="utf-8"))
+    assert verdicts and all(v.keys() == {"verdict", "reason"} and v["reason"] for v in verdicts.values())
+    assert {v["verdict"] for v in verdicts.values()} <= {*VERDICTS}
