@@ -13,6 +13,7 @@ from smelt.backends.size_dispatch import dispatch_by_sizes, eager_fallback
 from smelt.backends.unbacked_subgraphs import run_in_parts
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize
+from smelt.graph import graph_interpreter
 from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.input_writes import input_writes
@@ -29,6 +30,10 @@ def eager(traced: Traced, config: Config) -> Compiled:
     """Runs the torch-level graph, call by call, under autograd."""
 
     def callable_of(graph: Graph) -> Compiled:
+        if (
+            torch.is_anomaly_enabled()
+        ):  # which is guarded: autograd keeps the stack of each call, for its warnings
+            return lambda tensors: graph_interpreter.run(graph, tensors, graph_interpreter.at_user_line)
         function = GraphFunction(graph)
         return lambda tensors: function(*tensors)
 

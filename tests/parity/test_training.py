@@ -6,6 +6,7 @@ import functools
 import gc
 import itertools
 import threading
+import warnings
 import weakref
 
 import pytest
@@ -607,6 +608,21 @@ def test_anomaly_mode(compile):
         f(x, w).sum().backward()
         error = raised(lambda: f(x, w * float("nan")).sum().backward())
     return gradients(x), error and error[0]
+
+
+def nan_in_the_backward(x):
+    y = x * 0
+    return y.sqrt().sum()
+
+
+@both(ahead=False)
+def test_anomaly_mode_names_the_line_of_the_forward(compile):
+    f, x = compile(nan_in_the_backward), leaf(2, 3)
+    with warnings.catch_warnings(record=True) as caught, torch.autograd.detect_anomaly():
+        warnings.simplefilter("always")
+        error = raised(lambda: f(x).backward())
+    last = str(caught[-1].message).partition("\n (Trig")[0].splitlines()[-2:]
+    return error and error[0], "MulBackward0" in str(caught[-1].message), last
 
 
 # ----------------------------------------------------------------------------------------------- other threads
