@@ -159,6 +159,8 @@ DEFAULT = from_environment(os.environ)
 _warn_of_unknown(os.environ)
 DISABLED = _parsed("SMELT_DISABLE", os.environ.get("SMELT_DISABLE", ""), False)  # functions run eagerly
 
+HINTS = _parsed("SMELT_HINTS", os.environ.get("SMELT_HINTS", "1"), True)  # terminal_hints.py
+
 _now = DEFAULT
 
 

@@ -43,6 +43,7 @@ ORDER = Layers(
             "runtime",
             "native",
             "recompile_limits",
+            "terminal_hints",
             "config",
             "errors",
             "reasons",

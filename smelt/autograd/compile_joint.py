@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from smelt import _native, events
+from smelt import _native, events, terminal_hints
 from smelt.autograd.double_backward import DoubleBackward, double_backward
 from smelt.autograd.freed_graph_outputs import mark_freed
 from smelt.autograd.mutation_view_epilogue import EpilogueStep, apply_epilogue, epilogue_steps
@@ -263,7 +263,7 @@ def _compiled_backward(
     undefined = frozenset(k for k, d in enumerate(defined) if not d)
     start = time.perf_counter()
     events.emit("backward-start", joint=joint)
-    with collections_postponed():
+    with collections_postponed(), terminal_hints.progress("a backward"):
         compiled = compile_backward(undefined, reach)
     seconds = time.perf_counter() - start
     events.emit("backward-compiled", seconds=seconds, undefined=len(undefined), joint=joint)

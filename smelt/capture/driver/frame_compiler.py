@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
-from smelt import _native, events, recompile_limits
+from smelt import _native, events, recompile_limits, terminal_hints
 from smelt._native import isinstance
 from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, Record, wrap
 from smelt.capture.driver.cache_misses import (
@@ -203,7 +203,7 @@ class FrameCompiler:
                 return True
             _thread.capturing = True
             try:
-                with raise_exceptions.caller_handling(sys.exception()):
+                with raise_exceptions.caller_handling(sys.exception()), terminal_hints.progress(self.name):
                     return self._compile(fn, slots)
             finally:
                 _thread.capturing = False
@@ -502,6 +502,7 @@ class FrameCompiler:
 
     def _record_break(self, name: str, reason: Reason) -> None:
         events.emit("graph-break", name, reason=reason)
+        terminal_hints.count(breaks=1)
         if reason not in self.record.breaks:
             self.record.breaks.append(reason)
             _log(logging.INFO, "smelt: graph break in %s: %s", name, reason)
@@ -614,5 +615,6 @@ class FrameCompiler:
         known = any(r.kind is reason.kind and r.line == reason.line for r in self.record.reasons)
         if not known:
             self.record.reasons.append(reason)
+            terminal_hints.count(fallbacks=level >= logging.WARNING)
             _log(level, "smelt: %s%s runs eagerly: %s", "a part of " if is_subgraph else "", name, reason)
         return not known

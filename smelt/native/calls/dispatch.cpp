@@ -241,6 +241,24 @@ PyObject* py_last_refused(PyObject*, PyObject*) {
     return code;
 }
 
+PyObject* at_end_of_call;  // see set_at_end_of_call; null for None
+
+void run_at_end_of_call() {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject* callback = Py_NewRef(at_end_of_call);
+    PyObject* done = PyObject_CallNoArgs(callback);
+    if (!done) PyErr_WriteUnraisable(callback);
+    Py_XDECREF(done);
+    Py_DECREF(callback);
+    PyErr_Restore(type, value, traceback);
+}
+
+PyObject* py_set_at_end_of_call(PyObject*, PyObject* callback) {
+    Py_XSETREF(at_end_of_call, callback == Py_None ? nullptr : Py_NewRef(callback));
+    Py_RETURN_NONE;
+}
+
 PyObject* py_set_with_backend(PyObject*, PyObject* function) {
     Py_XSETREF(with_backend, Py_NewRef(function));
     Py_RETURN_NONE;
@@ -250,6 +268,8 @@ PyMethodDef dispatch_functions[] = {
     {"set_with_backend", py_set_with_backend, METH_O,
      R"(set_with_backend(function): function(wrapped, backend) returns what runs the calls of a wrapper while
 torch.compiler.set_stance forces a backend.)"},
+    {"set_at_end_of_call", py_set_at_end_of_call, METH_O,
+     R"(set_at_end_of_call(callback): callback() is called whenever a call of a wrapper ends; None: nothing is.)"},
     {"last_refused", py_last_refused, METH_NOARGS,
      R"(last_refused(): the code object of this thread's last call that the entry compiled for it rejected, else None.
 Resets it to None.)"},
@@ -261,6 +281,7 @@ PyObject* call_wrapper(PyObject* callable, PyObject* const* args, size_t nargsf,
     PyObject* result = call_once(callable, args, nargsf, names);
     while (UNLIKELY(result && Py_IS_TYPE(result, &tail_call_type)))
         result = follow(reinterpret_cast<TailCall*>(result));
+    if (UNLIKELY(at_end_of_call != nullptr)) run_at_end_of_call();
     return result;
 }
 

@@ -1,0 +1,101 @@
+"""What smelt says unasked on a terminal: a line about graph breaks, once a process, and the progress of long compilations.
+
+It says nothing where stderr is no terminal, and with `SMELT_HINTS=0`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from smelt import _native, config
+
+LONG = 2.0  # seconds of a compilation after which its progress is shown
+_INTERVAL = 0.5  # seconds between two updates
+
+
+@dataclass
+class _Counts:
+    breaks: int = 0
+    fallbacks: int = 0
+    were_said: bool = False
+
+
+_counts = _Counts()
+_compiling = False
+
+
+def are_enabled() -> bool:
+    """Whether hints are shown."""
+    return config.HINTS and sys.stderr is not None and sys.stderr.isatty()
+
+
+def count(*, breaks: int = 0, fallbacks: int = 0) -> None:
+    """Count what a call's captures found; when the first call that has any ends, one line says how many."""
+    if _counts.were_said or not are_enabled():
+        return
+    _counts.breaks += breaks
+    _counts.fallbacks += fallbacks
+    _native.set_at_end_of_call(_say)
+
+
+def _say() -> None:
+    """Print the line, unless compiled functions that have not ended called the one that just did."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<smelt "):
+            return
+        frame = frame.f_back
+    _native.set_at_end_of_call(None)
+    _counts.were_said = True
+    numbers = ((_counts.breaks, "graph break"), (_counts.fallbacks, "fallback"))
+    found = ", ".join(f"{n} {what}{'s'[: n != 1]}" for n, what in numbers if n)
+    print(f"smelt: {found}; {_command()} says where and why (SMELT_HINTS=0 hides this line)", file=sys.stderr)
+
+
+def _command() -> str:
+    script = sys.argv[0] if sys.argv else ""
+    is_script = script.endswith(".py") and os.path.exists(script)
+    return f"`smelt explain {os.path.relpath(script)}`" if is_script else "smelt.explain(function)(...)"
+
+
+@contextmanager
+def progress(name: str) -> Iterator[None]:
+    """Show how long a compilation takes while it does, from `LONG` seconds on; of nested ones the outermost."""
+    global _compiling
+    if _compiling or not are_enabled():
+        yield
+        return
+    _compiling = True
+    done = _thread.allocate_lock()
+    done.acquire()
+    # Not a threading.Thread: those count where a capture asks whether other threads may have changed what it guards.
+    _thread.start_new_thread(_show, (name, done))
+    try:
+        yield
+    finally:
+        _compiling = False
+        done.release()
+
+
+def _show(name: str, done: _thread.LockType) -> None:
+    start = time.perf_counter()
+    text = ""
+    while not done.acquire(timeout=_INTERVAL if text else LONG):
+        text = f"smelt: compiling {name}, {time.perf_counter() - start:.0f} s"
+        _write(f"\r{text}")
+    if text:
+        _write(f"\r{' ' * len(text)}\r")
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass  # the terminal is gone
