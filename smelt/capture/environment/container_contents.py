@@ -21,6 +21,7 @@ from smelt.capture.base.value_kinds import (
     Container,
     dict_base,
     exception_fields,
+    is_identity,
     is_lookup_key,
     is_plain_key,
     items_of,
@@ -170,6 +171,8 @@ def _guarded_values(
     """The values that a dictionary held before the trace, each wrapped; the keys are guarded, in order."""
     for key, _ in before:
         _check_key(env, key)
+        if not is_identity(key):
+            wrap_values.wrap_key(env, key)
     env.facts.guard("keys", env.sources[id(container)], tuple(k for k, _ in before))
     return [wrap_item(env, container, k, v) for k, v in before]
 

@@ -180,10 +180,15 @@ def guard_elements(env: Environment, source: Source, elements: Sequence[object])
     for value in elements:
         if not is_plain_key(value):
             raise unsupported(f"an environment set holds a {type(value).__qualname__}", UNSUPPORTED_OBJECT)
-        if not is_constant(value):
-            env.facts.use_identity(value)
-            wrap(env, value, env.sources.const(value), decided=True)
+        wrap_key(env, value)
     env.facts.guard("keys", source, tuple(elements))
+
+
+def wrap_key(env: Environment, value: object) -> None:
+    """Wrap a key of a dictionary, or an element of a set, of the environment: a guard compares all of them by identity."""
+    if is_plain_key(value) and not is_constant(value):
+        env.facts.use_identity(value)
+        wrap(env, value, env.sources.const(value), decided=True)
 
 
 def _is_bound_on_access(value: BuiltinType) -> bool:
