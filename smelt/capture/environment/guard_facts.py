@@ -14,6 +14,7 @@ import operator
 import re
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -178,6 +179,7 @@ class GuardFacts:
             elif base is not None:
                 pending += base.__iter__(value)
             else:
+                self._check_reference(value)
                 self.compared.add(kind)
                 pending += (value.__self__,) if type(value) is MethodType else ()
 
@@ -206,8 +208,17 @@ class GuardFacts:
 
     def use_content(self, value: object) -> None:
         """Guard the contents of an immutable object of C, by its identity."""
+        self._check_reference(value)
         if type(value) in IMMUTABLE_HOLDERS:
             self.use_identity(value)
+
+    def _check_reference(self, value: object) -> None:
+        """Raise Unsupported for a weak reference of the environment that native code compares, hashes or shows: the result
+        depends on its referent, and on whether that is alive."""
+        if isinstance(value, weakref.ref) and id(value) in self._sources:
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, "an environment weak reference is read by native code")
+            )
 
     def use_digits(self, *values: object) -> None:
         """Guard the limit of digits in conversions of integers, if one of `values` may exceed it or is its error."""
