@@ -24,6 +24,8 @@ class Unsupported(SmeltError):
         super().__init__(str(reason))
         self.reason = reason
         self.breaks = True  # whether the graph may break here; if not, the whole call runs eagerly
+        # whether the code after a break begins with the same instruction, which can be captured there
+        self.continues = False
         # whether only this call cannot be captured: it initializes objects, which later calls find initialized
         self.initializes = False
         # Instructions begun in each frame of the VM, outermost first, when this was raised (capture.driver.attempts.Stop).
@@ -41,6 +43,11 @@ class RecordsWarnings(Unsupported):
 
 class SharesCounter(Unsupported):
     """A result shares the version counter of a tensor whose `data` was set. The graph breaks before that assignment."""
+
+
+class DropsObserved(Unsupported):
+    """The program takes an object with a finalizer from the environment, whose end it may observe at once. The graph breaks
+    there."""
 
 
 class CreatesSizes(Unsupported):

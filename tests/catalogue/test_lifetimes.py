@@ -8,11 +8,17 @@ import contextlib
 import copy
 import functools
 import itertools
+import json
 import sys
 import weakref
 
+import pytest
+import torch
+from torch import nn
+
 import smelt
-from tests.harness.catalogue import Changing, program, tensor
+from smelt.report import inspect
+from tests.harness.catalogue import Changing, compilation_of, program, tensor
 
 
 def calls(number=3):
@@ -834,3 +840,400 @@ def weak_references_in_variables_are_counted_behind_a_break():
         return x * 2, weakref.getweakrefcount(own)
 
     return fn, calls()
+
+
+# ------------------------------------------------------------------------- what the environment let go of in the call
+
+
+class Slots:
+    __slots__ = ("held",)
+
+
+def held_by_attribute():
+    holder = Thing()
+    holder.held = Thing()
+    return holder, holder.held
+
+
+def held_by_slot():
+    holder = Slots()
+    holder.held = Thing()
+    return holder, holder.held
+
+
+def held_by_list():
+    holder = [[Thing()], 1]
+    return holder, holder[0][0]
+
+
+def held_by_deque():
+    holder = collections.deque([Thing()])
+    return holder, holder[0]
+
+
+def held_by_dictionary():
+    holder = {"a": Thing()}
+    return holder, holder["a"]
+
+
+def held_as_key():
+    key = Thing()
+    return {key: 1}, key
+
+
+def held_by_set():
+    element = Thing()
+    return {element}, element
+
+
+def held_tensor():
+    holder = Thing()
+    holder.held = torch.ones(2)
+    return holder, holder.held
+
+
+def held_gradient():
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.sum().backward()
+    return leaf, leaf.grad
+
+
+def held_by_tensor():
+    holder = torch.ones(2)
+    holder.held = Thing()
+    return holder, holder.held
+
+
+def held_module():
+    holder = nn.Module()
+    holder.held = nn.Linear(2, 2)
+    return holder, holder.held
+
+
+def unset(holder):
+    holder.held = None
+
+
+def delete(holder):
+    del holder.held
+
+
+def clear_gradient(leaf):
+    leaf.grad = None
+
+
+def pop(holder):
+    holder.pop()
+
+
+def take_first(holder):
+    holder.popleft()
+
+
+def assign_item(holder):
+    holder[0] = None
+
+
+def delete_item(holder):
+    del holder[0]
+
+
+def clear(holder):
+    holder.clear()
+
+
+def replace(holder):
+    holder["a"] = 1
+
+
+def delete_keys(holder):
+    for key in list(holder):
+        del holder[key]
+
+
+_LET_GO = [
+    (held_by_attribute, unset), (held_by_attribute, delete), (held_by_slot, unset), (held_by_slot, delete),
+    (held_by_list, clear), (held_by_list, assign_item), (held_by_list, delete_item), (held_by_deque, take_first),
+    (held_by_deque, pop), (held_by_dictionary, replace), (held_by_dictionary, clear), (held_by_dictionary, delete_keys),
+    (held_as_key, clear), (held_as_key, delete_keys), (held_by_set, pop), (held_by_set, clear), (held_tensor, unset),
+    (held_gradient, clear_gradient), (held_by_tensor, unset), (held_by_tensor, delete), (held_module, unset), (held_module, delete),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("held", "let_go"), _LET_GO, ids=lambda fn: fn.__name__)
+def test_a_reference_of_the_environment_sees_that_what_held_its_target_let_go(held, let_go):
+    def fn(x, holder, reference):
+        before = reference() is None
+        let_go(holder)
+        return x + 1, before, reference() is None
+
+    compiled = smelt.compile(fn)
+    for _ in range(3):
+        holder, target = held()
+        reference = weakref.ref(target)
+        del target
+        _, before, gone = compiled(tensor(2), holder, reference)
+        assert (before, gone) == (False, True)
+
+
+def referenced(count=1):
+    """Holders of one thing each, and weak references to the things."""
+    holders = [held_by_attribute()[0] for _ in range(count)]
+    return holders, [weakref.ref(holder.held) for holder in holders]
+
+
+@program(graphs=2, breaks=["unsupported-call"] * 2)
+def references_are_called_as_holders_let_go():
+    def fn(x, holders, references):
+        gone = []
+        for holder, reference in zip(holders, references):
+            holder.held = None
+            x = x * 2
+            gone.append(reference() is None)
+        return x, gone
+
+    return fn, [(tensor(3), *referenced(3)) for _ in range(3)]
+
+
+@program(graphs=2, breaks=["unsupported-call"])
+def a_callee_lets_go_and_calls_the_reference():
+    def lets_go(x, holder, reference):
+        holder.held = None
+        y = x * 2
+        return y, reference() is None
+
+    def fn(x, holders, references):
+        y, gone = lets_go(x + 1, holders[0], references[0])
+        return y * 3, gone
+
+    return fn, [(tensor(3), *referenced()) for _ in range(3)]
+
+
+@program(graphs=2, breaks=["graph-break-requested"])
+def a_variable_still_holds_what_an_object_let_go_of():
+    def fn(x, holders, references):
+        thing = holders[0].held  # noqa: F841  # alive to the end of the function
+        holders[0].held = None
+        y = x * 2
+        before = references[0]() is None
+        smelt.graph_break()
+        return y + 1, before, references[0]() is None
+
+    return fn, [(tensor(3), *referenced()) for _ in range(3)]
+
+
+@program(graphs=2, breaks=["graph-break-requested", "unsupported-call"])
+def a_variable_that_came_over_a_break_lets_go():
+    def fn(x, holders, references):
+        thing = holders[0].held
+        holders[0].held = None
+        y = x * 2
+        smelt.graph_break()
+        named = type(thing).__name__
+        del thing
+        return y + 1, named, references[0]() is None
+
+    return fn, [(tensor(3), *referenced()) for _ in range(3)]
+
+
+@program(graphs=1, later=1)
+def a_parent_that_is_referenced_weakly_while_attributes_change():
+    class Child(nn.Module):
+        def __init__(self, parent):
+            super().__init__()
+            self.parent, self.calls, self.last = weakref.ref(parent), 0, None
+
+        def forward(self, x):
+            self.calls += 1
+            self.last = x * 2
+            return x * self.parent().scale
+
+    parent = Thing()
+    parent.scale = 3
+    child = Child(parent)
+    child.last = tensor(3)
+    return child, calls(), lambda: (parent, child.calls, child.last)
+
+
+@program(graphs=1, later=1, breaks=["unsupported-call"])
+def an_entry_is_not_for_calls_in_which_the_attribute_was_the_last_holder():
+    kept = []
+
+    def arguments(is_held):
+        holder, thing = Thing(), Thing()
+        holder.held = 3
+        kept.append(thing) if is_held else setattr(holder, "held", thing)
+        return tensor(3), holder, weakref.ref(thing)
+
+    def fn(x, holder, reference):
+        holder.held = None
+        return x * 2, reference() is None
+
+    return fn, [arguments(True), arguments(False), arguments(False)]
+
+
+class Equal:
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 5
+
+
+@program(graphs=1, breaks=["unsupported-object"] * 3)
+def references_of_the_environment_are_compared_and_hashed():
+    kept = []
+
+    def arguments(is_alive):
+        first, second = Equal(), Equal()
+        kept.extend([first, second] if is_alive else [second])
+        return tensor(3), weakref.ref(first), weakref.ref(second)
+
+    def fn(x, first, second):
+        return x * 2, first == second, first in [second], attempt(lambda: hash(first) == 5)
+
+    return fn, [arguments(True), arguments(False), arguments(True)]
+
+
+# ---------------------------------------------------------------------- finalizers of what the environment let go of
+
+
+class Ending:
+    def __init__(self, name, ended):
+        self.name, self.ended = name, ended
+
+    def __del__(self):
+        self.ended.append(self.name)
+
+
+def ending(count=1):
+    ended = []
+    return [Ending(i, ended) for i in range(count)], ended
+
+
+@program(graphs=2, breaks=["unsupported-effect"])
+def a_finalizer_runs_where_an_attribute_lets_go():
+    def fn(x, holder, ended):
+        holder.calls += 1
+        y = x * 2
+        holder.held = None
+        ended.append("after")
+        return y * len(ended), holder.calls
+
+    def arguments():
+        (held,), ended = ending()
+        holder = Thing()
+        holder.calls, holder.held = 0, [held]
+        return tensor(3), holder, ended
+
+    return fn, [arguments() for _ in range(3)]
+
+
+@program(graphs=3, breaks=["unsupported-effect", "unsupported-effect"])
+def finalizers_run_where_a_list_lets_go():
+    def fn(x, held, ended):
+        y = x * 2
+        held.pop()
+        ended.append("popped")
+        y = y + 1
+        held.clear()
+        ended.append("cleared")
+        return y * 3, list(ended)
+
+    return fn, [(tensor(3), *ending(3)) for _ in range(3)]
+
+
+@program(graphs=1)
+def what_is_moved_or_returned_is_not_dropped():
+    def fn(x, holder, held, ended):
+        first, second = held
+        holder.first, holder.second = second, None
+        held[0] = None
+        ended.append("after")
+        return x * 2, first
+
+    def arguments():
+        held, ended = ending(2)
+        holder = Thing()
+        holder.second = held[1]
+        return tensor(3), holder, held, ended
+
+    return fn, [arguments() for _ in range(3)]
+
+
+@program(graphs=1, breaks=["unsupported-effect"])
+def callbacks_of_weak_containers_run_where_an_object_lets_go():
+    def fn(x, holder, things, named):
+        y = x * 2
+        holder.held = None
+        return y, len(things), named.get("a") is None
+
+    def arguments():
+        holder, held = held_by_attribute()
+        named = weakref.WeakValueDictionary()
+        named["a"] = held
+        return tensor(3), holder, weakref.WeakSet([held]), named
+
+    return fn, [arguments() for _ in range(3)]
+
+
+def writing(path, y):
+    open(path, "a").write(f"{y.ndim} and {len(y)}\n")
+
+
+def writing_what_it_counts(path, y):
+    count = path.open("a").write("abc")
+    path.open("a").writelines([str(count), "d"])
+
+
+def printing(path, y):
+    print("abc", y.shape[0], file=open(path, "a"))
+
+
+def dumping(path, y):
+    json.dump({"a": 1}, open(path, mode="w"))
+
+
+def failing(path, y):
+    try:
+        open(path, "a").write(3)
+    except TypeError:
+        open(path, "a").write("failed")
+
+
+@pytest.mark.parametrize(
+    "write", [writing, writing_what_it_counts, printing, dumping, failing], ids=lambda fn: fn.__name__
+)
+def test_a_file_is_closed_behind_the_expression_that_opens_it(write, tmp_path):
+    def fn(x, path):
+        y = x * 2
+        write(path, y)
+        return (y + 1) * 2, path.stat().st_size
+
+    compiled, x = smelt.compile(fn), tensor(3)
+    for number in range(3):
+        want, got = fn(x, tmp_path / "eager"), compiled(x, tmp_path / "compiled")
+        assert torch.equal(want[0], got[0]) and want[1] == got[1]
+        first = inspect.graph_count(compiled) if number == 0 else first
+    assert (tmp_path / "eager").read_text() == (tmp_path / "compiled").read_text()
+    assert compilation_of(compiled, first).eager == ()
+    assert (first, inspect.graph_count(compiled)) == (2, 2)
+
+
+# ------------------------------------------------------------------------------------------ keys of the environment
+
+
+@program(graphs=1, later=2)
+def keys_of_a_dictionary_are_the_objects_of_the_environment():
+    def fn(x, found, things):
+        key = next(iter(found))
+        kept = {**found}
+        key.calls = 1
+        del found[key]
+        return x * 2, key is things[0], list(kept) == things, found.popitem()[0] is things[1], len(found)
+
+    def arguments():
+        things = [Thing(), Thing()]
+        return tensor(3), dict.fromkeys(things, 1), things
+
+    return fn, [arguments() for _ in range(3)]

@@ -22,6 +22,7 @@ import itertools
 import logging
 import operator
 import os
+import pathlib
 import re
 import sys
 import types
@@ -287,6 +288,8 @@ def is_never_interpreted(function: types.FunctionType) -> bool:
 # Calls that would change the process, or whose result may differ at the next call.
 _REFUSED_NAMES: tuple[tuple[ReasonKind, object, str, str], ...] = (
     (SIDE_EFFECT_IO, builtins, "", "input open"),
+    (SIDE_EFFECT_IO, pathlib, "", "Path.open"),
+    (SIDE_EFFECT_IO, os, "os.", "fdopen"),
     (UNSUPPORTED_CALL, builtins, "", "eval exec compile globals object.__reduce__ object.__reduce_ex__"),
     (DEBUGGER, builtins, "", "breakpoint"),
     # The codec registry is process-wide and may call Python functions.

@@ -20,6 +20,7 @@ from smelt.capture.graph_breaks.resume_argument_facts import ResumeFacts
 from smelt.capture.proxies.text_proxy import Unreadable
 from smelt.errors import (
     BackendError,
+    DropsObserved,
     NeedsFixedSize,
     RecordsWarnings,
     RefusedOperator,
@@ -76,6 +77,7 @@ class Attempt:
     `trusts_marks`: functions marked with `torch.compiler.allow_in_graph` run natively, as functions of their arguments.
     `records_warnings`: a `catch_warnings(record=True)` is captured; the graph does not break inside of it.
     `assigns_data`: assignments to the `data` of a tensor are captured.
+    `defers_drops`: changes of objects that hold some with finalizers are captured; the compiled frame makes them at its end.
     `may_break`: the graph may break before an instruction that cannot be captured.
     `stop`: the instruction before which it breaks.
     """
@@ -97,6 +99,7 @@ class Attempt:
     trusts_marks: bool = False
     records_warnings: bool = True
     assigns_data: bool = True
+    defers_drops: bool = True
     may_break: bool = True
     stop: Stop | None = None
 
@@ -323,6 +326,13 @@ def _break_before_assignment(start: Attempt, attempt: Attempt, failed: FailedAtt
     """The graph cannot return a view of a tensor whose `data` it set. Starts over: now it breaks before the assignment.
     Persists: the next capture would break there, too."""
     return replace(start, assigns_data=False) if attempt.assigns_data else None
+
+
+@_rule(DropsObserved)
+def _break_at_drops(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The program drops an object with a finalizer. Starts over: now the graph breaks at the instruction that does. Does not
+    persist: most changes of the same owners drop none."""
+    return replace(start, defers_drops=False) if attempt.defers_drops else None
 
 
 @_rule(Unsupported)

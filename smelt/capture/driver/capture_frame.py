@@ -27,9 +27,9 @@ from smelt.capture.emit.compiled_frame import collected, is_created
 from smelt.capture.environment import environment_mutations, wrap_values
 from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.python_random import Draw
-from smelt.capture.environment.side_effects import Effect
+from smelt.capture.environment.side_effects import DelItem, Effect, SetChange
 from smelt.capture.environment.symbolic_size_policy import Path, Range
-from smelt.capture.graph_breaks import graph_break
+from smelt.capture.graph_breaks import finalizers, graph_break
 from smelt.capture.graph_breaks.frame_exits import FrameExit, Return
 from smelt.capture.graph_breaks.graph_break import Break
 from smelt.capture.graph_breaks.resume_functions import OriginalCode
@@ -165,6 +165,7 @@ def _new_vm(attempt: Attempt) -> VM:
     vm.assumptions.trusts_marks = attempt.trusts_marks
     vm.assumptions.records_warnings = attempt.records_warnings
     vm.assumptions.assigns_data = attempt.assigns_data
+    vm.env.log.refuses = None if attempt.defers_drops else finalizers.has_finalizer
     vm.assumptions.may_break = attempt.may_break
     return vm
 
@@ -298,6 +299,8 @@ def _capture(
             function_transforms.restore(vm.contexts.transforms)
         tensor_state.replay_versions(vm)
         effects = (*env.log.effects(), *settings)
+        kept = [e for e in effects if not isinstance(e, (DelItem, SetChange))]
+        finalizers.check_overwritten(vm, _live_values(frame_exit, kept))
         custom_functions.record_backward(vm, _live_values(frame_exit, effects))
         environment_mutations.guard_distinct(env)
         _guard_distinct_tensors(vm)
@@ -407,7 +410,8 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
     for frame in frames:
         frame.pc -= 1
         cells.register_cells(vm, frame)
-    planned = graph_break.plan(OriginalCode(vm.decode), vm.decode, frames, stop.reason)
+    originals = OriginalCode(vm.decode, finalizers.referenced_by_weakref(vm))
+    planned = graph_break.plan(originals, vm.decode, frames, stop.error)
     _check_references(vm, planned)
     return planned
 

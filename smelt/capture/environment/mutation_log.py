@@ -11,9 +11,11 @@ themselves. `roll_back` restores both on every path out of capture. Neither hold
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
+
+import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import unsupported
@@ -22,7 +24,9 @@ from smelt.capture.base.value_kinds import (
     MISSING,
     CellType,
     Container,
+    cell_value,
     instance_dict,
+    is_constant,
     is_lookup_key,
     is_same_key,
     is_special_name,
@@ -44,7 +48,8 @@ from smelt.capture.environment.side_effects import (
     SetChange,
     SetItem,
 )
-from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.errors import DropsObserved
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 
 @dataclass
@@ -66,6 +71,19 @@ class Deletion:
     kind: str  # "attribute" (in the owner's dictionary), "slot", or "key" of a dictionary
     name: object
     existed: bool  # before the trace
+
+
+@dataclass(frozen=True)
+class Overwritten:
+    """A place of the environment that the trace stored to or deleted: what it held before and holds now (MISSING: nothing).
+    `kind` and `name` are those of a `Deletion`. Other kinds: "member" for what torch's C++ code has in a tensor, "element"
+    for a key itself or an element of a set, and "" for a place that no single guard can read."""
+
+    owner: object
+    kind: str
+    name: object
+    before: object
+    now: object
 
 
 def slot_names(cls: type) -> Iterator[str]:
@@ -106,6 +124,8 @@ class MutationLog:
         self.deferred_calls: list[Call] = []  # in program order
         self.draws: list[Draw] = []  # in program order
         self.refusal = ""  # why nothing may change
+        # whether what held this value may not change
+        self.refuses: Callable[[object], bool] | None = None
 
     def __contains__(self, obj: object) -> bool:
         return id(obj) in self._snapshots or id(obj) in self._advanced
@@ -127,13 +147,19 @@ class MutationLog:
         if self.refusal:
             raise unsupported(self.refusal, UNSUPPORTED_EFFECT)
 
+    def check_held(self, values: Iterable[object]) -> None:
+        """Raise Unsupported where the program may drop one of `values`, whose end it may observe."""
+        dropped = next(filter(self.refuses, values), None) if self.refuses else None
+        if dropped is not None:
+            raise DropsObserved(Reason(UNSUPPORTED_EFFECT, f"a {type(dropped).__qualname__} is dropped"))
+
     def touch(self, obj: object) -> bool:
         """Take the snapshot of `obj`, which the overlay replaces from now on; False if there is one already."""
         self._check_allowed()
         if id(obj) in self._snapshots:
             return False
         attributes = instance_dict(obj)
-        self._snapshots[id(obj)] = _Snapshot(
+        snapshot = self._snapshots[id(obj)] = _Snapshot(
             obj,
             type(obj),
             attributes,
@@ -141,6 +167,7 @@ class MutationLog:
             {n: self._overlay.slot(obj, n) for n in slot_names(type(obj))},
             items_of(self._overlay.copy(obj)) if isinstance(obj, CONTAINER_BASES) else None,
         )
+        self.check_held(snapshot.contents or ())
         return True
 
     def record_set_change(self, obj: set[object], method: str, args: tuple[object, ...]) -> None:
@@ -200,12 +227,14 @@ class MutationLog:
     def set_name(self, owner: dict[str, object] | type, name: str, value: object) -> None:
         """Set one name of a class or of a module's globals, whose others other threads may change; MISSING deletes it."""
         self._check_allowed()
+        self.check_held((self._overlay.name(owner, name),))
         self._named.setdefault((id(owner), name), (owner, self._overlay.name(owner, name)))
         self._overlay.set_name(owner, name, value)
 
     def set_cell(self, cell: CellType, value: object) -> None:
         """Set the contents of a cell of the environment; MISSING empties it."""
         self._check_allowed()
+        self.check_held((self._overlay.cell(cell),))
         self._cells[id(cell)] = cell
         self._overlay.set_cell(cell, value)
 
@@ -349,6 +378,39 @@ class MutationLog:
                 kind = "attribute" if isinstance(owner, type) else "key"
                 yield Deletion(owner, kind, name, old is not MISSING)
 
+    def overwritten(self) -> Iterator[Overwritten]:
+        """The places that the trace stored to or deleted: what they held may have lost its last reference."""
+        dicts = {id(s.instance_dict) for s in self._snapshots.values()}
+        for key, snapshot in self._snapshots.items():
+            if key not in dicts:
+                yield from self._overwritten_in(snapshot)
+        for (_, name), (owner, old) in self._named.items():
+            yield Overwritten(owner, "", name, old, self._overlay.name(owner, name))
+        for cell in self._cells.values():
+            yield Overwritten(cell, "", "cell_contents", cell_value(cell), self._overlay.cell(cell))
+        for effect in self._tensors.values():
+            kind = "member" if hasattr(torch.Tensor, effect.name) else ""
+            yield Overwritten(effect.target, kind, effect.name, MISSING, effect.value)
+        for advance in self._advances:  # an iterator drops its container at the end
+            yield Overwritten(advance.target, "", "", MISSING, MISSING)
+
+    def _overwritten_in(self, snapshot: _Snapshot) -> Iterator[Overwritten]:
+        obj, attributes = snapshot.obj, snapshot.instance_dict
+        stored = self._stored.get(id(obj), set())
+        if attributes is not None and snapshot.attributes is not None:
+            names, own = self._stored.get(id(attributes), set()), self._overlay.now(attributes)
+            yield from _overwritten(obj, "attribute", snapshot.attributes.items(), own.items(), names)
+        slots = {n: self._overlay.slot(obj, n) for n in snapshot.slots}
+        yield from _overwritten(obj, "slot", snapshot.slots.items(), slots.items(), stored & slots.keys())
+        if snapshot.contents is None:
+            return
+        before, now = snapshot.contents, items_of(self._overlay.now(obj))
+        if isinstance(obj, dict):
+            yield from _overwritten(obj, "key", before, now, stored)
+        elif stored or not _same(before, now[: len(before)]):
+            kept, kind = {id(v) for v in now}, "element" if isinstance(obj, set) else ""
+            yield from (Overwritten(obj, kind, "", v, MISSING) for v in before if id(v) not in kept)
+
     def roll_back(self) -> None:
         """Restore what capture changed in the objects themselves. Runs no user code."""
         for snapshot in reversed(self._snapshots.values()):
@@ -372,6 +434,25 @@ def _restore(snapshot: _Snapshot) -> None:
         if attributes is not None and not _same_pairs(list(attributes.items()), list(before.items())):
             attributes.clear()
             attributes.update(before)
+
+
+def _overwritten(
+    obj: object,
+    kind: str,
+    before: Iterable[tuple[object, object]],
+    now: Iterable[tuple[object, object]],
+    stored: set[object],
+) -> Iterator[Overwritten]:
+    held, holds = {id(k): (k, v) for k, v in before}, {id(k): (k, v) for k, v in now}
+    for key, (name, old) in held.items():
+        _, new = holds.get(key, (name, MISSING))
+        if new is not old or (is_lookup_key(name) and name in stored):
+            yield Overwritten(obj, kind, name, old, new)
+            if new is MISSING and not is_constant(name):
+                yield Overwritten(obj, "element", name, name, MISSING)
+    for key in holds.keys() - held.keys():
+        name, new = holds[key]
+        yield Overwritten(obj, kind, name, MISSING, new)
 
 
 def _differences(

@@ -2,7 +2,8 @@
 
 `graph_break.py` plans a break from the frames of the VM; `frame_exits.py` has the other exit, a return.
 `break_instructions.py` and `await_breaks.py` have the Python source of each instruction that can run eagerly,
-`uncaptured_loops.py` that of a loop, `callback_functions.py` that of C calls with Python callbacks.
+`uncaptured_loops.py` that of a loop, `callback_functions.py` that of C calls with Python callbacks, `temporaries.py` that of
+an expression that drops what the instruction returns.
 
 `resume_points.py` describes where a frame resumes: `live_locals.py` and `finalizers.py` select the locals that it needs,
 `suspended_frames.py` the stack of a frame that waits for a callee. `resume_bytecode.py` and `resume_functions.py` build a

@@ -210,7 +210,7 @@ def _load_special(frame: Frame, arg: str) -> BreakInstruction:
 def _import_name(frame: Frame, arg: str) -> BreakInstruction:
     level, names = frame.stack[-2:]
     text = f"__import__({arg!r}, {{}}, None, {{}}, {{}})"
-    return _expression(frame, text, (frame.globals, names, level), 2, "module")
+    return _expression(frame, text, (Constant(frame.globals, "scope"), names, level), 2, "module")
 
 
 # --------------------------------------------------------------------------------------------------- operators
@@ -311,7 +311,9 @@ def _load_global(frame: Frame, arg: tuple[str, bool]) -> BreakInstruction:
     result = Placeholder(name)
     pushed = unbound_callable(result) if push_null else (result,)
     return BreakInstruction(
-        (result, frame.globals), _next(frame, 0, *pushed), f"{{}} = read_global({{}}, {name!r})"
+        (result, Constant(frame.globals, "scope")),
+        _next(frame, 0, *pushed),
+        f"{{}} = read_global({{}}, {name!r})",
     )
 
 
@@ -387,10 +389,22 @@ def _map_add(frame: Frame, arg: int) -> BreakInstruction:
     return _statement(frame, "{}[{}] = {}", (frame.stack[-2 - arg], key, value), 2)
 
 
-@break_instruction("BUILD_SET")
-def _build_set(frame: Frame, arg: int) -> BreakInstruction:
-    items = frame.stack[len(frame.stack) - arg :]
-    return _expression(frame, "{{" + ", ".join(["{}"] * arg) + "}}", items, arg)
+def _display(opening: str, closing: str) -> BreakRule:
+    """The rule of an instruction that builds a container of the topmost values."""
+
+    def rule(frame: Frame, arg: int) -> BreakInstruction:
+        items = frame.stack[len(frame.stack) - arg :]
+        return _expression(frame, opening + ", ".join(["{}"] * arg) + closing, items, arg)
+
+    return rule
+
+
+BREAK_INSTRUCTIONS.update(
+    BUILD_SET=_display("{{", "}}"),
+    BUILD_LIST=_display("[", "]"),
+    BUILD_TUPLE=_display("(*[", "],)"),
+    BUILD_STRING=_display("''.join([", "])"),
+)
 
 
 @break_instruction("BUILD_MAP")

@@ -24,7 +24,8 @@ from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, instance_d
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator
 from smelt.capture.graph_breaks.reachable_objects import reachable
 from smelt.capture.vm.vm import VM
-from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.errors import DropsObserved
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 _MAX_CHILDREN = 500  # of one object
 # Objects that something else holds, or whose deletion has no visible effect.
@@ -79,6 +80,28 @@ def check_dropped_argument(vm: VM, frame: Frame, value: object, holder: object =
     ):
         return
     _refuse_drop(value)
+
+
+def check_overwritten(vm: VM, roots: Iterable[object]) -> None:
+    """Raise Unsupported if the trace took an object with a finalizer from where the environment held it, unless `roots`, the
+    values that leave the capture, hold it: the compiled frame would drop it at its end."""
+    changed = (
+        p.before for p in vm.env.log.overwritten() if p.before is not p.now and p.before is not MISSING
+    )
+    taken = [value for value in changed if has_finalizer(value)]
+    if not taken:
+        return
+    left = {id(x) for x in reachable(roots, lambda x: () if id(x) in vm.env.sources else _children(x))}
+    for value in taken:
+        if id(value) not in left:
+            raise DropsObserved(Reason(UNSUPPORTED_EFFECT, f"a {type(value).__qualname__} is dropped"))
+
+
+def referenced_by_weakref(vm: VM) -> frozenset[int]:
+    """The ids of objects with weak references that the trace may have taken from where the environment held them: variables
+    hold them from now on."""
+    taken = (p.before for p in vm.env.log.overwritten())
+    return frozenset(id(x) for x in reachable(taken, _children) if weakref.getweakrefcount(x))
 
 
 def _refuse_drop(value: object) -> NoReturn:

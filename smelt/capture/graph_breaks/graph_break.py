@@ -13,9 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.vm_frames import Frame, LastInstruction, ResultHandler, is_smelt_scope
-from smelt.capture.graph_breaks.break_instructions import BREAK_INSTRUCTIONS, BreakInstruction, Constant
+from smelt.capture.graph_breaks.break_instructions import (
+    BREAK_INSTRUCTIONS,
+    BreakInstruction,
+    Constant,
+    Successor,
+)
 from smelt.capture.graph_breaks.callback_functions import (
     COMPILED_CALLBACK,
     instruction_with_compiled_callbacks,
@@ -37,9 +43,10 @@ from smelt.capture.graph_breaks.resume_points import (
     SuspendedFrame,
 )
 from smelt.capture.graph_breaks.suspended_frames import state_after_call
+from smelt.capture.graph_breaks.temporaries import opens, with_temporaries
 from smelt.capture.graph_breaks.uncaptured_loops import LOOP_JUMPS, uncaptured_loop
-from smelt.errors import Unsupported
-from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OPCODE, Reason
+from smelt.errors import DropsObserved, Unsupported
+from smelt.reasons import LONG_COMPUTATION, SIDE_EFFECT_IO, UNSUPPORTED_EFFECT, UNSUPPORTED_OPCODE, Reason
 
 
 class Writer(Protocol):
@@ -200,41 +207,48 @@ def _with_result(frame: SuspendedFrame, value: object) -> SuspendedFrame:
     return SuspendedFrame(replace(continuation, values=values), None)
 
 
-def _instruction(frame: Frame, reason: Reason, depth: int) -> BreakInstruction:
-    """The break instruction at which `frame` stands, `depth` frames deep."""
+def _instruction(frame: Frame, error: Unsupported, depth: int) -> BreakInstruction:
+    """The break instruction at which `frame` stands, `depth` frames deep; an empty one if the code continues there."""
+    if error.continues and len(error.path) == depth:
+        return BreakInstruction((), (Successor(frame.pc, list(frame.stack)),))
     name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
     if name not in BREAK_INSTRUCTIONS:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"a graph break at {name}"))
-    if len(reason.stack) > depth and has_tensors(frame.stack):  # its callee cannot be captured
+    if len(error.reason.stack) > depth and has_tensors(frame.stack):  # its callee cannot be captured
         instruction = instruction_with_compiled_callbacks(frame)
         if instruction is not None:
             return instruction
-    return BREAK_INSTRUCTIONS[name](frame, arg)
+    instruction = BREAK_INSTRUCTIONS[name](frame, arg)
+    ends = isinstance(error, DropsObserved) or (error.reason.kind is SIDE_EFFECT_IO and opens(instruction))
+    return with_temporaries(frame, instruction) if ends else instruction
 
 
 def plan(
-    originals: OriginalCode, decode: Callable[[types.CodeType], Code], frames: Sequence[Frame], reason: Reason
+    originals: OriginalCode,
+    decode: Callable[[types.CodeType], Code],
+    frames: Sequence[Frame],
+    error: Unsupported,
 ) -> Break:
-    """The break before the instruction at which the innermost of `frames` (outermost first) stands.
+    """The break, because of `error`, before the instruction at which the innermost of `frames` (outermost first) stands.
 
     Raises Unsupported for an instruction without a row in `BREAK_INSTRUCTIONS`.
     """
-    innermost = frames[-1]
+    innermost, reason = frames[-1], error.reason
     loops = reason.kind is LONG_COMPUTATION and innermost.code.names[innermost.pc] in LOOP_JUMPS
     instruction = (
         uncaptured_loop(originals, decode, innermost)
         if loops
-        else _instruction(innermost, reason, len(frames))
+        else _instruction(innermost, error, len(frames))
     )
     callers = _suspended_callers(originals, frames)
     normal = [
         frame_continuation(originals, s.frame or innermost, s.at, s.stack) for s in instruction.successors
     ]
     successors = tuple((SuspendedFrame(continuation, None), *callers) for continuation in normal)
-    error = Placeholder("error")
+    raised = Placeholder("error")
     # the loop's function has this frame's exception handlers
-    handler = None if loops else _to_handler(originals, innermost, error)
-    own = SuspendedFrame(normal[0], None, handler, error)
+    handler = None if loops else _to_handler(originals, innermost, raised)
+    own = SuspendedFrame(normal[0], None, handler, raised)
     if any(frame.handled is not None for frame in frames[:-1]):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break in what an exception handler calls"))
     user_frames = [*_user_frames(originals, frames)]

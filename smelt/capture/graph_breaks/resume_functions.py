@@ -37,10 +37,12 @@ BUILTINS[_native.release_arguments] = lambda vm, args, kwargs: None
 
 
 class OriginalCode:
-    """The user's code objects, decoded, with the liveness of their slots."""
+    """The user's code objects, decoded, with the liveness of their slots. `kept`: the ids of objects that variables
+    hold even where they are dead."""
 
-    def __init__(self, decode: Callable[[types.CodeType], Code]) -> None:
+    def __init__(self, decode: Callable[[types.CodeType], Code], kept: frozenset[int] = frozenset()) -> None:
         self._decode = decode
+        self.kept = kept
 
     def of(self, frame: Frame) -> tuple[types.CodeType, Code]:
         """The user's code object of `frame` and its decoded form: for a resume function those of the original."""
@@ -71,7 +73,7 @@ def frame_continuation(
     live = originals.live(user_code, code)[at]
     for slot in range(code.nlocals):
         value = frame.locals[frame.slots[slot]]
-        if not (all_locals or slot in live or has_finalizer(value)):
+        if not (all_locals or slot in live or id(value) in originals.kept or has_finalizer(value)):
             continue
         if value is not NULL and not (code.local_names[slot] == "__class__" and slot in _free(code)):
             slots.append(slot)

@@ -2,7 +2,8 @@
 
 Objects that the program creates and drops are dropped during capture too, except tensors and others that `Sources` or the
 trace retains; a frame that an exception left holds its variables as long as a traceback holds the frame. Environment objects
-live until the end of the call. The call runs eagerly if the program could observe either difference.
+live until the compiled frame replays what changed. Where the program could observe that, the graph breaks, so that the frame
+replays it before, or the call runs eagerly.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import FUNCTIONS, Args, Handler, Kwargs, builtin, unsupported
 from smelt.capture.base.value_kinds import (
     CONTAINER_BASES,
+    LEAF_TYPES,
+    MISSING,
     CellType,
     FunctionType,
-    cell_value,
     is_constant,
     is_identity,
+    is_lookup_key,
     items_of,
 )
 from smelt.capture.base.vm_frames import WeakCallback
 from smelt.capture.environment import wrap_values
+from smelt.capture.environment.mutation_log import Overwritten
 from smelt.capture.graph_breaks.continuation_stack import is_continuation_stack
 from smelt.capture.reconstruction.frame_globals import provide
 from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
@@ -36,6 +40,7 @@ from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.guards.object_lifetimes import lifetimes_of
+from smelt.guards.source import SourceKind
 
 
 def _eager_fallback(detail: str) -> Unsupported:
@@ -150,6 +155,10 @@ def _dereference(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwa
         return reference(*args, **kwargs)
     found = reference()
     if id(reference) in sources:
+        if found is not None and not _is_held(vm, found) and not _is_held_elsewhere(vm, found):
+            error = unsupported("a weak reference to an object of which the call changed a holder")
+            error.continues = True
+            raise error
         return wrap_values.wrap(vm.env, found, sources[id(reference)].child("call", None))
     if found is not None and id(found) in sources and not _is_held(vm, found):
         raise _eager_fallback("a weak reference to an object of the environment that may be dead")
@@ -166,12 +175,59 @@ def _is_held(vm: VM, x: object) -> bool:
     if any(value is x for value in _variables(vm)):
         return True
     env = vm.env
-    source = lifetimes_of(env.facts.guards).sources.get(id(x)) or env.sources[id(x)]
-    if source.base is None or env.log.changes_cells:
-        return source.kind == "const"
+    source = lifetimes_of(env.facts.guards).sources.get(id(x)) or env.sources.get(id(x))
+    if source is None or source.base is None or env.log.changes_cells:
+        return source is not None and source.kind == "const" and (is_identity(x) or type(x) is dict)
     owner = env.sources.object_at(source.base)
+    if isinstance(owner, weakref.ref):
+        return False
     changed = owner is None or owner in env.log or env.log.has_written_any_name(owner)
     return not changed and _is_held(vm, owner)
+
+
+def _is_held_elsewhere(vm: VM, x: object) -> bool:
+    """Whether `x`, which the environment held before the call, cannot have lost its last reference in any call that the
+    guards accept: neither where the trace stored or deleted something, nor as an argument of a resume function, whose caller
+    still holds it."""
+    root = vm.frames.root
+    if root is not None and root.code.original is not None:
+        held = {id(v) for v in _variables(vm)}
+        arguments = (v for v in vm.env.wrapped.objects.values() if vm.env.sources[id(v)].kind == "arg")
+        if any(id(v) not in held for v in arguments):
+            return False
+    return all(_guard_no_holder(vm, item, x) for item in vm.env.log.overwritten())
+
+
+def _guard_no_holder(vm: VM, item: Overwritten, x: object) -> bool:
+    """Guard that nothing was there before the call, or a leaf or tensor, which cannot hold `x`; False if no guard can.
+    Raises Unsupported for a key or an element of a set: guards hold those."""
+    if item.kind == "element":
+        if is_constant(item.before):
+            return True
+        raise _eager_fallback("a weak reference to an object of which the call changed a dictionary or set")
+    if item.kind == "member":  # tensors and flags
+        return not isinstance(x, torch.Tensor)
+    source, guard = vm.env.sources.get(id(item.owner)), vm.env.facts.guard
+    if source is None or item.kind not in _KINDS or not is_lookup_key(item.name):
+        return False
+    kind, absence = _KINDS[item.kind]
+    if item.before is MISSING:
+        absent = item.name if absence == "not_in_dict" else (item.name, False)
+        guard(absence, source, absent, key=item.name)
+        return True
+    tensors = () if isinstance(x, torch.Tensor) else (torch.Tensor, torch.nn.Parameter)
+    if type(item.before) not in (*LEAF_TYPES, *tensors):
+        return False
+    guard("type", source.child(kind, item.name), type(item.before))
+    return True
+
+
+# The kind of source of what was overwritten, and the guard that nothing was there.
+_KINDS: dict[str, tuple[SourceKind, str]] = {
+    "attribute": ("attr", "not_in_dict"),
+    "slot": ("member", "slot"),
+    "key": ("item", "contains"),
+}
 
 
 def _variables(vm: VM) -> Iterator[object]:
@@ -181,5 +237,5 @@ def _variables(vm: VM) -> Iterator[object]:
         for value in () if is_continuation_stack(frame.function) else (*frame.locals, *frame.stack):
             yield value
             if type(value) is CellType:
-                yield cell_value(value)
+                yield vm.env.overlay.cell(value)
         frame = frame.parent
