@@ -36,9 +36,12 @@ import typing
 import uuid
 
 import numpy
+import pytest
 import torch
 from torch import nn
 
+import smelt
+from smelt.errors import SmeltError
 from tests.harness.catalogue import DEVICE, Changing, program, tensor
 
 # ------------------------------------------------------------------------------------------------------- functools
@@ -1214,3 +1217,81 @@ def contextlib_helpers():
         return y
 
     return fn, [(tensor(3),)] * 3, log
+
+
+# ------------------------------------------------------------------------------- cached functions of tensors in one graph
+
+
+@program(graphs=1, fullgraph=True)
+def a_cached_function_of_computed_tensors():
+    drawn = []
+
+    @functools.lru_cache
+    def scaled(x, by=2, *, shift=0):
+        drawn.append(by)
+        return x * by + shift
+
+    def fn(x):
+        x = x + 1
+        first = scaled(x)
+        first.add_(1)
+        again = scaled(x)
+        others = scaled(x, 2), scaled(x, by=2), scaled(x, shift=1), scaled(x, shift=True)
+        same = [again is first, others[0] is first, others[2] is others[3]]
+        return again, others, same
+
+    return fn, [(tensor(3),) for _ in range(3)]
+
+
+@program(graphs=1, fullgraph=True)
+def a_cached_function_forgets_the_oldest_call():
+    @functools.lru_cache(maxsize=1)
+    def noise(x):
+        return torch.rand_like(x)
+
+    def fn(x):
+        x, y = x + 1, x + 2
+        first = noise(x)
+        same = noise(x) is first
+        noise(y)
+        return first, same, noise(x) is first
+
+    return fn, [(tensor(3),) for _ in range(3)]
+
+
+@program(graphs=1, later=1, fullgraph=True)
+def cached_calls_with_inputs_that_become_one_tensor():
+    @functools.cache
+    def both(x, y):
+        return {"sum": x + y, "parts": [x, y]}
+
+    def fn(x, y):
+        return both(x, y) is both(y, x), both(x, y)["sum"], both(x, y)["parts"][1] * 2
+
+    same = tensor(3)
+    return fn, [(tensor(3), tensor(3)), (same, same), (tensor(3), tensor(3))]
+
+
+@pytest.mark.parametrize("effect", ["result", "argument", "list", "random", "append"])
+def test_a_cached_function_whose_entries_of_other_calls_differ_is_refused(effect):
+    calls = []
+
+    @functools.lru_cache
+    def cached(x):
+        if effect == "append":
+            calls.append(1)
+        return [x * 2 + (torch.rand(3) if effect == "random" else 1)]
+
+    @smelt.compile(fullgraph=True)
+    def fn(x):
+        (found,) = held = cached(x)
+        if effect == "result":
+            found.add_(1)
+        if effect == "argument":
+            x.add_(1)
+        if effect == "list":
+            held.append(3)
+        return found + 1
+
+    with pytest.raises(SmeltError, match="which is cached"):
+        fn(tensor(3))

@@ -37,6 +37,7 @@ from smelt.capture.interpreter.interpreter import Interpreter, Stopped
 from smelt.capture.proxies.text_proxy import Unreadable
 from smelt.capture.reconstruction.reconstruction_order import collect_fakes, find_reachable
 from smelt.capture.semantics import cells
+from smelt.capture.semantics.calls import lru_caches
 from smelt.capture.semantics.values import context_managers
 from smelt.capture.stdlib import weak_references
 from smelt.capture.stdlib.output import warnings_calls
@@ -456,6 +457,7 @@ def _check_exit(vm: VM, frame_exit: FrameExit) -> None:
     if vm.contexts.entered and isinstance(frame_exit, Return):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a context manager is entered and not left"))
     weak_references.check_callbacks(vm)
+    lru_caches.check_repeatable(vm)
     if vm.contexts.tokens:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a ContextVar is set"))
     if vm.assumptions.choosing:

@@ -26,6 +26,7 @@ from smelt.capture.base.vm_frames import (
 )
 from smelt.capture.environment.side_effects import Call
 from smelt.capture.vm.native_reachability import NativeReachability
+from smelt.graph.ir import Node
 from smelt.graph.torch_settings import TorchSettings
 from smelt.shapes.expr import Sym
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -241,6 +242,10 @@ class Assumptions:
 class HeldByGraph:
     """The user's objects that autograd and the graph hold."""
 
+    # by id of a cached function: the keys of its calls, their results, the number of aten nodes then, and the last one
+    memos: dict[int, list[tuple[list[object], object, int, Node | None]]] = field(default_factory=dict)
+    # the calls of cached functions that other calls may repeat: names, tensors of the keys, states of the results
+    cached: list[tuple[str, list[FakeTensor], list[tuple[object, object]]]] = field(default_factory=list)
     # tensors with a registered hook, and their `grad_fn` at that time
     hooked: list[tuple[FakeTensor, object]] = field(default_factory=list)
     # tensors that the program created and whose `grad` it set
