@@ -1220,6 +1220,20 @@ def test_a_file_is_closed_behind_the_expression_that_opens_it(write, tmp_path):
     assert (first, inspect.graph_count(compiled)) == (2, 2)
 
 
+@program(graphs=3, breaks=["unsupported-call"] * 2 + ["unsupported-object"])
+def objects_of_the_environment_are_added_to_its_weak_containers():
+    things, seen, named = [Thing(), Thing()], weakref.WeakKeyDictionary(), weakref.WeakValueDictionary()
+
+    def fn(x):
+        y = x * 2
+        seen[things[0]] = 3
+        y = y + seen.get(things[0])
+        named["a"] = things[1]
+        return y * 2, len(seen), len(named)
+
+    return fn, calls()
+
+
 # ------------------------------------------------------------------------------------------ keys of the environment
 
 

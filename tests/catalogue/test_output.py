@@ -11,10 +11,13 @@ import logging
 import sys
 import warnings
 
+import pytest
 import torch
 from torch import nn
 
-from tests.harness.catalogue import call, program, tensor
+import smelt
+from smelt.report import inspect
+from tests.harness.catalogue import call, compilation_of, program, tensor
 
 FORMAT = "%(levelname)s %(filename)s:%(lineno)d %(funcName)s: %(message)s"
 
@@ -844,3 +847,45 @@ def a_break_between_filters():
             return x * 2
 
     return fn, [(torch.ones(3),)] * 3, ignored
+
+
+# ------------------------------------------------------------------------------------------------------ progress bars
+
+
+def over_a_bar(tqdm, x):
+    for i in tqdm.tqdm(range(3), desc="bar"):
+        x = x * 2 + i
+    return x + 1
+
+
+def over_a_bar_in_a_variable(tqdm, x):
+    bar = tqdm.trange(3)
+    for i in bar:
+        x = x * 2 + i
+        bar.set_description(f"step {i}")
+    return x + 1
+
+
+def updates_a_bar(tqdm, x):
+    with tqdm.tqdm(total=3) as bar:
+        for i in range(3):
+            x = x * 2 + i
+            bar.update(1)
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "loop", [over_a_bar, over_a_bar_in_a_variable, updates_a_bar], ids=lambda fn: fn.__name__
+)
+def test_loops_with_progress_bars_are_compiled_between_the_breaks(loop):
+    tqdm = pytest.importorskip("tqdm")
+
+    def fn(x):
+        return loop(tqdm, x * 2)
+
+    compiled, x = smelt.compile(fn), tensor(3)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), fn(x))
+        first = inspect.graph_count(compiled)
+    found = compilation_of(compiled, first)
+    assert found.eager == () and found.graphs > 1

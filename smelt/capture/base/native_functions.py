@@ -357,6 +357,15 @@ REFUSED_BY_NAME: dict[tuple[str, str], tuple[ReasonKind, str]] = {
     for module, (prefix, names) in _OF_TRAINER.items()
     for name in names.split()
 }
+# Progress bars write, and read the clock.
+_OF_PROGRESS_BARS = (
+    "__iter__ __enter__ __exit__ update close refresh set_description set_description_str set_postfix set_postfix_str write "
+    "reset clear display"
+)
+REFUSED_BY_NAME |= {
+    ("tqdm.std", f"tqdm.{name}"): (SIDE_EFFECT_IO, f"tqdm.{name}") for name in _OF_PROGRESS_BARS.split()
+}
+REFUSED_BY_NAME |= {(module, "trange"): (SIDE_EFFECT_IO, "trange") for module in ("tqdm.std", "tqdm.auto")}
 for _found, _what in (  # since torch 2.14
     (getattr(torch.autograd.graph, "node_creation_hook", None), "hooks of nodes"),
     (

@@ -19,15 +19,16 @@ from smelt.errors import Unsupported
 _IGNORED = frozenset(("NOP", "CACHE", "PRECALL", "RESUME", "NOT_TAKEN"))
 _READS = frozenset(("LOAD_ATTR", "LOAD_METHOD"))  # the result may hold the object
 _STEPS = _READS | frozenset((
-    "LOAD_GLOBAL", "CALL", "CALL_KW", "BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "CONTAINS_OP", "CONVERT_VALUE",
+    "LOAD_GLOBAL", "GET_ITER", "CALL", "CALL_KW", "BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "CONTAINS_OP", "CONVERT_VALUE",
     "FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING", "BUILD_LIST", "BUILD_TUPLE", "BUILD_MAP",
 ))  # fmt: skip
 
 
 def opens(instruction: BreakInstruction) -> bool:
-    """Whether `instruction` opens a file."""
-    names = [getattr(x, "__name__", None) for x in instruction.operands[:2]]  # of the result and the function
-    return not _OPENERS.isdisjoint(names)
+    """Whether `instruction` opens a file, or a progress bar, which its iterator holds."""
+    called = instruction.operands[:2]  # the result and the function
+    is_bar = any(str(getattr(x, "__module__", None)).startswith("tqdm.") for x in called)
+    return is_bar or not _OPENERS.isdisjoint(getattr(x, "__name__", None) for x in called)
 
 
 _OPENERS = frozenset(("open", "fdopen"))

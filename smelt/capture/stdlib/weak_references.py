@@ -84,10 +84,13 @@ def _insertion_handler(fn: FunctionType) -> Handler:
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         values = [x for value in args[1:] for x in (value, *_contents(value))]
-        if any(_may_die(vm, x) for x in values):
-            raise _eager_fallback(f"{fn.__qualname__} of an object of the environment")
         if any(_is_created_tensor(vm, x) for x in values):
             raise _eager_fallback(f"{fn.__qualname__} of a tensor created in the call")
+        mortal = [x for x in values if _may_die(vm, x)]
+        if mortal:
+            detail = f"{fn.__qualname__} of an object of the environment"
+            in_environment = id(args[0]) in vm.env.sources and all(_is_held_by_others(vm, x) for x in mortal)
+            raise unsupported(detail) if in_environment else _eager_fallback(detail)
         return interpret(vm, fn, args, kwargs)
 
     return handler
@@ -95,6 +98,14 @@ def _insertion_handler(fn: FunctionType) -> Handler:
 
 def _may_die(vm: VM, x: object) -> bool:
     return id(x) in vm.env.sources and not is_constant(x) and not is_identity(x)
+
+
+def _is_held_by_others(vm: VM, x: object) -> bool:
+    """Whether the captured function got `x` from an object that lives on when a resume function drops its variables."""
+    frame, source = vm.frames.root, vm.env.sources[id(x)].root
+    if source.kind == "const" or frame is None or frame.code.original is None:
+        return True
+    return source.key in frame.user_code.co_freevars
 
 
 def _is_created_tensor(vm: VM, x: object) -> bool:

@@ -245,7 +245,7 @@ class HeldByGraph:
     # by id of a cached function: the keys of its calls, their results, the number of aten nodes then, and the last one
     memos: dict[int, list[tuple[list[object], object, int, Node | None]]] = field(default_factory=dict)
     # the calls of cached functions that other calls may repeat: names, tensors of the keys, states of the results
-    cached: list[tuple[str, list[FakeTensor], list[tuple[object, object]]]] = field(default_factory=list)
+    cached: list[tuple[str, list[Any], list[tuple[object, object]]]] = field(default_factory=list)
     # tensors with a registered hook, and their `grad_fn` at that time
     hooked: list[tuple[FakeTensor, object]] = field(default_factory=list)
     # tensors that the program created and whose `grad` it set

@@ -22,7 +22,7 @@ from smelt.capture.semantics.calls.native_calls import run_native, set_user_modu
 from smelt.capture.semantics.calls.python_functions import call_function
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
-from smelt.reasons import TENSOR_SUBCLASS, Reason
+from smelt.reasons import SIDE_EFFECT_IO, TENSOR_SUBCLASS, UNSUPPORTED_CALL, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
 
@@ -58,8 +58,12 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
         raise Unsupported(Reason(*refused))
     vm.env.facts.use_lookups(cls)
     if info.find("__del__")[0] is not ABSENT:
-        error = unsupported(f"{cls.__qualname__}, which has a finalizer, is instantiated")
-        error.breaks = False  # a resume function would keep it alive
+        is_progress_bar = cls.__module__.partition(".")[0] == "tqdm"
+        kind = SIDE_EFFECT_IO if is_progress_bar else UNSUPPORTED_CALL
+        error = unsupported(f"{cls.__qualname__}, which has a finalizer, is instantiated", kind)
+        error.breaks = (
+            is_progress_bar  # a resume function would keep it alive; the iterator holds a progress bar
+        )
         raise error
     _, new, _ = info.find("__new__")
     init_how, init, _ = info.find("__init__")
