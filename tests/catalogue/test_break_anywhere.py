@@ -66,7 +66,7 @@ class Forced:
             depth = len(machine.stop_point.frames)
             if (
                 depth < len(machine.stop_point.path)
-                and frame.moment(frame.ticks) == machine.stop_point.path[depth]
+                and frame.position(frame.ticks) == machine.stop_point.path[depth]
                 and self._follows(machine, frame)
             ):
                 original(machine, frame)
