@@ -20,7 +20,7 @@ from smelt import _native, events, terminal_hints
 from smelt.autograd.double_backward import DoubleBackward, double_backward
 from smelt.autograd.freed_graph_outputs import mark_freed
 from smelt.autograd.mutation_view_epilogue import EpilogueStep, apply_epilogue, epilogue_steps
-from smelt.autograd.partition import Partition, Saved, partition
+from smelt.autograd.partition import Partition, partition
 from smelt.autograd.save_costs import NO_HINTS, Hints
 from smelt.autograd.undefined_tangents import without_tangents
 from smelt.autograd.unsegmented_backward import Reach, unsegmented
@@ -213,6 +213,7 @@ class _Node:
                 "draws": () if with_history is None else with_history.draws,
                 "rewritten": () if with_history is None else with_history.rewritten,
                 "copied": () if with_history is None else with_history.copied,
+                "layouts": () if with_history is None else self._layouts(values),
             }
         )
 
@@ -242,14 +243,19 @@ class _Node:
             elif s.kind == "alias":
                 primals.get(s.index, read).update(read)
         return [
-            (s.kind, s.index, sorted(read), *_layout_of_primal(s, values)) for s, read in zip(saved, readers)
+            (s.kind, s.index, sorted(read), *(_layout(s.spec, values) if s.kind == "primal" else ()))
+            for s, read in zip(saved, readers)
         ]
 
+    def _layouts(self, values: Values) -> list[tuple[Any, ...]]:
+        return [_layout(p.spec, values) for p in self.joint.graph.placeholders[: self.joint.n_primals]]
 
-def _layout_of_primal(saved: Saved, values: Values) -> tuple[Any, ...]:
-    if saved.kind != "primal" or not isinstance(saved.spec, TensorSpec):
+
+def _layout(spec: object, values: Values) -> tuple[Any, ...]:
+    """Shape, stride and dtype of a tensor; nothing of a number."""
+    if not isinstance(spec, TensorSpec):
         return ()
-    spec = substitute(saved.spec, values)
+    spec = substitute(spec, values)
     return spec.shape, spec.stride, spec.dtype
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from smelt.autograd.save_costs import nbytes
 from smelt.graph import graph_passes, torch_settings
@@ -154,11 +155,17 @@ class DoubleBackward:
     ) -> Gradients:
         gates = _Gates(cuts)
         with torch.enable_grad():
-            sources = list(primals if self.has_checkpoints else map(_unhooked, primals))
+            sources = list(
+                primals if self.has_checkpoints or _are_ends(primals, cuts) else map(_unhooked, primals)
+            )
             # A checkpoint calls the user's modules, which use their parameters, not views of them.
             if self.has_checkpoints and any(map(_is_hooked, primals)):
                 raise RuntimeError(
                     "smelt: a second derivative through a checkpoint, of a tensor with hooks, which would run twice"
+                )
+            if self.has_checkpoints and _depend_on_another(primals):
+                raise RuntimeError(
+                    "smelt: a second derivative through a checkpoint, of an input that another input is computed from"
                 )
             arguments = list(sources)
             for i in self.rewritten:
@@ -318,6 +325,31 @@ def _generators_in(devices: tuple[torch.device, ...], states: Defined) -> Iterat
 
 def _is_hooked(primal: torch.Tensor) -> bool:
     return isinstance(primal, torch.Tensor) and (bool(primal._backward_hooks) or primal.retains_grad)
+
+
+def _are_ends(primals: Tensors, cuts: Defined) -> bool:
+    """Whether gradients of all primals end in the replay, and no hook sees them: no primal is the history of another one
+    or of a cut. Then the replay reads the primals themselves, whose data the program may assign before the second
+    derivative: eager's formulas read the new data."""
+    tensors = [t for t in (*primals, *cuts) if isinstance(t, torch.Tensor)]
+    is_each_once = len({id(t) for t in tensors}) == len(tensors)
+    return is_each_once and all(t.is_leaf and not _is_hooked(t) for t in tensors)
+
+
+def _depend_on_another(primals: Tensors) -> bool:
+    """Whether gradients of one primal flow into another one: it is computed from it, or is the same tensor."""
+    tensors = [p for p in primals if isinstance(p, torch.Tensor) and p.requires_grad]
+    nodes = {get_gradient_edge(t).node for t in tensors}
+    pending = [into for node in nodes for into, _ in node.next_functions]
+    seen: set[torch.autograd.graph.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node in nodes:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending += [into for into, _ in node.next_functions]
+    return len({id(t) for t in tensors}) < len(tensors)
 
 
 def _unhooked(primal: torch.Tensor) -> torch.Tensor:

@@ -150,6 +150,9 @@ struct TensorImplFields : at::TensorImpl {
     static const c10::impl::SizesAndStrides& sizes(const at::TensorImpl* t) {
         return t->*(&TensorImplFields::sizes_and_strides_);
     }
+    static int64_t storage_offset(const at::TensorImpl* t) {
+        return t->*(&TensorImplFields::storage_offset_);
+    }
 };
 
 }  // namespace smelt

@@ -835,6 +835,48 @@ def test_data_set_between_forward_and_backward(fn, assign):
     same(program(smelt.compile), program(lambda f: f))
 
 
+@pytest.mark.parametrize("assign", [_replace, _transpose, _set_to_views])
+@pytest.mark.parametrize("fn", [_product, _through_views, _recomputed, _both_ways, _two_results])
+def test_data_set_before_a_backward_with_a_graph(fn, assign):
+    """The first derivative is eager's. The values of the forward are gone, so a second one is eager's or raises."""
+
+    def second(run, which):
+        torch.manual_seed(0)
+        x, w = leaf(4, 4), leaf(4, 4)
+        total = sum(r.sum() for r in run(x, w))
+        assign(x if which == "x" else w)
+        first = torch.autograd.grad(total, (x, w), create_graph=True)
+        try:
+            total = sum(g.square().sum() for g in first)
+            return [g.detach() for g in first], torch.autograd.grad(total, (x, w))
+        except RuntimeError as error:
+            assert "can be differentiated once" in str(error)
+            return [g.detach() for g in first], None
+
+    run = smelt.compile(fn)
+    for which in "xw":
+        (want, want_second), (got, got_second) = second(fn, which), second(run, which)
+        torch.testing.assert_close(got, want)
+        if got_second is not None:
+            torch.testing.assert_close(got_second, want_second)
+
+
+@pytest.mark.parametrize("assign", [_replace, _transpose, _set_to_views])
+@pytest.mark.parametrize("fn", [_product, _through_views, _recomputed])
+def test_data_set_between_two_derivatives(fn, assign):
+    def program(compile):
+        run, found = compile(fn), []
+        for which in "xw":
+            torch.manual_seed(0)
+            x, w = leaf(4, 4), leaf(4, 4)
+            first = torch.autograd.grad(run(x, w).sum(), (x, w), create_graph=True)
+            assign(x if which == "x" else w)
+            found.append(torch.autograd.grad(sum(g.square().sum() for g in first), (x, w)))
+        return found
+
+    _both(program)
+
+
 def test_hooks_on_saved_tensors_of_two_results():
     """The second result reads the weight of the first, which hooks pack once."""
 

@@ -516,7 +516,12 @@ bool Group::lock_double_backward_inputs(variable_list& primals, variable_list& t
         primals.emplace_back(p.impl.lock());
         const auto& written = spec_->rewritten;
         const bool may_change = std::find(written.begin(), written.end(), i) != written.end();
-        if (!primals.back().defined() || (!may_change && p.was_written())) return false;
+        if (!primals.back().defined()) return false;
+        if (may_change) continue;
+        if (p.was_written()) return false;
+        const std::optional<Layout> layout = i < spec_->layouts.size() ? spec_->layouts[i] : std::nullopt;
+        if (layout && !(layout->describes(primals.back()) && layout->has_strides_of(primals.back())))
+            return false;
     }
     for (size_t i = 0; i < double_backward_inputs_.through.size(); ++i) {
         const WeakTensor& output = double_backward_inputs_.through[i];

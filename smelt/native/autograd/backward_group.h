@@ -22,16 +22,28 @@ struct SavedValue {
     std::optional<Layout> layout;  // set where saved-tensor hooks may replace the tensor
 };
 
-// A weak reference to a tensor, with its version counter. The reference is strong for a number, and for a tensor with
-// no other owner (`alone`: the compiled frame created it).
+// A weak reference to a tensor, with its version counter and its memory, which an assignment to its `data` replaces. The
+// reference is strong for a number, and for a tensor with no other owner (`alone`: the compiled frame created it). The
+// reference to the memory keeps its address from being used again.
 struct WeakTensor {
     WeakTensor(const at::Tensor& t, bool alone)
-        : held(alone ? t : at::Tensor()), impl(t.getIntrusivePtr()), version(version_of(t)) {}
+        : held(alone ? t : at::Tensor()),
+          impl(t.getIntrusivePtr()),
+          storage(t.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl()),
+          offset(TensorImplFields::storage_offset(t.unsafeGetTensorImpl())),
+          version(version_of(t)) {}
 
-    bool was_written() const { return version_of(at::Tensor(impl.lock())) != version; }
+    bool was_written() const {
+        const at::Tensor t(impl.lock());
+        const c10::TensorImpl* now = t.unsafeGetTensorImpl();
+        return version_of(t) != version || TensorImplFields::storage_offset(now) != offset ||
+               now->unsafe_storage().unsafeGetStorageImpl() != storage._unsafe_get_target();
+    }
 
     at::Tensor held;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    int64_t offset;
     uint32_t version;
     bool is_number = false;
 };

@@ -162,6 +162,7 @@ the history of the outputs. Thread-safe, and may be differentiated from several 
                   history, and per tangent its output in the recomputed forward (or None). The history of the gradients is
                   redirected to the original outputs. Called for create_graph=True if the inputs still exist and were not
                   modified; otherwise a second differentiation raises
+  layouts         optional, per input the (shape, stride, dtype) that `double_backward` relies on, or ()
   draws           optional, the devices whose generator states `double_backward` takes
   rewritten       optional, indices of inputs that may be modified nevertheless
   copied          optional, indices of the inputs that `double_backward` gets copies of, created before the forward)";

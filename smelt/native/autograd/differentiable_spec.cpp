@@ -102,6 +102,8 @@ class Reader {
             for (py::handle h : spec["devices"]) s_.devices.push_back(as_device(h.ptr()).value());
         if (spec.contains("rewritten"))
             for (py::handle h : spec["rewritten"]) s_.rewritten.push_back(h.cast<size_t>());
+        if (spec.contains("layouts"))
+            for (py::handle h : spec["layouts"]) s_.layouts.push_back(layout_of_input(h.cast<py::tuple>()));
         if (spec.contains("copied"))
             for (py::handle h : spec["copied"]) s_.copied.push_back(h.cast<size_t>());
         count();
@@ -116,7 +118,7 @@ class Reader {
                                             "backward", "name"));
         const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups", "contributors",
                                               "direct", "conflicts", "draws", "rewritten", "copied", "leaves",
-                                              "taken", "devices"));
+                                              "taken", "devices", "layouts"));
         for (auto item : spec)
             if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,
@@ -224,6 +226,10 @@ class Reader {
         Tangent result{t[0].cast<size_t>(), layout(t[1], t[2], t[3])};
         check_output(result.output);
         return result;
+    }
+
+    static std::optional<Layout> layout_of_input(const py::tuple& t) {
+        return t.empty() ? std::nullopt : std::optional(layout(t[0], t[1], t[2]));
     }
 
     void check_output(size_t output) const {

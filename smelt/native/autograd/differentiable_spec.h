@@ -104,7 +104,8 @@ struct Spec : c10::intrusive_ptr_target {
     std::vector<c10::Device> devices;  // of a graph over several GPUs
     std::vector<size_t>
         copied;  // inputs that are modified in place, and that `double_backward` reads as they were before
-    std::vector<size_t> rewritten;  // inputs whose values `double_backward` does not read
+    std::vector<size_t> rewritten;               // inputs whose values `double_backward` does not read
+    std::vector<std::optional<Layout>> layouts;  // of the inputs, as `double_backward` reads them
     size_t n_outputs = 0;
     size_t n_results = 0;  // outputs and saved temporaries
     size_t n_inputs = 0;   // the minimum of a call
