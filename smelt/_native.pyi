@@ -405,6 +405,8 @@ class _DifferentiableSpec(TypedDict):
     rewritten: NotRequired[Sequence[int]]
     copied: NotRequired[Sequence[int]]
     double_backward: NotRequired[_DoubleBackward | None]
+    substitutes: NotRequired[Callable[[tuple[bool, ...]], Sequence[torch.Tensor | None]]]
+    layouts: NotRequired[Sequence[tuple[object, ...]]]
 
 class Differentiable:
     """A compiled graph with its backward, as autograd nodes."""

@@ -19,6 +19,7 @@ import torch
 from smelt import _native, events, terminal_hints
 from smelt.autograd.double_backward import DoubleBackward, double_backward
 from smelt.autograd.freed_graph_outputs import mark_freed
+from smelt.autograd.gradient_liveness import needed_for
 from smelt.autograd.mutation_view_epilogue import EpilogueStep, apply_epilogue, epilogue_steps
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.save_costs import NO_HINTS, Hints
@@ -29,6 +30,7 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_overrides import edited
 from smelt.graph.ir import Graph, TensorSpec, argument_nodes
+from smelt.graph.tensor_specs import empty_like_spec
 from smelt.recompile_limits import LocalSpecializations
 from smelt.runtime.fork_locks import BACKWARD, hold_at_fork
 from smelt.runtime.gc_pause import collections_postponed
@@ -213,6 +215,7 @@ class _Node:
                 "draws": () if with_history is None else with_history.draws,
                 "rewritten": () if with_history is None else with_history.rewritten,
                 "copied": () if with_history is None else with_history.copied,
+                "substitutes": partial(self._substitutes, values),
                 "layouts": () if with_history is None else self._layouts(values),
             }
         )
@@ -247,8 +250,25 @@ class _Node:
             for s, read in zip(saved, readers)
         ]
 
+    def _substitutes(self, values: Values, requested: tuple[bool, ...]) -> list[torch.Tensor | None]:
+        """Zeros for saved values that no requested gradient needs."""
+        saved = self.parts.saved
+        gradients = sum(1 << k for k, is_requested in enumerate(requested) if is_requested)
+        return [
+            _zeros(substitute(s.spec, values))
+            if isinstance(s.spec, TensorSpec) and not needed & gradients
+            else None
+            for s, needed in zip(saved, needed_for(self.parts.backward, len(saved)), strict=True)
+        ]
+
     def _layouts(self, values: Values) -> list[tuple[Any, ...]]:
         return [_layout(p.spec, values) for p in self.joint.graph.placeholders[: self.joint.n_primals]]
+
+
+def _zeros(spec: TensorSpec) -> torch.Tensor:
+    tensor = empty_like_spec(spec, spec.device)
+    torch.empty(0, dtype=torch.uint8, device=spec.device).set_(tensor.untyped_storage()).zero_()
+    return tensor
 
 
 def _layout(spec: object, values: Values) -> tuple[Any, ...]:

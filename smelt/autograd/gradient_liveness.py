@@ -1,12 +1,14 @@
-"""Gradient liveness: for which results' gradients a value is read. The user may write a value that only gradients of
-dead results read."""
+"""Gradient liveness: for which results' gradients a value is read, and which gradients need it. The user may write a
+value that only gradients of dead results read, or that only gradients need which nobody requests."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 
-from smelt.graph.ir import Node, argument_nodes
+from smelt.graph.ir import Graph, Node, argument_nodes
 
 
 def live_for(
@@ -26,3 +28,28 @@ def live_for(
             for argument in argument_nodes(node):
                 reads[argument] |= readers
     return reads
+
+
+def needed_for(backward: Graph, n_saved: int) -> list[int]:
+    """For each saved value, the gradients (as bits) that eager's nodes would compute which read it: all that are computed
+    from the same tangent."""
+    tangents = backward.placeholders[n_saved:]
+    depends = {*tangents}
+    for node in backward.nodes[:-1]:
+        if not depends.isdisjoint(argument_nodes(node)):
+            depends.add(node)
+    gives: defaultdict[Node, int] = defaultdict(int)
+    for k, gradient in enumerate(backward.output.args[0]):
+        if gradient is not None:
+            gives[gradient] |= 1 << k
+    for node in reversed(backward.nodes[:-1]):
+        for argument in argument_nodes(node) if node in depends else ():
+            if argument in depends:
+                gives[argument] |= gives[node]
+    for node in reversed(backward.nodes[:-1]):
+        arguments = list(argument_nodes(node))
+        with_tangents = [gives[a] for a in arguments if a in depends] or [gives[node]]
+        for argument in arguments:
+            if argument not in depends:
+                gives[argument] |= functools.reduce(operator.or_, with_tangents)
+    return [gives[p] for p in backward.placeholders[:n_saved]]

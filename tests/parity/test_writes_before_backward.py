@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -108,3 +110,48 @@ def test_what_eager_saves_is_read_through_the_view_that_the_program_holds(compil
     results = compile(fn)(x)
     sum(r.sum() for r in results).backward()
     return results, gradients(x)
+
+
+def _layers(x, u, v, w):
+    first = torch.tanh(x @ u)
+    second = torch.tanh(first @ v)
+    return first, second, torch.sin(second @ w)
+
+
+@both()
+@pytest.mark.parametrize("written", ["", "x", "u", "v", "w", "uw"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_only_requested_gradients_read_what_is_written(compile, written, create_graph):
+    """The engine runs only the nodes on paths to what is differentiated: the others may have saved what is written."""
+    f, found = compile(_layers), []
+    for results, inputs in itertools.product(
+        ("f", "s", "t", "st", "fst"), ("f", "s", "u", "v", "w", "fw", "su")
+    ):
+        torch.manual_seed(0)
+        tensors = {name: leaf(4, 4) for name in "xuvw"}
+        tensors |= zip("fst", f(*tensors.values()))
+        with torch.no_grad():
+            for name in written:
+                tensors[name].add_(1)
+        loss = sum(tensors[name].sum() for name in results)
+        inputs = [tensors[name] for name in inputs]
+        try:
+            gradients = torch.autograd.grad(loss, inputs, allow_unused=True, create_graph=create_graph)
+            found.append([None if g is None else g.detach() for g in gradients])
+        except RuntimeError as error:
+            found.append(str(error)[:60])
+    return found
+
+
+@both()
+def test_the_gradient_of_a_result_itself_reads_nothing(compile):
+    """`backward(inputs=[result])`: the gradient arrives there, and no other is computed."""
+    total, x = compile(lambda x: x + 1), leaf(3)
+    result = total(x)
+    result.sum().backward()
+    result.sum().backward(inputs=[result])
+    several = compile(_layers)(leaf(4, 4), *(w := [leaf(4, 4) for _ in range(3)]))
+    with torch.no_grad():
+        w[2].add_(1)
+    several[1].sum().backward(inputs=[several[1]])
+    return result.grad, several[1].grad

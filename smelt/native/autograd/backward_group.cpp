@@ -134,6 +134,28 @@ variable_list call_backward(PyObject* callable, variable_list&& arguments, const
     return gradients_in(result, n_gradients);
 }
 
+// Whether the current engine call requests all gradients that it can compute.
+bool requests_all() {
+    return current_task() < 0 || torch::autograd::get_current_graph_task_exec_info()->empty();
+}
+
+bool requests_any(const Node& node) {
+    if (requests_all()) return true;
+    for (size_t i = 0; i < node.num_outputs(); ++i)
+        if (node.task_should_compute_output(i)) return true;
+    return false;
+}
+
+// Calls `Spec::substitutes`.
+variable_list call_substitutes(PyObject* callable, const std::vector<bool>& requested, size_t n_saved) {
+    pybind11::gil_scoped_acquire gil;
+    THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(requested.size()))));
+    for (size_t i = 0; i < requested.size(); ++i)
+        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(requested[i]));
+    THPObjectPtr result(checked(PyObject_CallOneArg(callable, tuple)));
+    return gradients_in(result, n_saved);
+}
+
 // Whether a hook observes the gradient of a node in the current engine call, or that call returns it to its caller.
 bool is_seen(const Node& node) {
     return has_hooks(node) || is_captured(node);
@@ -232,10 +254,13 @@ void Group::arrive(size_t tangent, at::Tensor gradient) {
     const int id = current_task();
     if (id < 0) return;  // called directly, outside an engine call
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (gradient.defined()) check(tangent);
-    arrived_[tangent] = id;
     Task* task = find(id);
     if (!task) task = &start(id);
+    if (gradient.defined() && task->ends_left && is_freed_for(tangent)) {
+        finish(id);
+        check(tangent);
+    }
+    arrived_[tangent] = id;
     task->ran[tangent] = 1;
     task->tangents[tangent] = std::move(gradient);
     if (task->ends_left == 0) finish(id);
@@ -280,7 +305,7 @@ variable_list Group::take(size_t end, const NodePtr& node) {
 variable_list Group::take_alone(at::Tensor gradient, const NodePtr& node) {
     const End& end = group_.ends[0];
     variable_list gradients(end.edges.size());
-    if (!gradient.defined()) return gradients;
+    if (!gradient.defined() || !requests_any(*node)) return gradients;
     const size_t k = group_.tangents[0], n = spec_->tangents.size();
     Mask mask(n);
     mask[k] = 1;
@@ -360,6 +385,17 @@ variable_list Group::compute(const Mask& mask, variable_list&& tangents, const M
 }
 
 variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr& node) {
+    try {
+        return unpack(mask, awaited, node, variable_list());
+    } catch (const c10::Error&) {
+        if (!spec_->substitutes || requests_all()) throw;
+    }
+    return unpack(mask, awaited, node,
+                  call_substitutes(spec_->substitutes, requested(), spec_->saved.size()));
+}
+
+variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr& node,
+                            const variable_list& substitutes) {
     variable_list values(spec_->saved.size());
     values.reserve(values.size() + spec_->tangents.size());
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -370,6 +406,8 @@ variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr
             at::Tensor& value = values[bucket.saved[i]];
             if (s.number.defined()) {
                 value = s.number;
+            } else if (is_read && !substitutes.empty() && substitutes[bucket.saved[i]].defined()) {
+                value = substitutes[bucket.saved[i]];
             } else if (is_read) {
                 value = s.variable.unpack(s.is_output ? node : NodePtr());
                 if (s.layout) value = restored(*s.layout, std::move(value), "what an unpack hook gave for");
@@ -384,6 +422,14 @@ variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr
             values[i] = values[*primal];
     if (!keeps_graph()) free_read(mask, awaited);
     return values;
+}
+
+std::vector<bool> Group::requested() const {
+    std::vector<bool> requested(n_gradients());
+    for (size_t e = 0; e < ends_.size(); ++e)
+        for (size_t i = 0; ends_[e] && i < group_.ends[e].edges.size(); ++i)
+            if (ends_[e]->task_should_compute_output(i)) requested[group_.ends[e].edges[i]] = true;
+    return requested;
 }
 
 void Group::free_read(const Mask& mask, const Mask& awaited) {

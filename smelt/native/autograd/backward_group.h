@@ -147,7 +147,14 @@ class Group : public c10::intrusive_ptr_target {
     // `awaited`: tangents that will still arrive in this engine call.
     variable_list compute(const Mask& mask, variable_list&& tangents, const Mask& awaited,
                           const NodePtr& node);
+    // The saved values that the tangents in `mask` read. Raises if one was modified in place or freed, unless only
+    // gradients that the engine does not request are computed from it: eager would not run the node that saved it.
     variable_list unpack(const Mask& mask, const Mask& awaited, const NodePtr& node);
+    // `substitutes`: by saved value, tensors to take in its place; empty: none.
+    variable_list unpack(const Mask& mask, const Mask& awaited, const NodePtr& node,
+                         const variable_list& substitutes);
+    // Per gradient: whether the current engine call requests it of this group.
+    std::vector<bool> requested() const;
     void free_read(const Mask& mask, const Mask& awaited);
     void free(size_t bucket);
     // Frees the saved values of segments that no gradient will reach, if this group computes their backward and the

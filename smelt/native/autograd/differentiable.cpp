@@ -67,6 +67,7 @@ int differentiable_traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(spec->compile_backward);
     Py_VISIT(spec->lock);
     Py_VISIT(spec->double_backward);
+    Py_VISIT(spec->substitutes);
     for (const EpilogueStep& t : spec->taken) Py_VISIT(t.make);
     for (const Backward* b = spec->backwards; b; b = b->next) Py_VISIT(b->callable);
     return 0;
@@ -162,6 +163,9 @@ the history of the outputs. Thread-safe, and may be differentiated from several 
                   history, and per tangent its output in the recomputed forward (or None). The history of the gradients is
                   redirected to the original outputs. Called for create_graph=True if the inputs still exist and were not
                   modified; otherwise a second differentiation raises
+  substitutes     optional, a callable from a tuple of bools, which gradients an engine call requests, to a tensor or None per
+                  saved value: a tensor where no requested gradient needs the value. Called if a saved value was modified
+                  or freed and not all gradients are requested
   layouts         optional, per input the (shape, stride, dtype) that `double_backward` relies on, or ()
   draws           optional, the devices whose generator states `double_backward` takes
   rewritten       optional, indices of inputs that may be modified nevertheless

@@ -18,6 +18,7 @@ Spec::~Spec() {
     Py_XDECREF(compile_backward);
     Py_XDECREF(lock);
     Py_XDECREF(double_backward);
+    Py_XDECREF(substitutes);
     for (EpilogueStep& t : taken) Py_XDECREF(t.make);
     for (Backward* b = backwards; b;) {
         Backward* next = b->next;
@@ -96,6 +97,7 @@ class Reader {
                                         : py::module_::import("threading").attr("RLock")().release().ptr();
         if (spec.contains("double_backward") && !spec["double_backward"].is_none())
             s_.double_backward = owned(callable(spec, "double_backward"));
+        if (spec.contains("substitutes")) s_.substitutes = owned(callable(spec, "substitutes"));
         if (spec.contains("draws"))
             for (py::handle h : spec["draws"]) s_.draws.push_back(as_device(h.ptr()).value());
         if (spec.contains("devices"))
@@ -118,7 +120,7 @@ class Reader {
                                             "backward", "name"));
         const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups", "contributors",
                                               "direct", "conflicts", "draws", "rewritten", "copied", "leaves",
-                                              "taken", "devices", "layouts"));
+                                              "taken", "devices", "layouts", "substitutes"));
         for (auto item : spec)
             if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,

@@ -98,6 +98,7 @@ struct Spec : c10::intrusive_ptr_target {
     PyObject* compile_backward = nullptr;
     PyObject* lock = nullptr;             // held while a backward is compiled
     PyObject* double_backward = nullptr;  // differentiates by running the forward again; null: none
+    PyObject* substitutes = nullptr;      // for saved values that no requested gradient needs; null: none
     bool forward_is_plan = false;
     std::vector<c10::Device>
         draws;  // devices whose generator states before the forward `double_backward` gets
