@@ -28,6 +28,7 @@ class Unsupported(SmeltError):
         self.continues = False
         # whether only this call cannot be captured: it initializes objects, which later calls find initialized
         self.initializes = False
+        self.needs_joint_graph = False  # whether a capture of the joint graph may succeed
         # Instructions begun in each frame of the VM, outermost first, when this was raised (capture.driver.attempts.Stop).
         self.path: tuple[int, ...] = ()
 

@@ -27,7 +27,9 @@ from smelt.tracing.record.traced import SizeInput, Traced
 
 
 def eager(traced: Traced, config: Config) -> Compiled:
-    """Runs the torch-level graph, call by call, under autograd."""
+    """Runs the torch-level graph, call by call, under autograd; the joint graph for gradients of wrapper subclasses."""
+    if traced.through_wrappers:
+        return aot_eager(traced, config)
 
     def callable_of(graph: Graph) -> Compiled:
         if (
@@ -51,6 +53,8 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
     """Runs the functional aten graph, operator by operator. Where gradients are needed, runs the forward and backward of the
     joint graph, or the torch-level graph where there is no joint graph or where sizes are unbacked."""
     if traced.unbacked is not None and traced.needs_grad:
+        if traced.through_wrappers:
+            raise NeedsFixedSize("gradients through a wrapper subclass", frozenset())
         if traced.mutated:
             raise NeedsFixedSize("an input is written before all sizes are known", frozenset())
         return eager(traced, config)
@@ -107,15 +111,21 @@ def eager_joint(traced: Traced, joint: Joint, config: Config) -> Compiled:
 
 
 def eager_beneath_node(graph: Graph, donated: frozenset[int]) -> Compiled:
-    """Runs `graph` as the forward of an autograd node. Beneath the node, operators do not count writes in the versions of
-    tensors, so the versions of mutated inputs are incremented here; without a node, operators have counted them."""
+    """Runs `graph` as the forward of an autograd node."""
     function = GraphFunction(graph)
+    return beneath_node(graph, lambda tensors: function(*tensors))
+
+
+def beneath_node(graph: Graph, run: Compiled) -> Compiled:
+    """`run`, which runs `graph`, as the forward of an autograd node. Beneath the node, operators do not count writes in the
+    versions of tensors, so the versions of mutated inputs are incremented here; without a node, operators have counted
+    them."""
     targets = {node.args[0] for node in input_writes(graph)}
     mutated = [i for i, p in enumerate(graph.placeholders) if p in targets]
 
-    def call(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    def call(tensors: tuple[torch.Tensor, ...]) -> Sequence[Any]:
         versions = [tensors[i]._version for i in mutated]
-        results = function(*tensors)
+        results = run(tensors)
         uncounted = [tensors[i] for i, v in zip(mutated, versions) if tensors[i]._version == v]
         torch.autograd.graph.increment_version(uncounted)
         return results

@@ -10,16 +10,20 @@ from typing import Any
 import torch
 import torch.fx
 
-from smelt.backends.eager import eager
+from smelt.autograd.compile_joint import compile_joint
+from smelt.backends.eager import beneath_node, eager, eager_beneath_node
 from smelt.backends.explicit_numbers import ExplicitGraph, with_explicit_numbers
 from smelt.backends.graph_parts import compile_parts
 from smelt.backends.torch_capture_facts import TorchCaptureFacts, compile_reason
 from smelt.config import Config
-from smelt.errors import BackendError
+from smelt.errors import BackendError, NeedsFixedSize
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, Node
 from smelt.graph.pytree import map_leaves
+from smelt.graph.tensor_specs import empty_like_spec
+from smelt.shapes.expr import Sym, Values
 from smelt.torch_private import backend_tools
+from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.traced import Traced
 
 log = logging.getLogger("smelt")
@@ -72,6 +76,8 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
     (`explicit_numbers.py`)."""
 
     def compile_with_foreign(traced: Traced, config: Config) -> Compiled:
+        if traced.joint is not None:
+            return compile_joint_halves(traced, traced.joint, config)
         if not any(node.op.startswith("call") for node in traced.torch_graph):
             return eager(traced, config)
         if traced.unbacked is not None and traced.unbacked.small:
@@ -83,6 +89,23 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
                 log.debug("smelt: compiled for numbers of at least 2 after %r", error)
                 traced = replace(traced, unbacked=replace(traced.unbacked, small=frozenset()))
         return compile_trace(traced)
+
+    def compile_joint_halves(traced: Traced, joint: Joint, config: Config) -> Compiled:
+        """The forward and the backward of a joint graph, which gradients of wrapper subclasses need, each compiled."""
+        if traced.sizes or traced.unbacked is not None:
+            raise NeedsFixedSize("gradients through a wrapper subclass", frozenset(traced.sizes))
+        if traced.numbers:
+            raise BackendError("a graph with gradients through a wrapper subclass takes numbers")
+
+        def compile_half(
+            graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...]
+        ) -> Callable[[Values], Compiled]:
+            specs = [p.spec for p in graph.placeholders]
+            examples = [empty_like_spec(spec, spec.device) for spec in specs]
+            compiled = compile_graph(traced, ExplicitGraph(graph), examples)
+            return lambda values: beneath_node(graph, compiled)
+
+        return compile_joint(traced, joint, config, compile_half, eager_beneath_node)({})
 
     def compile_trace(traced: Traced) -> Compiled:
         if traced.boundaries:

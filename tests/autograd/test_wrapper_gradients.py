@@ -8,7 +8,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import smelt
 from smelt.errors import Unsupported
-from smelt.report.inspect import graph_count, records
+from smelt.report.inspect import graph_count
 from tests.harness.agreement import check_no_failure
 from tests.harness.wrappers import Pair, Plainly, Quantized, agree, shown
 
@@ -283,10 +283,36 @@ def step_of_inner(fn, args):
     return shown(out), shown(args[0].grad)
 
 
-def test_a_backend_without_joint_graphs_breaks():
-    compiled = check(squared, *[lambda: (two(),)] * 2, graphs=None, backend="eager", fullgraph=False)
-    reasons = {str(reason.kind.id) for _, record in records(compiled) for reason in record.breaks}
-    assert reasons == {"tensor-subclass"}
+def _forward_method(gm, examples):
+    return gm.forward
+
+
+@pytest.mark.parametrize("program", [squared, parts, two_results, lambda p: p.clone().view(3, -1, 2)])
+@pytest.mark.parametrize("backend", ["eager", _forward_method])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_backend_of_torch_level_graphs_gets_the_halves_of_the_joint_graph(program, backend, dynamic):
+    calls = [lambda n=n: (two(n),) for n in (2, 4)]
+    check(program, *calls, graphs=None, backend=backend, dynamic=dynamic)
+    check(lambda x, w: x @ w.t(), lambda: (torch.ones(2, 3), two(4)), graphs=1, backend=backend)
+
+
+def test_a_custom_backend_compiles_forward_and_backward():
+    graphs = []
+
+    def backend(gm, examples):
+        graphs.append(len(examples))
+        return gm
+
+    check(lambda p: p.sin() * p.cos(), lambda: (two(),), lambda: (two(seed=1),), backend=backend)
+    assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("backend", ["smelt", "eager", "aot_eager"])
+def test_sizes_that_data_decide(backend):
+    def fn(p, x):
+        return p * 2 * x.nonzero().shape[0]
+
+    check(fn, *[lambda: (two(), torch.ones(3))] * 2, graphs=None, fullgraph=False, backend=backend)
 
 
 def written_input(p, out):

@@ -356,8 +356,8 @@ ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
     "a backend that fails": ([FailedAttempt(BackendError())], [], None),
     "no joint graph": (
         [FailedAttempt(NotDifferentiable(REASON))],
-        [replace(FIRST, joint_graph=False)],
-        replace(FIRST, joint_graph=False),
+        [replace(FIRST, joint_graph=False, may_join=False)],
+        replace(FIRST, joint_graph=False, may_join=False),
     ),
     "told": (
         [FailedAttempt(UserException(ValueError(), queried_compiling=True))],
@@ -393,8 +393,8 @@ ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
     ),
     "no joint graph before a break": (
         [FailedAttempt(HERE), FailedAttempt(NotDifferentiable(REASON))],
-        [replace(FIRST, stop=INNER), replace(FIRST, stop=INNER, joint_graph=False)],
-        replace(FIRST, joint_graph=False),
+        [replace(FIRST, stop=INNER), replace(FIRST, stop=INNER, joint_graph=False, may_join=False)],
+        replace(FIRST, joint_graph=False, may_join=False),
     ),
 }
 

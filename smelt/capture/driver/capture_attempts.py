@@ -67,6 +67,7 @@ class Attempt:
     `unbacked_sizes`: unbacked sizes are symbolic, if `assumes`; the graph checks the assumptions about them.
     `unbacked_value`: the value of all unbacked sizes in a trial capture (`zero_one_specialization.py`).
     `joint_graph`: if gradients are needed, the joint graph of forward and backward is recorded.
+    `may_join`: gradients of wrapper subclasses may have a joint graph, whatever the backend; it was not refused before.
     `hides_intermediates`: the backend may make the graph one autograd node.
     `copies`: indexing a tensor returns a copy of the row, where eager returns a view.
     `reports_compiling`: the value of `torch.compiler.is_compiling()` in the program.
@@ -89,6 +90,7 @@ class Attempt:
     unbacked_sizes: bool = False
     unbacked_value: int | None = None
     joint_graph: bool = False
+    may_join: bool = True
     hides_intermediates: bool = False
     copies: bool = True
     reports_compiling: bool = True
@@ -276,7 +278,18 @@ def _specialize_numbers_from_now_on(
 def _record_no_joint_graph(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     """The graph has no joint graph, so it runs eagerly under autograd. Persists: an operator mostly causes it, and another
     attempt to record the joint graph costs a capture."""
-    return replace(start, joint_graph=False, stop=attempt.stop) if attempt.joint_graph else None
+    return (
+        replace(start, joint_graph=False, may_join=False, stop=attempt.stop) if attempt.joint_graph else None
+    )
+
+
+@_rule(Unsupported)
+def _record_joint_graph(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """Autograd differentiates wrapper subclasses, whose inner tensors the torch-level graph has. Does not persist: other
+    captures may differentiate none."""
+    assert isinstance(failed.error, Unsupported)
+    joins = failed.error.needs_joint_graph and attempt.may_join and not attempt.joint_graph
+    return replace(start, joint_graph=True, stop=attempt.stop) if joins else None
 
 
 @_rule(UserException, persists=True)

@@ -104,6 +104,7 @@ def build(
             for sym, number in as_sizes.items()
         },
         joint=joint.joint(inputs, aten_graph.placeholders) if joint else None,
+        through_wrappers=recorded is not None and parts.wrapper_gradients.is_used,
         counters=Counters.of(parts, inputs, outputs),
         boundaries=tuple(
             f.torch_node for f in parts.autograd.hooked if f.torch_node and not parts.inputs.holds(f)

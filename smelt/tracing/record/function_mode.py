@@ -189,7 +189,9 @@ class FunctionMode(TorchFunctionMode):
         call, name = self._call, type(wrappers[0]).__qualname__
         differentiates = not call.in_dispatch and torch.is_grad_enabled() and requires_grad((args, kwargs))
         if func in STATEFUL or (differentiates and not self._autograd.wants_joint):
-            raise call.unsupported(TENSOR_SUBCLASS, f"gradients through a {name}")
+            refused = call.unsupported(TENSOR_SUBCLASS, f"gradients through a {name}")
+            refused.needs_joint_graph = func not in STATEFUL
+            raise refused
         if call.is_opaque or maybe_current_level() is not None:
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {name}")
         if self._numbers.symbols is not None:

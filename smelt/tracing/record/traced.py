@@ -66,6 +66,7 @@ class Traced:
     omitted.
 
     The aten graph is functional except for `copy_` nodes at its end that write inputs (`mutated`: their positions).
+    `through_wrappers`: only the joint graph has all gradients: those of wrapper subclasses.
     `boundaries`: the torch-level nodes of tensors with a hook that the graph computes: autograd must see them.
     `needs_grad`: running the aten graph alone would lose gradients, or an output is an inference tensor: the joint
     graph runs, or autograd must see the torch-level graph run eagerly. `on_mismatch` is called when compiled code
@@ -86,6 +87,7 @@ class Traced:
     sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in specs and arguments
     unbacked: UnbackedSizes | None = None  # where there are unbacked sizes
     joint: Joint | None = None  # where gradients are needed and can be computed ahead of time
+    through_wrappers: bool = False
     on_mismatch: Callable[[Reason], None] | None = None
     on_failure: Callable[[Exception], None] | None = None
     title: str = ""  # the traced function, for messages
