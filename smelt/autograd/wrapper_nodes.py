@@ -29,8 +29,9 @@ class GradientBuilder:
 
     @classmethod
     def of(cls, gradient: InputGradient) -> GradientBuilder:
-        """The builder for a recorded gradient."""
-        return cls(gradient.used, gradient.own, gradient.layout)
+        """The builder for a recorded gradient. The parts of that of a plain tensor have its size."""
+        is_plain = gradient.layout is not None and not gradient.tensors
+        return cls(((),) * len(gradient.used) if is_plain else gradient.used, gradient.own, gradient.layout)
 
     def build(
         self,

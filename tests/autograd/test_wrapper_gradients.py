@@ -230,8 +230,78 @@ def test_a_plain_gradient_of_a_wrapper(kind):
     check(lambda x, w: F.linear(x, w), *[lambda: (torch.ones(2, 3, requires_grad=True), weight())] * 2)
 
 
-def plain_with_a_wrapper_as_gradient(p, x):
-    return p * x
+def _forward_method(gm, examples):
+    return gm.forward
+
+
+class Mixed(nn.Module):
+    """Plain parameters, of a layer that reads wrappers, have wrappers as gradients."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.scale = nn.Conv1d(2, 3, 2), nn.Parameter(torch.randn(3, 1))
+        self.wrapped = nn.Parameter(
+            TwoTensor(torch.randn(3, 2), TwoTensor(torch.randn(3, 2), torch.ones(3, 2)))
+        )
+
+    def forward(self, x):
+        return (self.conv(x) * self.scale.exp()).tanh() * (self.wrapped + 2 * self.scale)
+
+
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager", "eager", _forward_method])
+def test_a_plain_parameter_whose_gradient_is_a_wrapper(backend):
+    model = Mixed()
+    compiled = smelt.compile(model, fullgraph=True, backend=backend)
+
+    def outcome(fn, seed):
+        model.zero_grad()
+        torch.manual_seed(seed)
+        x = TwoTensor(torch.randn(2, 3), torch.randn(2, 3))
+        out = fn(x)
+        out.sum().backward()
+        return shown(out), [shown(p.grad) for p in model.parameters()]
+
+    for seed in range(3):
+        assert agree(outcome(compiled, seed), outcome(model, seed))
+    check_no_failure(compiled)
+
+
+def test_a_plain_input_whose_gradient_is_a_wrapper():
+    def outcome(fn, leaf):
+        seen, p = [], two()
+        x = torch.ones(2, 3, requires_grad=True)
+        x.register_hook(lambda g: seen.append(shown(g)))
+        out = fn(p, x if leaf else x * 2)
+        out.sum().backward()
+        return shown(out), shown(p.grad), shown(x.grad), seen
+
+    for fn in (lambda p, x: p * x, lambda p, x: p * x + x.sin(), lambda p, x: (x @ p.t()).tanh()):
+        compiled = smelt.compile(fn, fullgraph=True)
+        for leaf in (True, False):
+            assert agree(outcome(compiled, leaf), outcome(fn, leaf))
+        p, x = two(), torch.ones(2, 3, requires_grad=True)
+        (gradient,) = torch.autograd.grad(compiled(p, x).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="can be differentiated once"):
+            gradient.sum().backward()
+
+
+def test_a_plain_input_that_requires_gradients_from_inside():
+    def fn(p, x):
+        x.requires_grad_()
+        return p * x
+
+    def outcome(fn):
+        x = torch.ones(2, 3)
+        out = fn(two(), x)
+        out.sum().backward()
+        return shown(out), shown(x.grad)
+
+    assert agree(outcome(smelt.compile(fn)), outcome(fn))
+
+
+def plain_with_a_wrapper_as_gradient_of_one_result(p, x):
+    return p * x, x * 2
 
 
 def a_result_that_others_are_computed_from(p, x):
@@ -256,7 +326,7 @@ def shares_an_input(p, x):
 @pytest.mark.parametrize(
     "program, make",
     [
-        (plain_with_a_wrapper_as_gradient, two),
+        (plain_with_a_wrapper_as_gradient_of_one_result, two),
         (a_result_that_others_are_computed_from, two),
         (shares_an_input, lambda: Odd(two().a, two().b).requires_grad_()),
     ],
@@ -265,7 +335,9 @@ def test_what_is_not_captured(program, make):
     """Whole graphs refuse it with a reason, others break there, with eager's gradients."""
 
     def arguments():
-        return make(), torch.ones(2, 3, requires_grad=program is plain_with_a_wrapper_as_gradient)
+        return make(), torch.ones(
+            2, 3, requires_grad=program is plain_with_a_wrapper_as_gradient_of_one_result
+        )
 
     with pytest.raises(Unsupported, match="gradients through"):
         smelt.compile(program, fullgraph=True)(*arguments())
@@ -281,10 +353,6 @@ def step_of_inner(fn, args):
     for o in outs:
         o.backward(torch.ones_like(o).detach(), retain_graph=True)
     return shown(out), shown(args[0].grad)
-
-
-def _forward_method(gm, examples):
-    return gm.forward
 
 
 @pytest.mark.parametrize("program", [squared, parts, two_results, lambda p: p.clone().view(3, -1, 2)])

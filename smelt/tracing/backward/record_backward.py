@@ -99,6 +99,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         order = _arrival_order(sources, arrived)
         sources = tuple(sources[i] for i in order)
         gradients = [*(gradients[i] for i in order), *gradients[len(sources) :]]
+    sources, gradients = _without_wrappers(parts, sources, gradients, [candidates[i] for i in with_tangent])
     if any(g is not None and type(g) is not FakeTensor for g in gradients):
         raise refuse("a gradient is not a tensor of the trace")
     calls = () if autograd.custom is None else tuple(autograd.custom.called)
@@ -123,6 +124,28 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         candidates[len(values) :],
         tuple(with_tangent.index(i) for i in tangent_order),
     )
+
+
+def _without_wrappers(
+    parts: TraceParts,
+    sources: tuple[FakeTensor, ...],
+    gradients: Sequence[Any],
+    results: Sequence[FakeTensor],
+) -> tuple[tuple[FakeTensor, ...], Sequence[Any]]:
+    """`sources` and `gradients` with gradient inputs in place of plain tensors whose gradient is a wrapper. Raises
+    NotDifferentiable if several results are differentiated: the gradient may be plain for some of them."""
+    wrappers, found = parts.wrapper_gradients, list(zip(sources, gradients))
+    if all(g is None or type(g) is FakeTensor for _, g in found):
+        return sources, gradients
+    if wrappers.count_results(results) > 1:
+        raise refuse("several results, and a tensor whose gradient is a wrapper subclass")
+    if parts.autograd.flag_calls:  # the gradient inputs exist before the flags are set
+        raise refuse("`requires_grad` is set, and the gradient of a tensor is a wrapper subclass")
+    pairs: list[tuple[FakeTensor, Any]] = []
+    for source, gradient in found:
+        is_wrapper = id(gradient) in parts.call.wrappers
+        pairs += wrappers.enter_plain(source, gradient) if is_wrapper else [(source, gradient)]
+    return tuple(source for source, _ in pairs), [*(g for _, g in pairs), *gradients[len(sources) :]]
 
 
 def _joint_outputs(

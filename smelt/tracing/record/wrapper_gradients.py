@@ -107,7 +107,9 @@ class WrapperLayout:
 class InputGradient:
     """The gradient of a wrapper of the environment. `inputs`: the gradient inputs, for all of it and for each inner tensor
     with a differentiable dtype. `used`: the paths of those with a gradient. `layout`: of the gradient, whose tensors are
-    those of `used`, then those of the wrapper itself at `own`; None for a plain tensor."""
+    those of `used`, then those of the wrapper itself at `own`; None for a plain tensor.
+
+    Or the gradient, a wrapper, of a plain tensor: `proxy` is that tensor, `inputs` are for the gradient's inner tensors."""
 
     proxy: torch.Tensor
     tensors: Mapping[Path, FakeTensor]
@@ -304,6 +306,19 @@ class WrapperGradients:
             )
             _Leave.apply(self, found, result)  # type: ignore[no-untyped-call]
         self.results[id(result)] = result, found
+
+    def enter_plain(self, x: FakeTensor, gradient: torch.Tensor) -> list[tuple[FakeTensor, Any]]:
+        """Gradient inputs for an input that is a plain tensor, whose recorded gradient is a wrapper, with their gradients.
+        Raises NotDifferentiable."""
+        parts = {path: t for path, t in inner_tensors(gradient, vars) if is_differentiable(t)}
+        if any((t.shape, t.dtype) != (x.shape, x.dtype) for t in parts.values()):
+            raise refuse(f"the gradient of a tensor is a {type(gradient).__qualname__} of other tensors")
+        with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch(), torch.enable_grad():
+            found = InputGradient(x, {}, {path: self._gradient_input(t) for path, t in parts.items()})
+            gradients = found.split(gradient, False)
+        self.inputs[id(x)] = found
+        self.originals[id(x)] = x
+        return list(zip(found.inputs.values(), gradients, strict=True))
 
     def gradient_inputs(self) -> Iterator[tuple[FakeTensor, torch.Tensor, Path]]:
         """The gradient inputs, with their wrappers and paths."""
