@@ -390,13 +390,18 @@ def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> 
     """
     if type(times) is not int or times < 0:
         raise OptionError(f"smelt.explain: times must be an int from 0 on, got {times!r}")
+    if fn is None or isinstance(fn, type):  # smelt.compile makes a decorator of None, and changes a class
+        raise TypeError(f"smelt.explain: fn must be a function, a callable or an nn.Module, got {fn!r}")
     from smelt.report.explanation import explained  # noqa: PLC0415 (its import takes time, and compilation needs none of it)
 
     is_compiled = isinstance(getattr(fn, "__func__", fn), (_native.Wrapped, CompiledModule))
     if is_compiled and not differently:
         return explained(fn, times)
     with shared_compilations.disabled():
-        return explained(anew(), times)
+        compiled = anew()
+    if compiled is fn:
+        raise OptionError("smelt.explain: disable=True compiles nothing that could be explained")
+    return explained(compiled, times)
 
 
 def reset() -> None:

@@ -5,6 +5,8 @@ Subscribers run on the emitting thread, in order of subscription, and must not r
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +67,42 @@ def subscribe(subscriber: Callable[[Event], None]) -> None:
 def unsubscribe(subscriber: Callable[[Event], None]) -> None:
     """Stop calling `subscriber`. Raises ValueError if it is not subscribed."""
     _subscribers.remove(subscriber)
+
+
+class _Thread(threading.local):
+    """Whether this thread is compiling."""
+
+    compiling = False
+
+
+_thread = _Thread()
+_timers: list[Callable[[str, float], None]] = []
+
+
+@contextmanager
+def compiling(name: str = "") -> Iterator[None]:
+    """Time the context as compilation of `name`. A context within another on the same thread is part of it."""
+    if _thread.compiling:
+        yield
+        return
+    begin = time.perf_counter()
+    _thread.compiling = True
+    try:
+        yield
+    finally:
+        _thread.compiling = False
+        for timer in tuple(_timers):
+            timer(name, time.perf_counter() - begin)
+
+
+@contextmanager
+def timed(timer: Callable[[str, float], None]) -> Iterator[None]:
+    """For the duration of the context, call `timer` at the end of each compilation with its name and its seconds."""
+    _timers.append(timer)
+    try:
+        yield
+    finally:
+        _timers.remove(timer)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -19,7 +20,14 @@ class Line:
     function: str
 
     def __str__(self) -> str:
-        return f"{self.filename}:{self.line} in {self.function}"
+        return f"{file_name(self.filename)}:{self.line} in {self.function}"
+
+
+def file_name(filename: str) -> str:
+    """The name of a file as tracebacks show it: that of a notebook's cell is `Cell In[2]`."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    name_of_cell = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)
+    return " ".join(name_of_cell(filename) or (filename,))
 
 
 def is_own(filename: str) -> bool:
@@ -29,7 +37,7 @@ def is_own(filename: str) -> bool:
 
 def location(filename: str, line: int) -> str:
     """A line in few words: `model.py:12`."""
-    return f"{os.path.basename(filename)}:{line}"
+    return f"{os.path.basename(file_name(filename))}:{line}"
 
 
 def title_of(name: str, called: Any) -> str:

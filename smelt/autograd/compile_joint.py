@@ -288,11 +288,12 @@ def _compiled_backward(
     """The backward for these defined tangents."""
     undefined = frozenset(k for k, d in enumerate(defined) if not d)
     start = time.perf_counter()
-    events.emit("backward-start", joint=joint)
-    with collections_postponed(), terminal_hints.progress("a backward"):
-        compiled = compile_backward(undefined, reach)
-    seconds = time.perf_counter() - start
-    events.emit("backward-compiled", seconds=seconds, undefined=len(undefined), joint=joint)
+    with events.compiling(), terminal_hints.progress("a backward"):
+        events.emit("backward-start", joint=joint)
+        with collections_postponed():
+            compiled = compile_backward(undefined, reach)
+        seconds = time.perf_counter() - start
+        events.emit("backward-compiled", seconds=seconds, undefined=len(undefined), joint=joint)
     return compiled
 
 

@@ -1,7 +1,8 @@
 """Cost of graph breaks: compiled frames read the clock before and after the eager instruction, for a while.
 
 A compiled frame ends in a comment that names the break, the instruction, and a tail call
-(`capture/graph_breaks/graph_break.py`). Its code is replaced by code from the same source with the clock on the same
+(`capture/graph_breaks/graph_break.py`). The clock stops while smelt compiles, such as the backward of an instruction that
+calls `backward()`. The frame's code is replaced by code from the same source with the clock on the same
 lines, so that tracebacks stay the same.
 """
 
@@ -14,6 +15,7 @@ from types import CodeType, FunctionType
 
 from smelt.capture.driver.cache_entries import Entry
 from smelt.capture.graph_breaks.code_positions import location_table
+from smelt.capture.graph_breaks.graph_break import comment_of
 from smelt.reasons import Reason
 
 _MARK = "# graph break: "
@@ -26,6 +28,14 @@ class BreakCosts:
     def __init__(self) -> None:
         self._seconds: dict[str, list[float]] = {}  # by the comment that names the break
         self._was: dict[FunctionType, CodeType] = {}
+        self._compiled = 0.0  # seconds of compilation
+
+    def compiled(self, name: str, seconds: float) -> None:
+        """Stop the clock for a compilation that has ended; a timer of `events.timed`."""
+        self._compiled += seconds
+
+    def _clock(self) -> float:
+        return time.perf_counter() - self._compiled
 
     def attach(self, entries: Iterable[Entry]) -> None:
         """Let the frames of these entries read the clock, if they do not yet."""
@@ -43,7 +53,7 @@ class BreakCosts:
         if found is None:
             return
         seconds = self._seconds.setdefault(lines[marks[0]].strip().removeprefix(_MARK), [])
-        function.__globals__.update({_CLOCK: time.perf_counter, _NOTE: seconds.append})
+        function.__globals__.update({_CLOCK: self._clock, _NOTE: seconds.append})
         self._was[function], function.__code__ = function.__code__, found
 
     def detach(self) -> None:
@@ -53,10 +63,9 @@ class BreakCosts:
         self._was.clear()
 
     def ms(self, reason: Reason) -> float | None:
-        """The median over the measured calls, in milliseconds; None if there are none. The clock itself takes less
-        than a microsecond."""
-        mark = f"{reason.kind.id} at {reason.line}"
-        seconds = [s for comment, found in self._seconds.items() if comment.startswith(mark) for s in found]
+        """The median over the measured calls, in milliseconds without compilation; None if there are none. The clock
+        itself takes less than a microsecond."""
+        seconds = [s for s in self._seconds.get(comment_of(reason), ()) if s > 0]  # another thread may have compiled
         return 1e3 * statistics.median(seconds) if seconds else None
 
 

@@ -20,13 +20,13 @@ from smelt.reasons import Reason
 from smelt.report import kernel_costs
 from smelt.report import report_data as data
 from smelt.report.call_modules import modules_of
-from smelt.report.event_collector import EventCollector, Scheduled
+from smelt.report.event_collector import COMPILE, EventCollector, Scheduled
 from smelt.report.graph_rows import EntryGraph, Owners, graph_data, source_line
 from smelt.report.kernel_times import KernelTimes
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem, accesses
 from smelt.schedule.schedule_printer import print_item
 from smelt.torch_private import OpOverload
-from smelt.user_lines import is_own
+from smelt.user_lines import file_name, is_own
 
 
 class FrameRecord(NamedTuple):
@@ -43,6 +43,7 @@ class ReportBuilder:
     Args:
         eager_bytes: bytes that eager saves for the backward of an entry's graph.
         break_ms: milliseconds per call of a graph break.
+        why_nothing: the reason if nothing was compiled and no call ran eagerly.
     """
 
     def __init__(
@@ -52,15 +53,17 @@ class ReportBuilder:
         times: KernelTimes,
         eager_bytes: Callable[[Entry], int | None],
         break_ms: Callable[[Reason], float | None],
+        why_nothing: str = "",
     ) -> None:
         self.frames, self.collected, self.times = frames, collected, times
-        self.eager_bytes, self.break_ms = eager_bytes, break_ms
+        self.eager_bytes, self.break_ms, self.why_nothing = eager_bytes, break_ms, why_nothing
         self.names = {frame.name for frame in frames}  # others compile meanwhile, too
         self.entries = [(frame.name, entry) for frame in frames for entry in frame.record.entries]
         self.owners = Owners(self.entries)
         self.graphs: list[EntryGraph] = []
         self.of_entry: dict[int, list[EntryGraph]] = defaultdict(list)  # by id of the entry
         self.partitions: dict[int, Partition] = {}  # by id of the entry
+        self.untimed: list[data.Note] = []
         self._number_graphs()
 
     def build(self, name: str) -> data.Report:
@@ -69,7 +72,11 @@ class ReportBuilder:
         frames = tuple(map(self._frame, self.frames))
         breaks = self._reasons(lambda record: record.breaks)
         eager = self._reasons(lambda record: record.reasons)
-        recompiles = tuple(r for r in self.collected.recompiles if r.frame in self.names)
+        recompiles = tuple(
+            replace(r, compiled=r.call in self.collected.installed)
+            for r in self.collected.recompiles
+            if r.frame in self.names
+        )
         graphs = tuple(graph_data(found, self._modules(found)) for found in self.graphs)
         events = _line_events(
             {
@@ -80,6 +87,18 @@ class ReportBuilder:
                 "recompiled": (recompile.line for recompile in recompiles),
             }
         )
+        phases = tuple(self._phases())
+        generated = sum(kernel.kind == "generated" for kernel in kernels)
+        counts = data.Counts(
+            graphs=sum(g.level == "torch" and g.operators > 0 for g in graphs),
+            breaks=len(breaks),
+            eager=len(eager),
+            recompiles=len({r.call for r in recompiles if r.compiled}),
+            entries=len(self.entries),
+            guards=sum(len(entry.guards) for frame in frames for entry in frame.entries),
+            kernels=generated,
+            extern_calls=len(kernels) - generated,
+        )
         return data.Report(
             version=1,
             name=name,
@@ -87,8 +106,11 @@ class ReportBuilder:
             torch=str(torch.__version__),
             device=self._device(),
             threads=torch.get_num_threads(),
+            counts=counts,
+            compile_ms=sum(p.ms for p in phases if p.name == COMPILE),
+            notes=(*self._notes(counts), *self.untimed),
             sources=tuple(_sources(events)),
-            phases=tuple(self._phases()),
+            phases=phases,
             frames=frames,
             breaks=breaks,
             eager=eager,
@@ -101,6 +123,27 @@ class ReportBuilder:
             memory=self._memory(timeline),
             lines=tuple(data.LineEvents(*line, tuple(what)) for line, what in sorted(events.items())),
         )
+
+    def _notes(self, counts: data.Counts) -> Iterator[data.Note]:
+        """Why sections are missing."""
+        if not (counts.entries or counts.eager or counts.breaks):
+            yield data.Note("overview", f"nothing was compiled: {self.why_nothing}")
+        elif not (counts.graphs or counts.eager or counts.breaks):
+            yield data.Note("overview", "no graph: smelt captured no operation on tensors")
+        before = sum(id(entry) not in self.collected.sources for _, entry in self.entries)
+        if before:
+            yield data.Note(
+                "overview",
+                f"{before} of {counts.entries} entries were compiled before this report observed them: it has no kernels, "
+                "memory, recompiles or times of their compilation. Explain the function before its first call, or after "
+                "smelt.reset()",
+            )
+        elif counts.graphs and not counts.kernels + counts.extern_calls:
+            yield data.Note("kernels", "no kernels: the backend runs the graphs by eager operators")
+        for frame in self.frames:
+            reason = frame.record.no_joint_graph_reason
+            if reason is not None:
+                yield data.Note("overview", f"{frame.name} runs eagerly under autograd: {reason}")
 
     # ---- graphs
 
@@ -161,7 +204,8 @@ class ReportBuilder:
             (p, owner[0]) for p, graph in self.collected.backwards if (owner := self.owners.of(graph))
         ]
         for p in sorted(self.collected.phases, key=lambda p: (p.start_ms, -p.ms)):
-            frame = next((frame for backward, frame in backwards if backward.contains(p)), p.frame)
+            around = (frame for b, frame in backwards if b.contains(p) or (p.name == COMPILE and p.contains(b)))
+            frame = next(around, p.frame)
             if frame in self.names:
                 yield replace(p, frame=frame)
 
@@ -198,13 +242,16 @@ class ReportBuilder:
         # Schedules without a graph are of failed attempts, or of other functions.
         shown = [(scheduled, graph) for scheduled, graph in found if graph is not None]
         timed = self.times.of((scheduled.schedule, scheduled.plan) for scheduled, _ in shown)
-        for (scheduled, graph), times in zip(shown, timed, strict=True):
+        for (scheduled, graph), (times, why) in zip(shown, timed, strict=True):
+            if why:
+                self.untimed.append(data.Note("kernels", f"no times for kernels of graph {graph.id}: {why}"))
+            nodes = _NodesOfItems(scheduled.graph)
             hints = {str(sym): hint for sym, hint in graph.entry.traced.hints.items()}
             live = _live_bytes(scheduled.schedule, hints)
             for i, item in enumerate(scheduled.schedule.items):
                 if isinstance(item, ViewItem):
                     continue
-                kernel = _kernel(item, scheduled, graph.id, hints, times.get(i))
+                kernel = _kernel(item, scheduled, graph.id, hints, times.get(i), nodes)
                 kernels.append(kernel)
                 timeline.append(data.MemoryStep(graph.id, kernel.name, live[i]))
                 if kernel.kind == "extern":
@@ -242,7 +289,7 @@ class ReportBuilder:
 
 def _with_text(line: Line | None) -> data.Line | None:
     found = source_line(line)
-    return found and replace(found, text=linecache.getline(found.file, found.line).strip())
+    return found and line and replace(found, text=linecache.getline(line.filename, line.line).strip())
 
 
 def _line_events(found: dict[str, Iterator[data.Line | None]]) -> dict[tuple[str, int], dict[str, None]]:
@@ -257,9 +304,14 @@ def _line_events(found: dict[str, Iterator[data.Line | None]]) -> dict[tuple[str
 
 def _sources(lines: Iterable[tuple[str, int]]) -> Iterator[data.File]:
     for file in dict.fromkeys(file for file, _ in lines):
-        text = "".join(linecache.getlines(file))
+        text = "".join(linecache.getlines(file) or _lines_of_cell(file))
         if text:
             yield data.File(file, 1, text)
+
+
+def _lines_of_cell(name: str) -> Sequence[str]:
+    cells = (linecache.getlines(file) for file in list(linecache.cache) if file_name(file) == name)
+    return next(cells, [])
 
 
 # --------------------------------------------------------------------------------------------------------------- entries
@@ -294,6 +346,7 @@ def _kernel(
     graph: int,
     hints: kernel_costs.Hints,
     us: float | None,
+    nodes: _NodesOfItems,
 ) -> data.Kernel:
     made_of: Sequence[tuple[str, Line | None]] = ()
     if isinstance(item, KernelItem):
@@ -313,7 +366,7 @@ def _kernel(
         flops=work.flops,
         us=None if us is None else round(us, 3),
         bytes_per_second=None if us is None or hints else (work.reads + work.writes) / (us * 1e-6),
-        nodes=tuple(_nodes(item, made_of, scheduled.graph)),
+        nodes=tuple(nodes.of(item, made_of)),
         lines=tuple(_lines(item.note, made_of)),
     )
 
@@ -331,16 +384,25 @@ def _operator(overload: str) -> str:
     return overload.rpartition(".")[0].rstrip("_")
 
 
-def _nodes(item: Any, made_of: Sequence[tuple[str, Line | None]], graph: Graph) -> list[str]:
-    """The nodes of the graph that an item computes, if operator and line identify one."""
-    if isinstance(item, ExternItem):
-        found = [n.name for n in graph if n.target is item.op and str(n.line or "") == item.note]
-        return found if len(found) == 1 else []
-    by_key: dict[tuple[str, Line | None], list[str]] = defaultdict(list)
-    for node in graph:
-        if isinstance(node.target, OpOverload):
-            by_key[node.target.name().split("::")[-1].split(".")[0].strip("_"), node.line].append(node.name)
-    return [by_key[key][0] for key in dict.fromkeys(made_of) if len(by_key[key]) == 1]
+class _NodesOfItems:
+    """The nodes of a graph that an item computes, if operator and line identify one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._calls: dict[tuple[Any, str], list[str]] = defaultdict(list)
+        self._loops: dict[tuple[str, Line | None], list[str]] = defaultdict(list)
+        for node in graph:
+            if isinstance(node.target, OpOverload):
+                self._calls[node.target, str(node.line or "")].append(node.name)
+                name = node.target.name().split("::")[-1].split(".")[0].strip("_")
+                self._loops[name, node.line].append(node.name)
+
+    def of(self, item: KernelItem | ExternItem, made_of: Sequence[tuple[str, Line | None]]) -> list[str]:
+        """The names of the nodes."""
+        if isinstance(item, ExternItem):
+            found = [self._calls.get((item.op, item.note), [])]
+        else:
+            found = [self._loops.get(key, []) for key in dict.fromkeys(made_of)]
+        return [names[0] for names in found if len(names) == 1]
 
 
 def _lines(note: str, made_of: Sequence[tuple[str, Line | None]]) -> list[str]:

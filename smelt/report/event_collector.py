@@ -36,6 +36,7 @@ _PHASES = {
     "partition": "partition",
     "backward-compiled": "backward",
 }
+COMPILE = "compile"  # the phase around those of one compilation
 
 
 @dataclass
@@ -46,10 +47,13 @@ class EventCollector:
     phases: list[data.Phase] = field(default_factory=list)
     backwards: list[tuple[data.Phase, Graph]] = field(default_factory=list)
     recompiles: list[data.Recompile] = field(default_factory=list)
+    rejected: int = 0  # calls that no entry accepted
+    installed: set[int] = field(default_factory=set)  # those of them that were compiled
     restrictions: dict[data.Restriction, None] = field(default_factory=dict)
     scheduled: list[Scheduled] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
     frame: str = ""
+    latest: str = ""  # kind of the latest event
     before: int = 0  # how many graphs were scheduled when the backend began
     sources: dict[int, tuple[Entry, Sequence[Source]]] = field(default_factory=dict)  # by id of the entry
 
@@ -64,6 +68,12 @@ class EventCollector:
         collect = _COLLECTED.get(event.kind)
         if collect is not None:
             collect(self, event, now)
+        self.latest = event.kind
+
+    def compiled(self, name: str, seconds: float) -> None:
+        """Collect the end of a compilation; a timer of `events.timed`."""
+        start = time.perf_counter() - self.began - seconds
+        self.phases.append(data.Phase(COMPILE, name or self.frame, 1e3 * start, 1e3 * seconds))
 
     def _phase(self, event: events.Event, now: float) -> None:
         name = event.name if event.kind == "stage" else _PHASES.get(event.kind)
@@ -78,12 +88,14 @@ class EventCollector:
         self.frame = event.name
 
     def _recompile(self, event: events.Event, now: float) -> None:
+        self.rejected += self.latest != event.kind
         failure = event.data["failure"]
         texts, line = ("", "", "", ""), None
         if failure is not None:
             texts = failure.guard.text, failure.source, failure.expected, failure.found
             line = source_line(failure.guard.line)
-        self.recompiles.append(data.Recompile(event.name, event.data["entry"], *texts, line, 1e3 * now))
+        where = event.name, event.data["entry"]
+        self.recompiles.append(data.Recompile(*where, *texts, line, 1e3 * now, self.rejected, False))
 
     def _restricted(self, event: events.Event, now: float) -> None:
         reason = event.data["reason"]
@@ -99,6 +111,8 @@ class EventCollector:
     def _installed(self, event: events.Event, now: float) -> None:
         entry = event.data["entry"]
         self.sources[id(entry)] = entry, event.data["sources"]
+        if self.recompiles and self.recompiles[-1].frame == event.name:
+            self.installed.add(self.recompiles[-1].call)
         for scheduled in self.scheduled[self.before :]:
             scheduled.entry = entry
         self.before = len(self.scheduled)

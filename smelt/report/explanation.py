@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +30,7 @@ class Observation:
         self._collected = EventCollector()
         self._costs = BreakCosts()
         self._times = KernelTimes()
+        self._watched = False
         self._eager: dict[int, tuple[Entry, int | None]] = {}  # by id of the entry, which is kept alive
 
     def _frames(self) -> Sequence[FrameRecord]:
@@ -40,7 +41,12 @@ class Observation:
     def watching(self) -> Iterator[Self]:
         """Include compilations within the context, such as that of a backward, which happens when its first gradient
         arrives."""
-        with events.subscribed(self._collected), events.subscribed(self._measure_breaks):
+        with ExitStack() as observed:
+            for timer in (self._collected.compiled, self._costs.compiled):
+                observed.enter_context(events.timed(timer))
+            for subscriber in (self._collected, self._measure_breaks):
+                observed.enter_context(events.subscribed(subscriber))
+            self._watched = True
             self._costs.attach(self._entries())
             try:
                 yield self
@@ -57,7 +63,12 @@ class Observation:
     def report(self) -> Report:
         """Everything that was observed, typed. Measures what eager would save for the backward of new entries."""
         measured = self._times, self._eager_bytes, self._costs.ms
-        return ReportBuilder(self._frames(), self._collected, *measured).build(self._name)
+        builder = ReportBuilder(self._frames(), self._collected, *measured, self._why_nothing())
+        return builder.build(self._name)
+
+    def _why_nothing(self) -> str:
+        """Why nothing was compiled, if so, and what to do."""
+        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON data; docs/explain.md lists the keys."""
@@ -115,6 +126,14 @@ class Explanation(Observation):
     def _frames(self) -> list[FrameRecord]:
         records = inspect.records(self.compiled)
         return [FrameRecord(name, records[0][0] if i else None, r) for i, (name, r) in enumerate(records)]
+
+    def _why_nothing(self) -> str:
+        if not self._watched:
+            return "it was not called. Call it with arguments, through this object or .call(...)"
+        return (
+            "the function is not compiled (smelt.disable, disable=True, or the stance force_eager), or its call ran within "
+            "code that is. Explain the function that computes with tensors"
+        )
 
     def call(self, *args: Any, **kwargs: Any) -> Explanation:
         """Call `compiled` once with these arguments and return this object. Exceptions propagate."""

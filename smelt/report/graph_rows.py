@@ -9,7 +9,7 @@ from smelt.capture.driver.cache_entries import Entry
 from smelt.graph.graph_printer import code, spec_text, target_text
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
 from smelt.report import report_data as data
-from smelt.user_lines import is_own
+from smelt.user_lines import file_name, is_own
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def source_line(line: Line | None) -> data.Line | None:
     """A line of the user's code; None for a line of smelt's own (which calls a module, or steps a generator)."""
     if line is None or is_own(line.filename):
         return None
-    return data.Line(line.filename, line.line, line.function)
+    return data.Line(file_name(line.filename), line.line, line.function)
 
 
 def _node_data(node: Node, module: str | None) -> data.Node:

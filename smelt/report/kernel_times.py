@@ -16,7 +16,7 @@ from torch.profiler import profile, supported_activities
 
 from smelt.plan import profiler_names
 from smelt.plan.steps import Aten, Launch, Plan, Reg, Step
-from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, accesses
+from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem, accesses
 from smelt.torch_private import profiler_enabled
 
 Names = tuple[str, ...]  # of the graph's event and those of its steps
@@ -27,6 +27,7 @@ class KernelTimes:
 
     def __init__(self) -> None:
         self._runs: dict[Names, list[list[float]]] = defaultdict(list)
+        self._recorded = False
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -34,26 +35,34 @@ class KernelTimes:
         if profiler_enabled():
             raise RuntimeError("torch's profiler is on: the times of kernels are in its trace")
         with profile(activities=supported_activities()) as profiled:
+            self._recorded = True
             yield
         for event in profiled.events() or ():
             if event.name.startswith(profiler_names.GRAPH):
                 steps = [child for child in event.cpu_children if child.name.startswith(profiler_names.STEP)]
                 self._runs[event.name, *(step.name for step in steps)].append([_us(step) for step in steps])
 
-    def of(self, planned: Iterable[tuple[Schedule, Plan | None]]) -> list[dict[int, float]]:
-        """For each schedule, with its plan: the median of each item, by position. Empty for graphs that did not run,
-        and for plans whose events are ambiguous."""
-        found = [
-            ({}, ()) if plan is None else (steps_of(schedule, plan), named(plan))
-            for schedule, plan in planned
-        ]
-        counts = Counter(names for _, names in found)
-        return [self._medians(steps, names) if counts[names] == 1 else {} for steps, names in found]
+    def of(self, planned: Iterable[tuple[Schedule, Plan | None]]) -> list[tuple[dict[int, float], str]]:
+        """For each schedule, with its plan: the median of each item, by position, and why items have none; both are
+        empty if nothing was recorded."""
+        found = [(schedule, plan, () if plan is None else named(plan)) for schedule, plan in planned]
+        counts = Counter(names for *_, names in found)
+        if not self._recorded:
+            return [({}, "") for _ in found]
+        return [self._medians(schedule, plan, names, counts[names]) for schedule, plan, names in found]
 
-    def _medians(self, steps: Mapping[int, int], names: Names) -> dict[int, float]:
-        """`steps`: position of an item -> index of its event in a run."""
+    def _medians(
+        self, schedule: Schedule, plan: Plan | None, names: Names, same: int
+    ) -> tuple[dict[int, float], str]:
+        """`same`: the number of graphs whose events have these names."""
         columns = list(zip(*self._runs.get(names, ())))
-        return {item: statistics.median(columns[step]) for item, step in steps.items()} if columns else {}
+        if plan is None or not columns:
+            return {}, "no timed call ran it as these steps (another entry, or a replay of a CUDA graph)"
+        if same > 1:
+            return {}, f"torch's profiler cannot tell it from {same - 1} more with the same kernels"
+        times = {item: statistics.median(columns[step]) for item, step in steps_of(schedule, plan).items()}
+        missing = sum(not isinstance(item, ViewItem) for item in schedule.items) - len(times)
+        return times, f"{missing} run within the step of another" if missing else ""
 
 
 def _us(event: Any) -> float:
@@ -88,10 +97,11 @@ def steps_of(schedule: Schedule, plan: Plan) -> Mapping[int, int]:
             found[i] = launches[_buffers(item)].pop(0)
     # The other launches are products, whose last buffer is the result.
     results |= {regs[-1]: n for regs, numbers in launches.items() for n in numbers}
+    readers = _readers(schedule)
     for i, item in enumerate(schedule.items):
-        made = [results[out] for out in _item_results(schedule, i) if out in results]
-        if made and isinstance(item, ExternItem):
-            found[i] = made[0]
+        if isinstance(item, ExternItem):
+            made = [results[out] for out in _item_results(schedule, i, readers) if out in results]
+            found |= {i: made[0]} if made else {}
     return found
 
 
@@ -108,11 +118,19 @@ def _results(step: Aten) -> Iterator[int]:
         yield out.index
 
 
-def _item_results(schedule: Schedule, position: int) -> Iterator[int]:
+def _readers(schedule: Schedule) -> Mapping[int, list[int]]:
+    """By buffer, the positions of the kernels that read it."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, item in enumerate(schedule.items):
+        if isinstance(item, KernelItem):
+            for buffer in accesses(item)[0]:
+                found[buffer].append(i)
+    return found
+
+
+def _item_results(schedule: Schedule, position: int, readers: Mapping[int, list[int]]) -> Iterator[int]:
     """The results of a call; for a product with a fused epilogue, the epilogue's result."""
     own = accesses(schedule.items[position])[1]
     yield from own
-    for item in schedule.items[position + 1 :]:
-        reads, writes = accesses(item)
-        if isinstance(item, KernelItem) and not set(own).isdisjoint(reads):
-            yield from writes
+    for i in sorted({i for buffer in own for i in readers.get(buffer, ()) if i > position}):
+        yield from accesses(schedule.items[i])[1]

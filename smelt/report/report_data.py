@@ -33,7 +33,8 @@ class File:
 
 @dataclass(frozen=True)
 class Phase:
-    """A step of compiling, from the start of the observation; phases nest, such as `lower` within `backend`."""
+    """A step of compiling, from the start of the observation; phases nest, such as `lower` within `backend`. The
+    outermost is `compile`."""
 
     name: str
     frame: str
@@ -57,7 +58,8 @@ class Guard:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry. `source`: its compiled frame; `sizes`: `s0 = x.shape[0]`; `graphs`: ids."""
+    """An entry. `source`: its compiled frame; `sizes`: `s0 = x.shape[0]`; `graphs`: ids; `seconds`: of compiling it,
+    without a backward, which compiles at its first gradient."""
 
     number: int
     guards: tuple[Guard, ...]
@@ -78,7 +80,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a frame broke or ran eagerly. `cost_ms`: of one call of a break, if measured."""
+    """Why a frame broke or ran eagerly. `cost_ms`: of one call of a break, without compilation, if measured."""
 
     frame: str
     id: str
@@ -92,7 +94,8 @@ class Reason:
 
 @dataclass(frozen=True)
 class Recompile:
-    """An entry that rejected a call. `guard` is empty if all its guards hold when they are evaluated again."""
+    """An entry that rejected a call. `guard` is empty if all its guards hold when they are evaluated again. `call`: the
+    number of the call, which other entries may have rejected, too; `compiled`: whether it has an entry of its own now."""
 
     frame: str
     entry: int
@@ -102,6 +105,8 @@ class Recompile:
     now: str
     line: Line | None
     at_ms: float
+    call: int
+    compiled: bool
 
 
 @dataclass(frozen=True)
@@ -227,8 +232,33 @@ class LineEvents:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """The figures of a report. `graphs`: captured graphs that compute; their aten, joint, forward and backward graphs do
+    not count again. `recompiles`: entries compiled because no entry accepted a call. `kernels`: generated ones;
+    `extern_calls`: calls of ATen between them."""
+
+    graphs: int
+    breaks: int
+    eager: int
+    recompiles: int
+    entries: int
+    guards: int
+    kernels: int
+    extern_calls: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """Why something is missing. `view`: the view of the page that lacks it, or overview."""
+
+    view: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Report:
-    """Everything about the calls of one function, or of a script."""
+    """Everything about the calls of one function, or of a script. `compile_ms`: the time of compilation during the
+    observation, the sum of the `compile` phases."""
 
     version: int
     name: str
@@ -236,6 +266,9 @@ class Report:
     torch: str
     device: str
     threads: int
+    counts: Counts
+    compile_ms: float
+    notes: tuple[Note, ...]
     sources: tuple[File, ...]
     phases: tuple[Phase, ...]
     frames: tuple[Frame, ...]

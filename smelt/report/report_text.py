@@ -5,8 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from html import escape
+from typing import NamedTuple
 
 from smelt.report import report_data as data
+from smelt.report.event_collector import COMPILE
 from smelt.user_lines import location
 
 WIDTH = 120
@@ -16,13 +18,17 @@ MOST = 12  # rows of a section; the rest is counted
 def plain_text(report: data.Report) -> str:
     """The text for a terminal."""
     lines = [_summary(report)]
-    for title, rows in _sections(report):
+    for note in _notes(report, "overview"):
+        lines += _wrapped(note)
+    for title, count, rows, notes in _sections(report):
         shown = rows if title in ("breaks", "recompiles") else rows[:MOST]
-        lines += ["", f"{title} ({len(rows)})" if len(rows) > 1 else title]
+        lines += ["", f"{title} ({count})" if len(rows) > 1 else title]
         for row in shown:
             lines += _wrapped(row)
         if len(rows) > len(shown):
             lines.append(f"  ... and {len(rows) - len(shown)} more (to_dict() has all)")
+        for note in notes:
+            lines += _wrapped(note)
     return "\n".join(lines) + "\n"
 
 
@@ -51,26 +57,30 @@ _OPEN = {
 def notebook_html(report: data.Report) -> str:
     """A self-contained piece of HTML in the page's colours; all text of the program is escaped."""
     parts = [f'<div style="{_STYLE}"><b>{escape(_summary(report))}</b>']
-    for title, rows in _sections(report):
-        body = "".join(f'<pre style="{_CODE}">{escape(row)}</pre>' for row in rows)
+    parts += [f'<pre style="{_CODE}">{escape(note)}</pre>' for note in _notes(report, "overview")]
+    for title, count, rows, notes in _sections(report):
+        body = "".join(f'<pre style="{_CODE}">{escape(row)}</pre>' for row in (*rows, *notes))
         state = " open" if title in _OPEN else ""
-        parts.append(f"<details{state}><summary>{escape(title)} ({len(rows)})</summary>{body}</details>")
+        parts.append(f"<details{state}><summary>{escape(title)} ({count})</summary>{body}</details>")
     return "".join([*parts, "</div>"])
 
 
 def _summary(report: data.Report) -> str:
     """One line of counts."""
-    entries = [entry for frame in report.frames for entry in frame.entries]
-    graphs = sum(g.level == "torch" and g.operators > 0 for g in report.graphs)
+    figures = report.counts
     counts = [
-        _count(graphs, "graph"),
-        _count(len(report.breaks), "break"),
-        _count(len(report.recompiles), "recompile"),
-        _count(len(entries), "entry", "entries"),
-        f"compiled in {sum(entry.seconds for entry in entries):.2f} s",
+        _count(figures.graphs, "graph"),
+        _count(figures.breaks, "break"),
+        _count(figures.recompiles, "recompile"),
+        _count(figures.entries, "entry", "entries"),
+        f"compiled in {report.compile_ms / 1e3:.2f} s",
     ]
-    eager = f", {_count(len(report.eager), 'reason')} to run eagerly" if report.eager else ""
+    eager = f", {_count(figures.eager, 'reason')} to run eagerly" if figures.eager else ""
     return f"{report.name}: {', '.join(counts)}{eager}"
+
+
+def _notes(report: data.Report, view: str) -> list[str]:
+    return [note.text for note in report.notes if note.view == view]
 
 
 def _count(n: int, one: str, many: str = "") -> str:
@@ -78,13 +88,29 @@ def _count(n: int, one: str, many: str = "") -> str:
     return f"{n} {one if n == 1 else many or one + 's'}"
 
 
-def _sections(report: data.Report) -> Iterator[tuple[str, list[str]]]:
-    """Title and rows of each non-empty section; a row may have several lines, the first of which is its head."""
+class _Section(NamedTuple):
+    """`count`: of what the rows show; a row may have several lines, the first of which is its head."""
+
+    title: str
+    count: str
+    rows: list[str]
+    notes: list[str]
+
+
+def _sections(report: data.Report) -> Iterator[_Section]:
+    """The sections that are not empty."""
+    figures = report.counts
+    counts = {
+        "recompiles": str(figures.recompiles),
+        "guards": f"{figures.guards}, of {_count(figures.entries, 'entry', 'entries')}",
+        "graphs": f"{figures.graphs}, at each level",
+        "kernels": f"{figures.kernels} generated, {_count(figures.extern_calls, 'ATen call')}",
+    }
     not_fused = (f"{r.a} with {r.b}: {r.why}" for r in report.not_fused)
     found = [
         ("breaks", list(map(_reason, report.breaks))),
         ("ran eagerly", list(map(_reason, report.eager))),
-        ("recompiles", list(map(_recompile, report.recompiles))),
+        ("recompiles", _recompiles(report.recompiles)),
         ("restricted sizes", list(map(_restriction, report.restricted_sizes))),
         ("guards", list(_guards(report))),
         ("graphs", list(map(_graph, report.graphs))),
@@ -94,7 +120,11 @@ def _sections(report: data.Report) -> Iterator[tuple[str, list[str]]]:
         ("saved for the backward", _memory(report.memory)),
         ("time", _times(report.phases)),
     ]
-    return ((title, rows) for title, rows in found if rows)
+    for title, rows in found:
+        topic = title.partition(",")[0]
+        notes = _notes(report, topic)
+        if rows or notes:
+            yield _Section(title, counts.get(topic, str(len(rows))), rows, notes)
 
 
 def _reason(reason: data.Reason) -> str:
@@ -105,13 +135,23 @@ def _reason(reason: data.Reason) -> str:
         text.append(f"at {_at(reason.line)}: {reason.line.text}")
     text.append(f"fix: {reason.hint}")
     if reason.cost_ms is not None:
-        text.append(f"cost: {reason.cost_ms:.3f} ms of a call run eagerly here")
+        text.append(f"cost: {reason.cost_ms:.3f} ms of a call, without compilation")
     return "\n".join(text)
 
 
-def _recompile(recompile: data.Recompile) -> str:
+def _recompiles(found: tuple[data.Recompile, ...]) -> list[str]:
+    """One row per call: the entries that rejected it."""
+    rows: dict[int, str] = {}
+    for recompile in found:
+        text = _recompile(recompile, "" if recompile.call in rows else f"{recompile.frame}, ")
+        rows[recompile.call] = f"{rows[recompile.call]}\n{text}" if recompile.call in rows else text
+    eager = {r.call for r in found if not r.compiled}
+    return [text + "\nthis call has no entry of its own" * (call in eager) for call, text in rows.items()]
+
+
+def _recompile(recompile: data.Recompile, frame: str) -> str:
     """The failed guard and both values."""
-    head = f"{recompile.frame}, entry {recompile.entry}"
+    head = f"{frame}entry {recompile.entry}"
     if not recompile.guard:
         return f"{head}: a guard that holds again now"
     text = f"{head}: {recompile.guard}\n{recompile.where}: was {recompile.was}, now {recompile.now}"
@@ -175,7 +215,8 @@ def _time(kernel: data.Kernel) -> str:
     if kernel.us is None:
         return ""
     rate = kernel.bytes_per_second
-    return f", {kernel.us:.1f} us" + ("" if rate is None else f" ({rate / 1e9:.1f} GB/s)")
+    unit, factor = ("GB/s", 1e9) if (rate or 0) >= 1e9 else ("MB/s", 1e6)
+    return f", {kernel.us:.1f} us" + ("" if rate is None else f" ({rate / factor:.1f} {unit})")
 
 
 def _size(n: int) -> str:
@@ -212,6 +253,8 @@ def _times(phases: tuple[data.Phase, ...]) -> list[str]:
         total[phase.name] = total.get(phase.name, 0.0) + phase.ms
     if not total:
         return []
-    text = ", ".join(f"{name} {ms:.1f} ms" for name, ms in total.items())
-    nested = "\n(partition, lower, fuse, codegen and load are parts of backend and backward)"
-    return [text + (nested if "codegen" in total else "")]
+    whole = f"{COMPILE} {total.pop(COMPILE, 0):.1f} ms"
+    text = ", ".join([whole, *(f"{name} {ms:.1f} ms" for name, ms in total.items())])
+    nested = f"\n({COMPILE} is all of it"
+    nested += "; partition, lower, fuse, codegen and load are parts of backend and backward)" * ("codegen" in total)
+    return [text + nested.rstrip(")") + ")"]

@@ -203,7 +203,8 @@ class FrameCompiler:
                 return True
             _thread.capturing = True
             try:
-                with raise_exceptions.caller_handling(sys.exception()), terminal_hints.progress(self.name):
+                caller = raise_exceptions.caller_handling(sys.exception())
+                with caller, events.compiling(fn.__qualname__), terminal_hints.progress(self.name):
                     return self._compile(fn, slots)
             finally:
                 _thread.capturing = False

@@ -106,7 +106,7 @@ class Break:
                 writer.bind(value, writer.callback_compiler())
             elif type(value) is Constant:
                 writer.bind(value, writer.constant(value.value, value.name))
-        lines = [f"# graph break: {_comment(self.reason)}"]
+        lines = [f"# graph break: {comment_of(self.reason)}"]
         body, conditions = self._statements(writer)
         if self.handled is not None:
             body = _while_handling(writer, self.handled, body)
@@ -181,9 +181,10 @@ def _values(frame: SuspendedFrame) -> Iterator[object]:
         yield from frame.handler.values
 
 
-def _comment(reason: Reason) -> str:
+def comment_of(reason: Reason) -> str:
+    """The comment that names a break in its compiled frame."""
     at = f" at {reason.line}" if reason.line else ""
-    return f"{reason.kind.id}{at}" + (f" ({reason.detail})" if reason.detail else "").replace("\n", " ")
+    return f"{reason.kind.id}{at}" + (f" ({' '.join(reason.detail.splitlines())})" if reason.detail else "")
 
 
 def _tail(writer: Writer, resume_functions: ResumeFunctions, frames: Sequence[SuspendedFrame]) -> str:
