@@ -113,11 +113,11 @@ def report(
     if output.suffix not in (".html", ".json"):
         raise typer.BadParameter(f"a report is written as .html or .json, not as {output.name!r}")
     output = output.absolute()  # the script may go elsewhere
+    with _writing(output):
+        _of_compiler("smelt.runtime.whole_files").check_writable(output)
     explanation, status = _observed(script, context.args)
-    try:
+    with _writing(output):
         explanation.save(output)
-    except OSError as error:
-        raise typer.BadParameter(f"{output}: {error.strerror}") from None
     print(f"smelt: the report is {output}", file=sys.stderr)
     raise SystemExit(status)
 
@@ -277,6 +277,15 @@ def _shown(module: Any) -> Iterator[None]:
         raise
     except Exception as error:
         raise SystemExit(run_script.show(error, module)) from None
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn failures to write a file into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _found(module: Any, name: str) -> Any:

@@ -19,13 +19,13 @@ ROUNDS = 5  # the least number, however long they take
 @dataclass(frozen=True)
 class Measured:
     """Seconds: `first` of the call that compiles, `eager` and `smelt` of later calls, medians of `samples`. `differs`:
-    how the results differ, empty if they are equal."""
+    how the results differ, empty if they are equal, None if they cannot be compared."""
 
     first: float
     eager: float
     smelt: float
     samples: int
-    differs: str
+    differs: str | None
 
 
 def measure(fn: Callable[..., Any], arguments: tuple[Any, ...], seconds: float, no_grad: bool) -> Measured:
@@ -82,7 +82,7 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def _difference(found: Any, expected: Any) -> str:
+def _difference(found: Any, expected: Any) -> str | None:
     if _are_close(found, expected):
         return ""
     try:
@@ -90,7 +90,7 @@ def _difference(found: Any, expected: Any) -> str:
     except AssertionError as error:
         return str(error)
     except TypeError:  # results of a class that torch does not compare
-        return ""
+        return None
     return ""
 
 
@@ -117,13 +117,16 @@ def report(name: str, measured: Measured) -> str:
     """The text of a measurement."""
     eager, smelt = measured.eager, measured.smelt
     ratio = f"{eager / smelt:.2f} times as fast" if eager >= smelt else f"{smelt / eager:.2f} times as slow"
+    results = f"results differ: {measured.differs}" if measured.differs else "results are as in eager"
+    if measured.differs is None:
+        results = "results are of a class that torch does not compare: they were not compared"
     return "\n".join(
         [
             f"{name}: first call {_text(measured.first)}",
             f"  eager  {_text(eager)} a call",
             f"  smelt  {_text(smelt)} a call, {ratio}",
             f"  medians of {measured.samples} samples taken in turns, {torch.get_num_threads()} threads",
-            f"  {'results differ: ' + measured.differs if measured.differs else 'results are as in eager'}",
+            f"  {results}",
         ]
     )
 

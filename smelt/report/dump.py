@@ -36,6 +36,7 @@ from smelt.report.edited_frames import frame_of
 from smelt.report.edited_graphs import graph_of, program_of
 from smelt.report.edited_joints import joint_of
 from smelt.report.edited_sources import is_edited
+from smelt.runtime.whole_files import check_writable, write_whole, written_whole
 from smelt.schedule.schedule import Schedule
 from smelt.schedule.schedule_printer import print_schedule
 from smelt.tracing.backward.joint import Joint
@@ -136,8 +137,8 @@ class Dump:
     def _broke(self, event: events.Event) -> None:
         path = self._last.get(threading.get_ident())
         if path is not None:
-            with path.open("a", encoding="utf-8") as file:
-                file.write("\n" + artifact_text.comment(f"The graph ends here: {event.data['reason']}"))
+            end = artifact_text.comment(f"The graph ends here: {event.data['reason']}")
+            write_whole(path, f"{path.read_text(encoding='utf-8')}\n{end}")
 
     def _backward(self, event: events.Event) -> None:
         now = self._compilations.pop(threading.get_ident(), None)
@@ -164,7 +165,8 @@ class Dump:
             if role not in now.edited:
                 written, constants = _graph_file(prefix, role, graph, entry.name, hints, more)
                 if self._write(f"{prefix}.{role}.py", written) and constants:
-                    torch.save(constants, self.directory / f"{prefix}.{role}.pt")
+                    with written_whole(self.directory / f"{prefix}.{role}.pt") as file:
+                        torch.save(constants, file)
         self._write_code(prefix, now)
         self._link_functions(now.functions)
 
@@ -207,7 +209,7 @@ class Dump:
             return None
         if not self.writes:
             return None
-        path.write_text(written.text, encoding="utf-8")
+        write_whole(path, written.text)
         if path not in self.files:
             self.files.append(path)
         if is_python:
@@ -347,11 +349,12 @@ def _graph_file(
 def dumping(directory: str | os.PathLike[str], override: bool = False, writes: bool = True) -> Iterator[Dump]:
     """Write artifacts of compilations within the context; with `override`, compile edited graphs.
 
-    Raises OSError if `directory` cannot be created.
+    Raises OSError if `directory` cannot be created, or no file in it.
     """
     path = Path(directory)
     if writes:
         path.mkdir(parents=True, exist_ok=True)
+        check_writable(path / "file")
     dump = Dump(path, writes, override)
     with ExitStack() as on:
         on.enter_context(events.subscribed(dump))

@@ -18,6 +18,7 @@ from smelt.report.event_collector import EventCollector
 from smelt.report.kernel_times import KernelTimes
 from smelt.report.report_data import Report, as_json
 from smelt.report.report_text import notebook_html, plain_text
+from smelt.runtime.whole_files import check_writable, write_whole
 
 _INSTALLING = ("entry-installed", "graph-break", "eager-fallback")  # kinds of events that change records
 
@@ -81,13 +82,15 @@ class Observation:
         Raises ValueError for other endings, and OSError if `path` cannot be written.
         """
         path = Path(path)
-        if path.suffix == ".json":
-            path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
-        elif path.suffix == ".html":
-            html_report.write(path, self.to_dict())
-        else:
+        if path.suffix not in (".json", ".html"):
             ending = path.suffix or "a file without ending"
             raise ValueError(f"a report is written as .json or .html, not as {ending!r}")
+        check_writable(path)
+        if path.suffix == ".html":
+            html_report.write(path, self.to_dict())
+        else:
+            rows = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in self.to_dict().items())
+            write_whole(path, "{\n" + ",\n".join(rows) + "\n}\n")
         return path
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt.report.report_data import as_json
+from smelt.runtime.whole_files import write_whole
 
 _MARKER = "@REPORT@"
 
@@ -20,7 +21,7 @@ def write(path: str | PathLike[str], data: dict[str, Any]) -> None:
     are shown as unknown. Raises TypeError for values that are not JSON, and OSError if `path` cannot be written.
     """
     before, after = Path(__file__).with_name("page.html").read_text(encoding="utf-8").split(_MARKER)
-    Path(path).write_text(before + _embedded(data) + after, encoding="utf-8")
+    write_whole(path, before + _embedded(data) + after)
 
 
 def _embedded(data: dict[str, Any]) -> str:

@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import ModuleType
-from typing import TextIO
 
 from smelt import events
 from smelt.errors import OptionError
@@ -81,9 +80,10 @@ class _JsonLines:
 
     def __init__(self, path: str) -> None:
         try:
-            self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the process)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (open as long as the process)
         except OSError as error:
             raise OptionError(f"logs as JSON: {path!r} cannot be written: {error.strerror}") from None
+        self._path, self._failed = path, False
         self._lock = threading.Lock()
 
     def __call__(self, event: events.Event) -> None:
@@ -94,10 +94,24 @@ class _JsonLines:
                 "name": event.name,
                 "data": _texts().plain(event.data),
             }
-            line = json.dumps(fields) + "\n"
+            line = (json.dumps(fields) + "\n").encode()
             with self._lock:
-                self._file.write(line)
-                self._file.flush()
+                self._append(line)
+
+    def _append(self, line: bytes) -> None:
+        """Append the whole line; if it does not fit, nothing, with one warning."""
+        written, why = 0, "no space"
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            why = error.strerror or str(error)
+        if written == len(line):
+            return
+        if self._file.seekable() and written:
+            self._file.truncate(self._file.tell() - written)
+        if not self._failed:
+            self._failed = True
+            logging.getLogger("smelt").warning("smelt: %s: lines of the log are missing: %s", self._path, why)
 
     def close(self) -> None:
         """Close the file."""

@@ -11,6 +11,7 @@ import torch
 
 from smelt.config import Config
 from smelt.graph.graph_printer import python_source
+from smelt.runtime.whole_files import write_whole, written_whole
 from smelt.verify.bisect import Located
 from smelt.verify.result_comparison import ROUNDING
 
@@ -89,7 +90,8 @@ def write(located: Located, config: Config, title: str) -> Path | None:
     path = folder / "reproducer.py"
     loaded = ""
     if large or constants:
-        torch.save({"inputs": large, "constants": dict(constants)}, folder / "tensors.pt")
+        with written_whole(folder / "tensors.pt") as file:
+            torch.save({"inputs": large, "constants": dict(constants)}, file)
         loaded = (
             'saved = torch.load(Path(__file__).with_name("tensors.pt"))\nconstants = saved["constants"]\n\n'
         )
@@ -99,7 +101,7 @@ def write(located: Located, config: Config, title: str) -> Path | None:
     tail = _TAIL.format(rounding=repr(ROUNDING), options=repr(_changed(config)))
     listed = "".join(f"    {text},\n" for text in inputs)
     text = f"{head}{loaded}inputs = [\n{listed}]\n\n{body.strip()}\n{tail}"
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text)
     return path
 
 
