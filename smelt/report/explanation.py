@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from smelt.report.build_report import FrameRecord, ReportBuilder
 from smelt.report.eager_saved_bytes import eager_saved_bytes
 from smelt.report.event_collector import EventCollector
 from smelt.report.kernel_times import KernelTimes
-from smelt.report.report_data import Report, as_json
+from smelt.report.report_data import Report, as_json, json_text
 from smelt.report.report_text import notebook_html, plain_text
 from smelt.runtime.whole_files import check_writable, write_whole
 
@@ -87,9 +87,10 @@ class Observation:
             raise ValueError(f"a report is written as .json or .html, not as {ending!r}")
         check_writable(path)
         if path.suffix == ".html":
-            html_report.write(path, self.to_dict())
+            html_report.write(path, self.report())
         else:
-            rows = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in self.to_dict().items())
+            report = self.report()
+            rows = (f'"{f.name}": {json_text(getattr(report, f.name))}' for f in fields(report))
             write_whole(path, "{\n" + ",\n".join(rows) + "\n}\n")
         return path
 

@@ -6,9 +6,11 @@ are in order of time, sizes in bytes.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 
@@ -286,12 +288,35 @@ class Report:
 
 def as_json(value: Any) -> Any:
     """Dicts and lists for dataclasses and sequences; None for infinities and NaN, which JSON lacks."""
+    if isinstance(value, (str, int)) or value is None:
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if is_dataclass(value):
-        return {f.name: as_json(getattr(value, f.name)) for f in fields(value)}
+        return {name: as_json(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, dict):
         return {key: as_json(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence):
         return [as_json(item) for item in value]
     return value
+
+
+def json_text(value: Any) -> str:
+    """The JSON of `as_json(value)`, in ASCII. Raises TypeError for values that are not JSON."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"), default=_fields)
+    except ValueError:  # infinities, or NaN
+        return json.dumps(as_json(value), separators=(",", ":"))
+
+
+def _fields(value: Any) -> dict[str, Any] | list[Any]:
+    if is_dataclass(value):
+        return {name: getattr(value, name) for name in _names(type(value))}
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"not JSON: {value!r}")
+
+
+@cache
+def _names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls))

@@ -21,7 +21,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with target.open("wb") as file:
             yield file
         return
-    aside = _created_beside(target)
+    aside = _new_file(target)
     try:
         with aside.open("wb") as file:
             yield file
@@ -47,10 +47,10 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     if target.is_dir():
         raise IsADirectoryError(21, "Is a directory", str(path))
     if target.is_file() or not target.exists():
-        _created_beside(target).unlink()
+        _new_file(target).unlink()
 
 
-def _created_beside(target: Path) -> Path:
+def _new_file(target: Path) -> Path:
     """An empty file in the folder of `target`, with the permissions of a new file."""
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(13, "Permission denied", str(target))
