@@ -22,7 +22,7 @@ export interface ViewProps {
 interface View {
   id: string;
   title: string;
-  count?: (report: Report) => number;
+  count?: (report: Report) => number | null;
   show: (props: ViewProps) => ComponentChildren;
 }
 
@@ -30,10 +30,10 @@ const VIEWS: View[] = [
   { id: "overview", title: "Overview", show: Overview },
   { id: "source", title: "Source", show: SourceView },
   { id: "breaks", title: "Breaks", count: (r) => r.breaks.length + r.eager.length, show: Breaks },
-  { id: "recompiles", title: "Recompiles", count: (r) => r.recompiles.length, show: Recompiles },
-  { id: "entries", title: "Entries", count: (r) => r.frames.reduce((n, f) => n + f.entries.length, 0), show: Entries },
-  { id: "graphs", title: "Graphs", count: (r) => r.graphs.length, show: Graphs },
-  { id: "kernels", title: "Kernels", count: (r) => r.kernels.length, show: Kernels },
+  { id: "recompiles", title: "Recompiles", count: (r) => r.counts.recompiles, show: Recompiles },
+  { id: "entries", title: "Entries", count: (r) => r.counts.entries, show: Entries },
+  { id: "graphs", title: "Graphs", count: (r) => r.counts.graphs, show: Graphs },
+  { id: "kernels", title: "Kernels", count: (r) => r.counts.kernels, show: Kernels },
   { id: "memory", title: "Memory", show: Memory },
 ];
 
@@ -84,7 +84,7 @@ export function App({ report, lines }: { report: Report; lines: Lines }) {
           {VIEWS.map(({ id, title, count }) => (
             <a href={href(id)} aria-current={id === view.id ? "page" : undefined}>
               {title}
-              {count && <span class="count"> {count(report).toLocaleString("en-US")}</span>}
+              {count?.(report) != null && <span class="count"> {count(report)!.toLocaleString("en-US")}</span>}
             </a>
           ))}
         </nav>

@@ -54,6 +54,20 @@ export interface Recompile {
   now: string;
   at_ms: number | null;
   line: Line | null;
+  call: number; // of which call: other entries may have rejected it, too
+  compiled: boolean;
+}
+export interface Counts {
+  graphs: number | null; // captured ones that compute, whatever the number of their levels
+  recompiles: number;
+  entries: number;
+  guards: number;
+  kernels: number; // generated
+  extern_calls: number;
+}
+export interface Note {
+  view: string;
+  text: string;
 }
 export interface Node {
   name: string;
@@ -101,6 +115,9 @@ export interface Report {
   torch: string;
   device: string;
   threads: number | null;
+  counts: Counts;
+  compile_ms: number | null; // without what the program did between compilations
+  notes: Note[];
   sources: Source[];
   phases: Phase[];
   frames: Frame[];
@@ -152,6 +169,21 @@ function reason(raw: Raw): Break {
   };
 }
 
+/** The figures of the report; those that it lacks, from its lists. */
+function counts(raw: Raw): Counts {
+  const entries = list(raw.frames).flatMap((f) => list(f.entries));
+  const generated = list(raw.kernels).filter((k) => k.kind !== "extern").length;
+  return {
+    graphs: null,
+    recompiles: list(raw.recompiles).length,
+    entries: entries.length,
+    guards: entries.reduce((n, e) => n + list(e.guards).length, 0),
+    kernels: generated,
+    extern_calls: list(raw.kernels).length - generated,
+    ...raw.counts,
+  };
+}
+
 export function read(raw: Raw): Report {
   const memory: Raw = raw.memory ?? {};
   return {
@@ -160,6 +192,9 @@ export function read(raw: Raw): Report {
     torch: text(raw.torch),
     device: text(raw.device),
     threads: number(raw.threads),
+    counts: counts(raw),
+    compile_ms: number(raw.compile_ms),
+    notes: list(raw.notes).map((n) => ({ view: text(n.view), text: text(n.text) })),
     sources: list(raw.sources).map((s) => ({ file: text(s.file), first_line: s.first_line ?? 1, text: text(s.text) })),
     phases: list(raw.phases).map((p) => ({
       name: text(p.name),
@@ -181,7 +216,9 @@ export function read(raw: Raw): Report {
     })),
     breaks: list(raw.breaks).map(reason),
     eager: list(raw.eager).map(reason),
-    recompiles: list(raw.recompiles).map((r) => ({
+    recompiles: list(raw.recompiles).map((r, index) => ({
+      call: r.call ?? index,
+      compiled: r.compiled ?? true,
       frame: text(r.frame),
       entry: r.entry ?? 0,
       guard: text(r.guard),

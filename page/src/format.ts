@@ -22,15 +22,12 @@ export const us = (value: number | null): string =>
   value == null ? "\u2013" : value >= 1000 ? ms(value / 1000) : `${digits(value)}\u00a0\u00b5s`;
 export const bytes = (value: number | null): string =>
   value == null ? "\u2013" : scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
-/** In powers of ten, for axes that have them. */
-export const decimalBytes = (value: number | null): string =>
-  value == null ? "\u2013" : scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"]);
 export const flops = (value: number | null): string =>
   value == null ? "\u2013" : scaled(value, 1000, ["", "k", "M", "G", "T"]).trim();
 export const rate = (value: number | null): string =>
   value == null ? "\u2013" : scaled(value, 1000, ["flop/s", "kflop/s", "Mflop/s", "Gflop/s", "Tflop/s"]);
 export const bandwidth = (value: number | null): string =>
-  value == null ? "\u2013" : scaled(value, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]);
+  value == null ? "\u2013" : scaled(value / 1e6, 1000, ["MB/s", "GB/s", "TB/s"]);
 export const intensity = (value: number | null): string => (value == null ? "\u2013" : digits(value));
 export const count = (n: number, one: string, many = one + "s"): string =>
   `${n.toLocaleString("en-US")}\u00a0${n === 1 ? one : many}`;

@@ -287,8 +287,8 @@ def _compiled_backward(
 ) -> Compiled:
     """The backward for these defined tangents."""
     undefined = frozenset(k for k, d in enumerate(defined) if not d)
-    start = time.perf_counter()
     with events.compiling(), terminal_hints.progress("a backward"):
+        start = time.perf_counter()
         events.emit("backward-start", joint=joint)
         with collections_postponed():
             compiled = compile_backward(undefined, reach)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from html import escape
 from typing import NamedTuple
@@ -201,7 +202,8 @@ def _kernels(kernels: tuple[data.Kernel, ...]) -> tuple[str, list[str]]:
     def cost(kernel: data.Kernel) -> float:
         return (kernel.us or 0.0) if timed else kernel.reads_bytes + kernel.writes_bytes
 
-    return title, [_kernel(k) for k in sorted(kernels, key=cost, reverse=True)]
+    rows = Counter(_kernel(k) for k in sorted(kernels, key=cost, reverse=True))
+    return title, [row if n == 1 else f"{row}; {n} of these" for row, n in rows.items()]
 
 
 def _kernel(kernel: data.Kernel) -> str:

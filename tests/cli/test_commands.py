@@ -37,6 +37,7 @@ class Scaled(torch.nn.Module):
 scaled = Scaled()
 compiled = torch.compile(g)
 draws = lambda x: x + torch.rand(3)
+described = lambda: object
 calls = []
 def other():
     calls.append(1)
@@ -145,7 +146,21 @@ def test_report_is_a_page_that_a_browser_shows(tmp_path, monkeypatch):
 def test_explain_of_a_script_that_compiles_nothing(tmp_path):
     path = tmp_path / "empty.py"
     path.write_text("")
-    assert "0 graphs, 0 breaks" in command("explain", str(path)).stderr
+    said = " ".join(command("explain", str(path)).stderr.split())
+    assert "0 graphs, 0 breaks" in said and "Wrap the model, model = torch.compile(model)" in said
+    path.write_text("import torch\nf = torch.compile(lambda x: x)")
+    assert "compiled functions that the script did not call" in command("explain", str(path)).stderr
+
+
+@pytest.mark.parametrize("output", ["missing/r.html", ".", "folder.html", "file/r.json"])
+def test_an_output_that_cannot_be_written_is_known_before_the_script_runs(tmp_path, output):
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").write_text("kept")
+    path = tmp_path / "script.py"
+    path.write_text("print('ran')")
+    done = command("report", "-o", str(tmp_path / output), str(path))
+    assert done.exit_code == 2 and "ran" not in done.stdout and len(done.stderr.splitlines()) <= 4
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 @pytest.mark.parametrize(
@@ -172,6 +187,8 @@ def test_bench_says_where_results_differ(script):
     assert done.exit_code == 1
     assert "results differ: Tensor-likes are not close!" in done.stdout
     assert command("bench", f"{script}:draws", "torch.ones(3)", "--seconds", "0.01").exit_code == 0
+    done = command("bench", f"{script}:described", "--seconds", "0.01")
+    assert done.exit_code == 0 and "they were not compared" in done.stdout
 
 
 def test_ops_tells_of_all_and_of_one():

@@ -180,3 +180,14 @@ def test_the_names_are_those_that_texts_exist_for():
     from smelt.report.log_texts import TEXTS
 
     assert list(TEXTS) == list(logs.NAMES)
+
+
+def test_lines_that_do_not_fit_are_left_out_with_one_warning(caplog):
+    smelt.set_logs(json="/dev/full")
+    try:
+        smelt.compile(lambda x: x + 1)(torch.ones(3))
+    finally:
+        smelt.set_logs(json="")
+    assert [r.getMessage() for r in caplog.records if "lines of the log" in r.getMessage()] == [
+        "smelt: /dev/full: lines of the log are missing: No space left on device"
+    ]

@@ -3,7 +3,7 @@ import type { ComponentChildren } from "preact";
 import type { Line } from "../data";
 import { base } from "../format";
 import { href } from "../route";
-import { Python } from "./python";
+import { LongPython } from "./seen";
 
 export function Empty({ children }: { children: ComponentChildren }) {
   return <p class="empty">{children}</p>;
@@ -23,12 +23,13 @@ export function Where({ line }: { line: Line | string | null | undefined }) {
 export function Code({ text, label, plain }: { text: string; label: string; plain?: boolean }) {
   return (
     <pre class="code" tabIndex={0} role="region" aria-label={label}>
-      <code>{plain ? text : <Python text={text} />}</code>
+      <code>{plain ? text : <LongPython text={text} />}</code>
     </pre>
   );
 }
 
-export function Table({ head, label, children }: { head: [string, string?][]; label: string; children: ComponentChildren }) {
+/** `bodies`: children are the bodies of the table, not its rows. */
+export function Table({ head, label, children, bodies }: { head: [string, string?][]; label: string; children: ComponentChildren; bodies?: boolean }) {
   return (
     <div class="scroll" role="region" aria-label={label} tabIndex={0}>
       <table aria-label={label}>
@@ -41,7 +42,7 @@ export function Table({ head, label, children }: { head: [string, string?][]; la
             ))}
           </tr>
         </thead>
-        <tbody>{children}</tbody>
+        {bodies ? children : <tbody>{children}</tbody>}
       </table>
     </div>
   );

@@ -27,3 +27,12 @@ export function logAxis(values: number[], from: number, to: number): Axis {
   for (let p = low; p <= high; p += every) powers.push(p);
   return Object.assign(axis, { low, high, powers });
 }
+
+/** Round sizes of memory on the axis. */
+export function powersOfFour({ low, high }: Axis): number[] {
+  const [first, last] = [Math.ceil(low / Math.log10(4)), Math.floor(high / Math.log10(4))];
+  const every = Math.ceil((last - first + 1) / 8);
+  const found = [];
+  for (let p = first; p <= last; p += every) found.push(4 ** p);
+  return found;
+}

@@ -12,11 +12,11 @@ export function Breaks({ report }: ViewProps) {
         {report.breaks.length ? (
           <List reasons={report.breaks} />
         ) : (
-          <Empty>No graph breaks: each captured call is one graph.</Empty>
+          <Empty>No graph breaks: {report.counts.entries ? "each captured call is one graph." : "nothing was captured."}</Empty>
         )}
       </Section>
       <Section title="Calls that ran eagerly" note={report.eager.length}>
-        {report.eager.length ? <List reasons={report.eager} /> : <Empty>No call ran eagerly.</Empty>}
+        {report.eager.length ? <List reasons={report.eager} /> : <Empty>{report.counts.entries ? "No call ran eagerly." : "No call was captured."}</Empty>}
       </Section>
     </>
   );
@@ -60,7 +60,7 @@ export function Reason({ reason }: { reason: Break }) {
         <span>
           in <span class="mono">{reason.frame}</span>
         </span>
-        {reason.cost_ms != null && <span>costs {ms(reason.cost_ms)} a call</span>}
+        {reason.cost_ms != null && <span>costs {ms(reason.cost_ms)} a call, without compilation</span>}
       </p>
       {stack.length > 0 && (
         <details>

@@ -5,6 +5,7 @@ import type { Entry, Frame } from "../data";
 import { count, ms } from "../format";
 import { Code, Empty, Section, Table, Where } from "../parts/common";
 import { Python } from "../parts/python";
+import { Rows, useSearch } from "../parts/seen";
 import { href } from "../route";
 
 export function Entries({ report, route }: ViewProps) {
@@ -36,6 +37,7 @@ export function Entries({ report, route }: ViewProps) {
 const anchor = (frame: number, entry: string | number) => `entry-${frame}-${entry}`;
 
 function One({ frame, id, entry, open }: { frame: Frame; id: string; entry: Entry; open: boolean }) {
+  const [guards, search] = useSearch(entry.guards, (g) => `${g.text} ${g.source} ${g.line?.file}:${g.line?.line}`, "guards");
   return (
     <details class="entry" id={id} open={open}>
       <summary>
@@ -53,9 +55,13 @@ function One({ frame, id, entry, open }: { frame: Frame; id: string; entry: Entr
           <span class="mono">{size}</span>
         ))}
       </p>
+      {search}
       {entry.guards.length ? (
-        <Table label={`Guards of entry ${entry.number} of ${frame.name}`} head={[["Guard"], ["Origin"], ["Line"]]}>
-          {entry.guards.map((guard) => (
+        <Table bodies label={`Guards of entry ${entry.number} of ${frame.name}`} head={[["Guard"], ["Origin"], ["Line"]]}>
+          <Rows
+            rows={guards}
+            columns={3}
+            row={(guard) => (
             <tr>
               <td class="wrap">
                 <code>
@@ -67,7 +73,8 @@ function One({ frame, id, entry, open }: { frame: Frame; id: string; entry: Entr
                 <Where line={guard.line} />
               </td>
             </tr>
-          ))}
+            )}
+          />
         </Table>
       ) : (
         <Empty>No guards: the entry serves every call.</Empty>

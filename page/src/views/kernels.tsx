@@ -2,8 +2,9 @@
 import { useMemo, useState } from "preact/hooks";
 import type { ViewProps } from "../app";
 import type { Kernel, Report } from "../data";
-import { bandwidth, bytes, flops, intensity, us } from "../format";
+import { bandwidth, bytes, count, flops, intensity, us } from "../format";
 import { Code, Empty, Section, Table, Where } from "../parts/common";
+import { Rows, useSearch } from "../parts/seen";
 import { href } from "../route";
 import { Roofline } from "./roofline";
 
@@ -42,7 +43,12 @@ export function Kernels({ report, route }: ViewProps) {
     <>
       <div class="split">
         <div class="pane">
-          <Section title="Kernels" note={rows.length}>
+          <Section title="Kernels" note={`${count(report.counts.kernels, "generated kernel")}, ${count(report.counts.extern_calls, "ATen call")}`}>
+            {report.notes
+              .filter((note) => note.view === "kernels")
+              .map((note) => (
+                <p>{note.text}</p>
+              ))}
             {rows.length ? (
               <>
                 <Roofline rows={rows} chosen={chosen} />
@@ -63,19 +69,23 @@ export function Kernels({ report, route }: ViewProps) {
 }
 
 function List({ rows, chosen }: { rows: Row[]; chosen: Row | null }) {
-  const [[column, down], order] = useState<[number, boolean]>([0, false]);
   const timed = rows.some((row) => row.kernel.us != null);
+  const [[column, down], order] = useState<[number | null, boolean]>([null, true]); // at first by time, then by size
+  const [found, search] = useSearch(rows, ({ kernel }) => `${kernel.name} ${kernel.kind} ${kernel.nodes.join(" ")}`, "kernels");
   const columns = timed ? COLUMNS : COLUMNS.slice(0, -2);
   const sorted = useMemo(() => {
+    if (column === null) return found.toSorted((a, b) => (b.kernel.us ?? 0) - (a.kernel.us ?? 0) || (b.moved ?? 0) - (a.moved ?? 0));
     const key = COLUMNS[column][2];
     const sign = down ? -1 : 1;
-    return [...rows].sort((a, b) => {
+    return [...found].sort((a, b) => {
       const [p, q] = [key(a), key(b)];
       if (p == null || q == null) return Number(p == null) - Number(q == null); // what is not known comes last
       return sign * (p < q ? -1 : p > q ? 1 : 0);
     });
-  }, [rows, column, down]);
+  }, [found, column, down]);
   return (
+    <>
+    {search}
     <div class="scroll" role="region" aria-label="Kernels" tabIndex={0}>
       <table aria-label="Kernels">
         <thead>
@@ -90,8 +100,11 @@ function List({ rows, chosen }: { rows: Row[]; chosen: Row | null }) {
             ))}
           </tr>
         </thead>
-        <tbody>
-          {sorted.map(({ kernel, index, intensity: perByte }) => (
+        <Rows
+          rows={sorted}
+          columns={columns.length}
+          chosen={sorted.findIndex(({ index }) => index === chosen?.index)}
+          row={({ kernel, index, intensity: perByte }) => (
             <tr class={index === chosen?.index ? "chosen" : undefined}>
               <td class="n dim">{index}</td>
               <td class="name">
@@ -108,10 +121,11 @@ function List({ rows, chosen }: { rows: Row[]; chosen: Row | null }) {
               {timed && <td class="n">{us(kernel.us)}</td>}
               {timed && <td class="n">{bandwidth(kernel.bytes_per_second)}</td>}
             </tr>
-          ))}
-        </tbody>
+          )}
+        />
       </table>
     </div>
+    </>
   );
 }
 
@@ -177,10 +191,11 @@ const times = (n: number) => (n > 1 ? <span class="dim">{` ${n}\u00d7`}</span> :
 
 function Refused({ report }: { report: Report }) {
   const externs = distinct(report.externs, (row) => JSON.stringify([row.target, row.why]));
+  const none = report.kernels.length ? null : "Nothing was compiled into kernels.";
   const refused = distinct(report.not_fused, (row) => JSON.stringify([row.a, row.b, row.why]));
   return (
     <>
-      <Section title="Left to libraries" note={report.externs.length}>
+      <Section title="Left to libraries" note={externs.length}>
         {externs.length ? (
           <Table label="Left to libraries" head={[["Operator"], ["Why"]]}>
             {externs.map(({ row, times: n }) => (
@@ -194,10 +209,10 @@ function Refused({ report }: { report: Report }) {
             ))}
           </Table>
         ) : (
-          <Empty>Every operator is generated.</Empty>
+          <Empty>{none ?? "Every operator is generated."}</Empty>
         )}
       </Section>
-      <Section title="Not fused" note={report.not_fused.length}>
+      <Section title="Not fused" note={refused.length}>
         {refused.length ? (
           <Table label="Not fused" head={[["Kernel"], ["with"], ["Why"]]}>
             {refused.map(({ row, times: n }) => (
@@ -212,7 +227,7 @@ function Refused({ report }: { report: Report }) {
             ))}
           </Table>
         ) : (
-          <Empty>No fusion was refused.</Empty>
+          <Empty>{none ?? "No fusion was refused."}</Empty>
         )}
       </Section>
     </>

@@ -3,6 +3,7 @@ import type { ViewProps } from "../app";
 import type { Saved as SavedValues, Step } from "../data";
 import { bytes, count } from "../format";
 import { Empty, Section, Table, Where } from "../parts/common";
+import { Rows } from "../parts/seen";
 import { ticks } from "../parts/scale";
 import { href } from "../route";
 
@@ -55,14 +56,14 @@ function Run({ title, id, timeline }: RunProps) {
       <Steps timeline={timeline} peak={peak} />
       <details>
         <summary>As a table, {count(timeline.length, "step")}</summary>
-        <Table label="Memory by step" head={[["#", "n"], ["Step"], ["Memory", "n"]]}>
-          {timeline.map((step, i) => (
+        <Table bodies label="Memory by step" head={[["#", "n"], ["Step"], ["Memory", "n"]]}>
+          <Rows rows={timeline} columns={3} row={(step, i) => (
             <tr>
               <td class="n">{i}</td>
               <td class="mono">{step.step}</td>
               <td class="n">{bytes(step.bytes)}</td>
             </tr>
-          ))}
+          )} />
         </Table>
       </details>
     </div>
@@ -76,10 +77,11 @@ function Values({ graph }: { graph: SavedValues }) {
       <summary>
         <span class="mono">{graph.frame}</span>: {count(graph.values.length, "value")}, {bytes(graph.saved_bytes)}
       </summary>
-      <Table label={`Saved by ${graph.frame}`} head={[["Value"], ["Bytes", "n"], ["Why"], ["Line"]]}>
-        {graph.values
-          .toSorted((a, b) => (b.bytes ?? 0) - (a.bytes ?? 0))
-          .map((value) => (
+      <Table bodies label={`Saved by ${graph.frame}`} head={[["Value"], ["Bytes", "n"], ["Why"], ["Line"]]}>
+        <Rows
+          rows={graph.values.toSorted((a, b) => (b.bytes ?? 0) - (a.bytes ?? 0))}
+          columns={4}
+          row={(value) => (
             <tr>
               <td class="mono">{value.name}</td>
               <td class="n">{bytes(value.bytes)}</td>
@@ -88,7 +90,8 @@ function Values({ graph }: { graph: SavedValues }) {
                 <Where line={value.line} />
               </td>
             </tr>
-          ))}
+          )}
+        />
       </Table>
     </details>
   );

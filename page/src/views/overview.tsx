@@ -12,30 +12,38 @@ export function Overview({ report }: ViewProps) {
     <>
       <Section title="In short">
         <Figures report={report} />
+        <Notes report={report} />
       </Section>
-      <Section title="Time of compilation" note={report.phases.length ? ms(span(report.phases)) : null}>
+      <Section title="Time of compilation" note={report.compile_ms == null ? null : ms(report.compile_ms)}>
         {report.phases.length ? <Timeline phases={report.phases} /> : <Empty>No phase was timed.</Empty>}
       </Section>
     </>
   );
 }
 
-const span = (phases: Phase[]): number =>
-  Math.max(...phases.map((p) => p.start_ms + p.ms)) - Math.min(...phases.map((p) => p.start_ms));
+/** The time of compilation before a time, without what the program did between compilations. */
+function compileClock(phases: Phase[]): (at: number) => number {
+  const runs: [from: number, to: number][] = [];
+  for (const phase of phases.toSorted((a, b) => a.start_ms - b.start_ms)) {
+    const last = runs.at(-1);
+    if (last && phase.start_ms <= last[1]) last[1] = Math.max(last[1], end(phase));
+    else runs.push([phase.start_ms, end(phase)]);
+  }
+  return (at) => runs.reduce((sum, [from, to]) => sum + Math.max(0, Math.min(at, to) - from), 0);
+}
 
 const end = (phase: Phase): number => phase.start_ms + phase.ms;
 
 function Figures({ report }: { report: Report }) {
-  const generated = report.kernels.filter((k) => k.kind !== "extern").length;
-  const entries = report.frames.reduce((n, f) => n + f.entries.length, 0);
-  const guards = report.frames.reduce((n, f) => n + f.entries.reduce((m, e) => m + e.guards.length, 0), 0);
+  const { graphs, recompiles, entries, guards, kernels, extern_calls } = report.counts;
+  const levels = [...new Set(report.graphs.map((g) => g.level))];
   const { saved_bytes, eager_saved_bytes } = report.memory;
   const figures: [string, string, string, string?][] = [
     ["breaks", "Graph breaks", String(report.breaks.length), report.eager.length ? `${report.eager.length} ran eagerly` : ""],
-    ["recompiles", "Recompiles", String(report.recompiles.length)],
+    ["recompiles", "Recompiles", String(recompiles)],
     ["entries", "Entries", String(entries), count(guards, "guard")],
-    ["graphs", "Graphs", String(report.graphs.length), count(report.graphs.reduce((n, g) => n + g.nodes.length, 0), "node")],
-    ["kernels", "Kernels", String(report.kernels.length), `${generated} generated`],
+    ["graphs", "Graphs", graphs == null ? "\u2013" : String(graphs), levels.length ? `levels: ${levels.join(", ")}` : ""],
+    ["kernels", "Generated kernels", String(kernels), `and ${count(extern_calls, "ATen call")}`],
     ["memory", "Saved for backward", bytes(saved_bytes), eager_saved_bytes == null ? "" : `eager ${bytes(eager_saved_bytes)}`],
   ];
   return (
@@ -47,6 +55,19 @@ function Figures({ report }: { report: Report }) {
             <span class="value">{value}</span>
             <span class="more">{more}</span>
           </a>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+/** Why something is missing, with what to do. */
+function Notes({ report: { notes } }: { report: Report }) {
+  return (
+    <ul class="plain">
+      {notes.map((note) => (
+        <li>
+          {note.view === "overview" ? note.text : <a href={href(note.view)}>{note.text}</a>}
         </li>
       ))}
     </ul>
@@ -79,8 +100,8 @@ function rows(phases: Phase[]): { frame: string; bars: Bar[]; lanes: number }[] 
 
 function Timeline({ phases }: { phases: Phase[] }) {
   const groups = useMemo(() => rows(phases), [phases]);
-  const start = Math.min(...phases.map((p) => p.start_ms));
-  const length = span(phases) || 1;
+  const clock = useMemo(() => compileClock(phases), [phases]);
+  const length = clock(Infinity) || 1;
   const names = [...new Set(phases.map((p) => p.name))];
   const percent = (value: number) => `${(100 * value) / length}%`;
   const bars = groups.flatMap((group) => group.bars);
@@ -106,7 +127,7 @@ function Timeline({ phases }: { phases: Phase[] }) {
               {bars.map((bar) => (
                 <span
                   class={"phase hue-" + (names.indexOf(bar.name) % 10)}
-                  style={{ left: percent(bar.start_ms - start), width: percent(bar.ms), top: `${bar.lane * 20}px` }}
+                  style={{ left: percent(clock(bar.start_ms)), width: percent(bar.ms), top: `${bar.lane * 20}px` }}
                   title={`${bar.name}: ${ms(bar.ms)} from ${ms(bar.start_ms)}`}
                 >
                   {bar.ms / length > 0.06 ? bar.name : ""}

@@ -1,14 +1,15 @@
 // Why a function has more than one entry: the guards that failed, in order of time.
 import type { ViewProps } from "../app";
-import { ms } from "../format";
+import { count, ms } from "../format";
 import { Empty, Section, Table, Where } from "../parts/common";
 import { Python } from "../parts/python";
 import { href } from "../route";
 
 export function Recompiles({ report }: ViewProps) {
-  const { recompiles } = report;
+  const { recompiles, counts } = report;
+  const note = recompiles.length > counts.recompiles ? `${counts.recompiles}, ${count(recompiles.length, "rejection")}` : counts.recompiles;
   return (
-    <Section title="Recompile history" note={recompiles.length}>
+    <Section title="Recompile history" note={note}>
       {recompiles.length ? (
         <Table
           label="Recompiles"
@@ -35,7 +36,7 @@ export function Recompiles({ report }: ViewProps) {
           ))}
         </Table>
       ) : (
-        <Empty>No recompiles: the first entry of each function served all calls.</Empty>
+        <Empty>No recompiles: {counts.entries ? "no entry rejected a call that the report observed." : "nothing was compiled."}</Empty>
       )}
     </Section>
   );

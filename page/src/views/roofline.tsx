@@ -1,7 +1,7 @@
 // Kernels between memory and arithmetic. Where their times are known: flops per second over flops per byte, below the rates
 // that the fastest of them reach. Else flops over bytes, with a diagonal for each intensity.
-import { bytes, decimalBytes, flops, intensity, rate } from "../format";
-import { logAxis, type Axis } from "../parts/scale";
+import { bytes, flops, intensity, rate } from "../format";
+import { logAxis, powersOfFour, type Axis } from "../parts/scale";
 import { href } from "../route";
 import type { Row } from "./kernels";
 
@@ -34,7 +34,7 @@ export function Roofline({ rows, chosen }: { rows: Row[]; chosen: Row | null }) 
         <clipPath id="plot">
           <rect x={LEFT} y={TOP} width={WIDTH - LEFT - RIGHT} height={HEIGHT - TOP - BOTTOM} />
         </clipPath>
-        <Grid x={x} y={y} labels={byTime ? [intensity, rate] : [decimalBytes, flops]} />
+        <Grid x={x} y={y} binary={!byTime} labels={byTime ? [intensity, rate] : [bytes, flops]} />
         <g clip-path="url(#plot)">{byTime ? <Roofs x={x} y={y} points={points} /> : <Diagonals x={x} y={y} points={points} />}</g>
         <text class="title" x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 6} text-anchor="middle">
           {byTime ? "flops per byte" : "bytes read and written"}
@@ -69,14 +69,15 @@ export function Roofline({ rows, chosen }: { rows: Row[]; chosen: Row | null }) 
 
 type Label = (value: number | null) => string;
 
-function Grid({ x, y, labels }: { x: Axis; y: Axis; labels: [Label, Label] }) {
+/** `binary`: whether sizes of memory lie along x. */
+function Grid({ x, y, binary, labels }: { x: Axis; y: Axis; binary: boolean; labels: [Label, Label] }) {
   return (
     <g>
-      {x.powers.map((p) => (
+      {(binary ? powersOfFour(x) : x.powers.map((p) => 10 ** p)).map((value) => (
         <g>
-          <line class="grid" x1={x(10 ** p)} x2={x(10 ** p)} y1={TOP} y2={HEIGHT - BOTTOM} />
-          <text x={x(10 ** p)} y={HEIGHT - BOTTOM + 16} text-anchor="middle">
-            {labels[0](10 ** p)}
+          <line class="grid" x1={x(value)} x2={x(value)} y1={TOP} y2={HEIGHT - BOTTOM} />
+          <text x={x(value)} y={HEIGHT - BOTTOM + 16} text-anchor="middle">
+            {labels[0](value)}
           </text>
         </g>
       ))}

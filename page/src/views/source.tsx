@@ -6,6 +6,7 @@ import { base, count } from "../format";
 import { EVENTS, EVENT_TEXT, type Happened } from "../lines";
 import { Empty } from "../parts/common";
 import { Python, spans, tokenLines } from "../parts/python";
+import { Rows } from "../parts/seen";
 import { href } from "../route";
 import { Reason } from "./breaks";
 
@@ -73,16 +74,35 @@ interface ListingProps {
 
 function Listing({ source, happened, chosen }: ListingProps) {
   const lines = useMemo(() => tokenLines(source.text.replace(/\n$/, "")), [source]);
+  const at = chosen == null ? 0 : chosen - source.first_line;
   const table = useRef<HTMLTableElement>(null);
+  const stepped = useRef(false); // by a key
+  /** Arrow keys go to the next line that has something to say. */
+  const onKeyDown = (event: KeyboardEvent) => {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!by) return;
+    const marked = [...happened.keys()].filter((n) => n >= source.first_line && n < source.first_line + lines.length).sort((a, b) => a - b);
+    const next = marked[marked.indexOf(Number(document.activeElement?.textContent)) + by];
+    if (next === undefined) return;
+    event.preventDefault();
+    stepped.current = true;
+    location.hash = href("source", source.file, next);
+  };
   useEffect(() => {
     const row = table.current?.querySelector("tr.chosen");
+    if (stepped.current) row?.querySelector<HTMLElement>(".number a")?.focus({ preventScroll: true });
+    stepped.current = false;
     const place = row?.getBoundingClientRect();
     if (place && (place.top < HEADER || place.bottom > innerHeight)) row!.scrollIntoView({ block: "center" });
   }, [chosen, source]);
   return (
-    <table class="listing-lines" ref={table} onKeyDown={(event) => step(event, table.current!)}>
-      <tbody>
-        {lines.map((line, i) => {
+    <table class="listing-lines" ref={table} onKeyDown={onKeyDown}>
+      <Rows
+        rows={lines}
+        columns={3}
+        height={19}
+        chosen={at}
+        row={(line, i) => {
           const number = source.first_line + i;
           const here = happened.get(number);
           return (
@@ -90,8 +110,8 @@ function Listing({ source, happened, chosen }: ListingProps) {
               {spans(line)}
             </Row>
           );
-        })}
-      </tbody>
+        }}
+      />
     </table>
   );
 }
@@ -136,18 +156,6 @@ function Row({ number, file, here, chosen, children }: RowProps) {
       </td>
     </tr>
   );
-}
-
-/** Arrow keys go to the next line that has something to say. */
-function step(event: KeyboardEvent, table: HTMLElement) {
-  const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (!by) return;
-  const links = [...table.querySelectorAll<HTMLElement>(".number a")];
-  const next = links[links.indexOf(document.activeElement as HTMLElement) + by];
-  if (!next) return;
-  event.preventDefault();
-  next.focus();
-  next.click();
 }
 
 function Hint({ happened, file }: { happened: Map<number, Happened>; file: string }) {
