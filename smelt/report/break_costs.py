@@ -65,7 +65,9 @@ class BreakCosts:
     def ms(self, reason: Reason) -> float | None:
         """The median over the measured calls, in milliseconds without compilation; None if there are none. The clock
         itself takes less than a microsecond."""
-        seconds = [s for s in self._seconds.get(comment_of(reason), ()) if s > 0]  # another thread may have compiled
+        seconds = [
+            s for s in self._seconds.get(comment_of(reason), ()) if s > 0
+        ]  # another thread may have compiled
         return 1e3 * statistics.median(seconds) if seconds else None
 
 

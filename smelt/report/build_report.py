@@ -204,7 +204,9 @@ class ReportBuilder:
             (p, owner[0]) for p, graph in self.collected.backwards if (owner := self.owners.of(graph))
         ]
         for p in sorted(self.collected.phases, key=lambda p: (p.start_ms, -p.ms)):
-            around = (frame for b, frame in backwards if b.contains(p) or (p.name == COMPILE and p.contains(b)))
+            around = (
+                frame for b, frame in backwards if b.contains(p) or (p.name == COMPILE and p.contains(b))
+            )
             frame = next(around, p.frame)
             if frame in self.names:
                 yield replace(p, frame=frame)
@@ -289,7 +291,9 @@ class ReportBuilder:
 
 def _with_text(line: Line | None) -> data.Line | None:
     found = source_line(line)
-    return found and line and replace(found, text=linecache.getline(line.filename, line.line).strip())
+    if found is None or line is None:
+        return None
+    return replace(found, text=linecache.getline(line.filename, line.line).strip())
 
 
 def _line_events(found: dict[str, Iterator[data.Line | None]]) -> dict[tuple[str, int], dict[str, None]]:

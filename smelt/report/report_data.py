@@ -293,7 +293,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if is_dataclass(value):
-        return {name: as_json(getattr(value, name)) for name in _names(type(value))}
+        return {name: as_json(getattr(value, name)) for name in _names(value.__class__)}
     if isinstance(value, dict):
         return {key: as_json(item) for key, item in value.items()}
     if isinstance(value, Sequence):
@@ -311,7 +311,7 @@ def json_text(value: Any) -> str:
 
 def _fields(value: Any) -> dict[str, Any] | list[Any]:
     if is_dataclass(value):
-        return {name: getattr(value, name) for name in _names(type(value))}
+        return {name: getattr(value, name) for name in _names(value.__class__)}
     if isinstance(value, Sequence):
         return list(value)
     raise TypeError(f"not JSON: {value!r}")

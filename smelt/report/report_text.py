@@ -90,10 +90,10 @@ def _count(n: int, one: str, many: str = "") -> str:
 
 
 class _Section(NamedTuple):
-    """`count`: of what the rows show; a row may have several lines, the first of which is its head."""
+    """`figure`: the number of what the rows show; a row may have several lines, the first of which is its head."""
 
     title: str
-    count: str
+    figure: str
     rows: list[str]
     notes: list[str]
 
@@ -258,5 +258,7 @@ def _times(phases: tuple[data.Phase, ...]) -> list[str]:
     whole = f"{COMPILE} {total.pop(COMPILE, 0):.1f} ms"
     text = ", ".join([whole, *(f"{name} {ms:.1f} ms" for name, ms in total.items())])
     nested = f"\n({COMPILE} is all of it"
-    nested += "; partition, lower, fuse, codegen and load are parts of backend and backward)" * ("codegen" in total)
+    nested += "; partition, lower, fuse, codegen and load are parts of backend and backward)" * (
+        "codegen" in total
+    )
     return [text + nested.rstrip(")") + ")"]

@@ -71,7 +71,9 @@ def test_counts_add_up_neither_levels_nor_entries():
     counts = report.counts
     assert {g.level for g in report.graphs} >= {"torch", "joint", "forward"}
     assert counts.graphs == counts.entries == 6 and counts.recompiles == 4
-    assert len(report.recompiles) == 2 * (1 + 2)  # the third call was rejected by two entries of each function
+    assert len(report.recompiles) == 2 * (
+        1 + 2
+    )  # the third call was rejected by two entries of each function
     assert len({r.call for r in report.recompiles if r.compiled}) == 4
     assert counts.kernels + counts.extern_calls == len(report.kernels)
     assert counts.guards == sum(len(e.guards) for f in report.frames for e in f.entries)
@@ -104,7 +106,9 @@ def test_compiled_before_the_report_observed():
     explanation = smelt.explain(compiled)(torch.ones(3))
     [note] = notes(explanation)
     assert note.startswith("2 of 2 entries were compiled before") and "smelt.reset()" in note
-    assert "compiled before this report" in str(explanation) and "compiled before" in explanation._repr_html_()
+    assert (
+        "compiled before this report" in str(explanation) and "compiled before" in explanation._repr_html_()
+    )
     assert explanation.report().compile_ms == 0
 
 
@@ -121,7 +125,9 @@ def test_nothing_was_compiled():
 
 @pytest.mark.parametrize("fn", [None, torch.nn.Linear])
 def test_what_cannot_be_explained_is_named(fn):
-    with pytest.raises(TypeError, match=f"smelt.explain: fn must be a function.*, got .*{getattr(fn, '__name__', fn)}"):
+    with pytest.raises(
+        TypeError, match=f"smelt.explain: fn must be a function.*, got .*{getattr(fn, '__name__', fn)}"
+    ):
         smelt.explain(fn)
 
 
