@@ -197,6 +197,42 @@ def test_a_line_is_marked_with_what_happened_to_it(browser: Any, sample: Path):
         says(page, "aside h2", "block.py:17")
 
 
+def many(rows: int) -> dict[str, Any]:
+    """A report with so many guards, kernels and lines of source."""
+    data = reports.sample()
+    [first, *_] = [entry for frame in data["frames"] for entry in frame["entries"]]
+    first["guards"] = [
+        {"text": f"L['x{i}'] == {i}", "source": f"L['x{i}']", "line": None} for i in range(rows)
+    ]
+    first["source"] = "\n".join(f"x{i} = {i}" for i in range(rows))
+    data["kernels"] = [data["kernels"][0] | {"name": f"kernel_{i}", "us": 1.0 * (i % 7)} for i in range(rows)]
+    data["sources"] = [{"file": reports.FILE, "first_line": 1, "text": "x = 1\n" * rows}]
+    return data
+
+
+def test_rows_are_drawn_when_they_are_seen(browser: Any, tmp_path: Path):
+    pages.write(tmp_path / "page.html", many(3000))
+    assert set(json.loads(embedded(tmp_path / "page.html"))) == {"gzip"}
+    assert (tmp_path / "page.html").stat().st_size < 500_000
+    with opened(browser, tmp_path / "page.html", "entries") as page:
+        for view, query, found in (
+            ("entries", "x2999", "L['x2999'] == 2999"),
+            ("kernels", "el_2998", "kernel_2998"),
+        ):
+            visit(page, view)
+            assert page.evaluate("document.querySelectorAll('main table tr').length") < 300
+            page.fill("input[type=search] >> nth=0", query)
+            contains(page, "main", "1 row found")
+            contains(page, "main", found)
+            page.fill("input[type=search] >> nth=0", "")
+        assert page.inner_text("td.name >> nth=0") == "kernel_6"  # the longest first
+        visit(page, "kernels/2997")
+        has(page, "tr.chosen a", "aria-current", "true")
+        visit(page, f"{LINE}/2500")
+        contains(page, "tr.chosen", "2500")
+        assert page.evaluate("document.querySelectorAll('main table tr').length") < 400
+
+
 # ------------------------------------------------------------------------------------------------ nothing gets in
 
 
