@@ -81,12 +81,26 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
+_DRAWN = (
+    1 << 16
+)  # elements that are random; more repeat them, since random numbers of a large model take seconds
+
+
+def _fill(tensor: torch.Tensor) -> None:
+    if tensor.numel() <= _DRAWN or not tensor.is_contiguous():
+        tensor.normal_() if tensor.numel() else tensor
+        return
+    drawn = torch.randn(_DRAWN, dtype=tensor.dtype, device=tensor.device)
+    for part in tensor.view(-1).split(_DRAWN):
+        part.copy_(drawn[: part.numel()])
+
+
 def _input(spec: TensorSpec, fake: FakeTensor) -> torch.Tensor:
     """A tensor with the metadata of an input. An input that requires a gradient and is not a leaf is not one here
     either: leaves must not be written in place."""
     made = empty_like_spec(spec, fake.device).detach()
     if spec.dtype.is_floating_point or spec.dtype.is_complex:
-        made.normal_() if made.numel() else made
+        _fill(made)
     else:
         made.zero_()
     if not fake.requires_grad:

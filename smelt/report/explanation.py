@@ -18,6 +18,7 @@ from smelt.report.event_collector import EventCollector
 from smelt.report.kernel_times import KernelTimes
 from smelt.report.report_data import Report, as_json, json_text
 from smelt.report.report_text import notebook_html, plain_text
+from smelt.runtime.gc_pause import collections_postponed
 from smelt.runtime.whole_files import check_writable, write_whole
 
 _INSTALLING = ("entry-installed", "graph-break", "eager-fallback")  # kinds of events that change records
@@ -65,7 +66,8 @@ class Observation:
         """Everything that was observed, typed. Measures what eager would save for the backward of new entries."""
         measured = self._times, self._eager_bytes, self._costs.ms
         builder = ReportBuilder(self._frames(), self._collected, *measured, self._why_nothing())
-        return builder.build(self._name)
+        with collections_postponed():  # its objects are many, and none is garbage
+            return builder.build(self._name)
 
     def _why_nothing(self) -> str:
         """Why nothing was compiled, if so, and what to do."""

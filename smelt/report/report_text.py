@@ -255,10 +255,7 @@ def _times(phases: tuple[data.Phase, ...]) -> list[str]:
         total[phase.name] = total.get(phase.name, 0.0) + phase.ms
     if not total:
         return []
-    whole = f"{COMPILE} {total.pop(COMPILE, 0):.1f} ms"
-    text = ", ".join([whole, *(f"{name} {ms:.1f} ms" for name, ms in total.items())])
-    nested = f"\n({COMPILE} is all of it"
-    nested += "; partition, lower, fuse, codegen and load are parts of backend and backward)" * (
-        "codegen" in total
-    )
-    return [text + nested.rstrip(")") + ")"]
+    whole = total.pop(COMPILE, 0.0)
+    text = ", ".join(f"{name} {ms:.1f} ms" for name, ms in total.items())
+    parts = "; partition, lower, fuse, codegen and load are parts of the others" if "codegen" in total else ""
+    return [f"{COMPILE} {whole:.1f} ms, {text}\n({COMPILE} is all of it{parts})"]

@@ -15,7 +15,7 @@ export function Breaks({ report }: ViewProps) {
           <Empty>No graph breaks: {report.counts.entries ? "each captured call is one graph." : "nothing was captured."}</Empty>
         )}
       </Section>
-      <Section title="Calls that ran eagerly" note={report.eager.length}>
+      <Section title="Reasons to run eagerly" note={report.eager.length}>
         {report.eager.length ? <List reasons={report.eager} /> : <Empty>{report.counts.entries ? "No call ran eagerly." : "No call was captured."}</Empty>}
       </Section>
     </>
