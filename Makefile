@@ -24,6 +24,7 @@ VENV ?= .venv
 JOBS ?= $(shell nproc)
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
+STEP := requirements/step.sh
 NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: demo test test-avx2 check frameworks bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-products gpu-operators \
@@ -31,11 +32,11 @@ NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 .DELETE_ON_ERROR:
 
 $(VENV)/.torch:
-	@echo "== virtual environment and torch"
-	if [ "$(origin TORCH)" = file ] && $(PYTHON) -c 'import torch' 2>/dev/null; then \
-	  $(PYTHON) -m venv --system-site-packages $(VENV); \
+	@if [ "$(origin TORCH)" = file ] && $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	  $(STEP) "virtual environment with the torch that is installed" $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else \
-	  $(PYTHON) -m venv $(VENV) && $(PIP) install -q $(TORCH) $(TORCH_ARGS); \
+	  $(STEP) "virtual environment and $(TORCH): about a minute after the download (200 MB, 3 GB with CUDA)" \
+	    sh -c '$(PYTHON) -m venv $(VENV) && $(PIP) install -q $(TORCH) $(TORCH_ARGS)'; \
 	fi
 	$(PIP) install -q 'setuptools>=77' wheel ninja
 	touch $@
@@ -51,9 +52,8 @@ $(VENV)/.native: $(VENV)/.torch $(NATIVE) setup.py pyproject.toml smelt/_built.p
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch requirements/test.txt requirements/install_torchvision.py
-	@echo "== what tests, demo and benchmarks use"
-	$(PY) requirements/install_torchvision.py $(TORCH_ARGS)
-	$(PIP) install -q -r requirements/test.txt "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))')"
+	@$(STEP) "torchvision: half a minute" $(PY) requirements/install_torchvision.py $(TORCH_ARGS)
+	@$(STEP) "what tests, demo and benchmarks use: about a minute" $(PIP) install -q -r requirements/test.txt "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))')"
 	$(PY) -c 'import torchvision, timm'
 	$(PIP) show -q triton 2>/dev/null || $(PIP) install -q $(TRITON)  # CUDA builds of torch bring their own
 	touch $@
@@ -63,8 +63,7 @@ $(VENV)/.examples: $(VENV)/.torch requirements/examples.txt
 	touch $@
 
 $(VENV)/.libraries: $(VENV)/.test requirements/libraries.txt
-	@echo "== third-party libraries whose programs are compiled"
-	$(PIP) install -q --no-deps -r requirements/libraries.txt
+	@$(STEP) "third-party libraries whose programs are compiled: about a minute" $(PIP) install -q --no-deps -r requirements/libraries.txt
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.torch requirements/lint.txt

@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import sys
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -107,11 +108,14 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to, before the script: a name in .html or .json.")
     ] = Path("report.html"),
+    shows: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Run a script, and write a report: one HTML file that needs no network."""
     _check_options(context, script)
     if output.suffix not in (".html", ".json"):
         raise typer.BadParameter(f"a report is written as .html or .json, not as {output.name!r}")
+    if shows and output.suffix != ".html":
+        raise typer.BadParameter("--open shows a page: --output must end in .html")
     output = output.absolute()  # the script may go elsewhere
     with _writing(output):
         _of_compiler("smelt.runtime.whole_files").check_writable(output)
@@ -119,6 +123,8 @@ def report(
     with _writing(output):
         explanation.save(output)
     print(f"smelt: the report is {output}", file=sys.stderr)
+    if shows and not webbrowser.open(output.as_uri()):
+        print("smelt: --open found no browser", file=sys.stderr)
     raise SystemExit(status)
 
 

@@ -132,6 +132,16 @@ def test_report_has_all_functions_and_those_that_are_gone(tmp_path):
     assert smelt.config.DEFAULT.verify or broke["cost_ms"] > 0  # verified frames are not timed
 
 
+@pytest.mark.parametrize("has_browser", (True, False))
+def test_report_opens_a_browser(tmp_path, monkeypatch, has_browser):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or has_browser)
+    (tmp_path / "script.py").write_text("print(1)")
+    done = command("report", "--open", "-o", str(tmp_path / "r.html"), str(tmp_path / "script.py"))
+    assert done.exit_code == 0 and opened == [(tmp_path / "r.html").as_uri()]
+    assert ("--open found no browser" in done.stderr) is not has_browser
+
+
 def test_report_is_a_page_that_a_browser_shows(tmp_path, monkeypatch):
     path = tmp_path / "script.py"
     path.write_text(BROKEN)
@@ -228,6 +238,7 @@ def test_doctor_reports(monkeypatch):
         (["ops", "zzzzzz"], "no ATen operator 'zzzzzz'"),
         (["rum"], "No such command 'rum'"),
         (["cache", "--claer"], "No such option: --claer"),
+        (["report", "--open", "-o", "r.json", "x.py"], "--open shows a page"),
         (["run", "--bad", "x.py"], "no such option: --bad"),
         (["report", "--outptu", "x.html", "x.py"], "did you mean '--output'?"),
         (["bench", "x.py:f", "--seconds", "-1"], "--seconds must be a positive number, got -1"),
