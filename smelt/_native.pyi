@@ -95,6 +95,9 @@ def raise_at(error: BaseException, offset: int) -> NoReturn:
 def traceback_frame(code: CodeType, globals: dict[str, object], locals: dict[str, object] = ...) -> FrameType:
     """A frame of this code that never runs and holds `locals`, for tracebacks."""
 
+def lines_are_traced() -> bool:
+    """Whether a debugger or coverage tool follows the lines of this thread."""
+
 def set_at_end_of_call(callback: Callable[[], None] | None) -> None:
     """`callback()` is called whenever a call of a wrapper ends; None: nothing is."""
 

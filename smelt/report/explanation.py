@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
-from smelt import events
+from smelt import _native, events
 from smelt.capture.driver.cache_entries import Entry
 from smelt.report import html_report, inspect
 from smelt.report.break_costs import BreakCosts
@@ -136,6 +136,11 @@ class Explanation(Observation):
     def _why_nothing(self) -> str:
         if not self._watched:
             return "it was not called. Call it with arguments, through this object or .call(...)"
+        if _native.lines_are_traced():
+            return (
+                "a debugger or coverage tool follows lines, so calls run eagerly. Run without it, or set the option "
+                "compile_under_tracers"
+            )
         return (
             "the function is not compiled (smelt.disable, disable=True, or the stance force_eager), or its call ran within "
             "code that is. Explain the function that computes with tensors"

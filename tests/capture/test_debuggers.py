@@ -134,6 +134,11 @@ def test_a_tracer_sees_lines_of_modules_and_of_what_they_call():
     assert traced_lines(lambda: model(torch.ones(2)))[1] == LINES
 
 
+def test_an_explanation_says_that_calls_are_traced():
+    explanation, _ = traced_lines(lambda: str(smelt.explain(stepped)(torch.ones(2))))
+    assert "a debugger or coverage tool follows lines, so calls run eagerly" in explanation
+
+
 def test_an_option_keeps_calls_compiled():
     f = smelt.compile(stepped, options={"compile_under_tracers": True})
     f(torch.ones(2))

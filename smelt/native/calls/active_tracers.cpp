@@ -141,7 +141,13 @@ PyObject* py_is_traced(PyObject*, PyObject*) {
     return PyBool_FromLong(is_traced());
 }
 
+PyObject* py_lines_are_traced(PyObject*, PyObject*) {
+    return PyBool_FromLong(lines_are_traced());
+}
+
 PyMethodDef active_tracers_functions[] = {
+    {"lines_are_traced", py_lines_are_traced, METH_NOARGS,
+     "lines_are_traced(): whether a debugger or coverage tool follows the lines of this thread."},
     {"is_traced", py_is_traced, METH_NOARGS,
      "is_traced(): whether another tracer (torch.jit.trace, torch.fx, make_fx, torch.func, any dispatch "
      "mode, a node_creation_hook) observes the calls of this thread, or the stance of torch.compiler forces "
