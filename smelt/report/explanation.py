@@ -74,7 +74,7 @@ class Observation:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON data; docs/explain.md lists the keys."""
+        """The report as JSON data, whose keys are the fields of `smelt.report.report_data.Report`."""
         data: dict[str, Any] = as_json(self.report())
         return data
 

@@ -1,6 +1,6 @@
 """The typed data of a report. Its text, its JSON and its HTML page derive from a `Report` alone.
 
-JSON objects have the fields as keys, in this order: docs/explain.md describes them, page/src/data.ts reads them. Tuples
+JSON objects have the fields as keys, in this order: docs/api.md shows them, page/src/data.ts reads them. Tuples
 are in order of time, sizes in bytes.
 """
 
@@ -259,8 +259,29 @@ class Note:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything about the calls of one function, or of a script. `compile_ms`: the time of compilation during the
-    observation, the sum of the `compile` phases."""
+    """Everything about the calls of one function, or of a script.
+
+    Attributes:
+        version: of this schema.
+        name: of the function or script.
+        smelt: its version; `torch`: torch's; `device`: the processor or GPU; `threads`: of a kernel.
+        counts: the figures.
+        compile_ms: the time of compilation during the observation, the sum of the `compile` phases.
+        notes: why something is missing.
+        sources: the user's files that `lines` and others name.
+        phases: of compilation; some are parts of others.
+        frames: the function and its resume functions, with their entries.
+        breaks: graph breaks.
+        eager: reasons why calls, or parts of them, ran eagerly.
+        recompiles: calls that no entry accepted, and the guard that refused.
+        restricted_sizes: why sizes are specialized or depend on others.
+        graphs: of all levels: torch, aten, joint, forward, backward.
+        kernels: generated ones; times where calls were timed.
+        externs: calls of ATen between them.
+        not_fused: refused fusions, with reasons.
+        memory: what is saved for the backward, and bytes held after each kernel.
+        lines: the state of each line: captured, guarded, break, eager or recompiled.
+    """
 
     version: int
     name: str
