@@ -46,8 +46,8 @@ smelt/_built.py:
 # pip hides the output of a build. So the first command compiles and shows ninja's [n/m] and the file, without the command
 # line; pip's own build then links only.
 $(VENV)/.native: $(VENV)/.torch $(NATIVE) setup.py pyproject.toml smelt/_built.py
-	@echo "== smelt and its native extension: five units, a minute and a half on 2 cores"
-	$(PY) setup.py -q build_ext --inplace | sed -uE 's:^(\[[0-9]+/[0-9]+\]) .* -c .*/([^ /]+\.cpp) -o .*:\1 \2:'
+	@$(STEP) "smelt and its native extension: five units, a minute and a half on 2 cores" bash -o pipefail -c \
+	  '$(PY) setup.py -q build_ext --inplace | sed -uE "s:^(\[[0-9]+/[0-9]+\]) .* -c .*/([^ /]+\.cpp) -o .*:\1 \2:"'
 	$(PIP) install -q --no-build-isolation -e .
 	touch $@
 
