@@ -98,6 +98,10 @@ def traceback_frame(code: CodeType, globals: dict[str, object], locals: dict[str
 def lines_are_traced() -> bool:
     """Whether a debugger or coverage tool follows the lines of this thread."""
 
+def set_on_line_tracer(function: Callable[[], None]) -> None:
+    """`function()` is called once, before the first call that runs eagerly because a debugger or coverage tool follows
+    lines."""
+
 def set_at_end_of_call(callback: Callable[[], None] | None) -> None:
     """`callback()` is called whenever a call of a wrapper ends; None: nothing is."""
 

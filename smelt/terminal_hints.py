@@ -1,11 +1,13 @@
-"""What smelt says unasked on a terminal: a line about graph breaks, once a process, and the progress of long compilations.
+"""What smelt says unasked: on a terminal a line about graph breaks, once a process, and the progress of long compilations;
+everywhere that a debugger or coverage tool keeps calls eager.
 
-It says nothing where stderr is no terminal, and with `SMELT_HINTS=0`.
+`SMELT_HINTS=0` turns off what is for terminals.
 """
 
 from __future__ import annotations
 
 import _thread
+import logging
 import os
 import sys
 import time
@@ -14,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from smelt import _native, config
+
+log = logging.getLogger("smelt")
 
 LONG = 2.0  # seconds of a compilation after which its progress is shown
 _INTERVAL = 0.5  # seconds between two updates
@@ -56,6 +60,16 @@ def _say() -> None:
     numbers = ((_counts.breaks, "graph break"), (_counts.fallbacks, "fallback"))
     found = ", ".join(f"{n} {what}{'s'[: n != 1]}" for n, what in numbers if n)
     print(f"smelt: {found}; {_command()} says where and why (SMELT_HINTS=0 hides this line)", file=sys.stderr)
+
+
+def _say_that_lines_are_traced() -> None:
+    log.warning(
+        "smelt: a debugger or coverage tool follows lines, so compiled functions run eagerly, and their lines are seen; "
+        "options={'compile_under_tracers': True} keeps them compiled"
+    )
+
+
+_native.set_on_line_tracer(_say_that_lines_are_traced)
 
 
 def _command() -> str:

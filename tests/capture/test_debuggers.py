@@ -12,6 +12,7 @@ import torch
 
 import smelt
 from smelt.report.inspect import entries, reasons
+from tests.harness.processes import start
 
 
 def stepped(x):
@@ -180,3 +181,22 @@ def test_a_tool_that_monitors_lines_sees_them(tool):
     finally:
         monitoring.free_tool_id(tool)
     assert lines == LINES and len(entries(f)) == 1
+
+
+def test_one_warning_says_that_calls_run_eagerly():
+    done = start(
+        """
+import sys, torch, smelt
+f = smelt.compile(lambda x: x + 1)
+f(torch.ones(2))
+sys.settrace(lambda *event: None)
+f(torch.ones(2))
+f(torch.ones(2))
+sys.settrace(None)
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "smelt: a debugger or coverage tool follows lines, so compiled functions run eagerly"
+    )

@@ -165,7 +165,17 @@ PyObject* call_eagerly(Wrapped* self, PyObject* const* args, size_t nargsf, PyOb
     return result;
 }
 
-PyObject* with_backend;  // see set_with_backend; never freed
+PyObject* with_backend;    // see set_with_backend; never freed
+PyObject* on_line_tracer;  // see set_on_line_tracer; null once it has been called
+
+// Calls a function without arguments, whose exceptions are reported and ignored.
+void notify(PyObject* function) {
+    Py_INCREF(function);
+    PyObject* done = PyObject_CallNoArgs(function);
+    if (!done) PyErr_WriteUnraisable(function);
+    Py_XDECREF(done);
+    Py_DECREF(function);
+}
 
 // What runs the call under another tracer or a stance (owned): `self` itself if it has the forced backend. Null with a
 // Python error.
@@ -189,13 +199,19 @@ PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, Py
     if (UNLIKELY(change == Change::Defaults && !take_over_defaults(self))) return nullptr;
     // The frame hook diverts the function to the VM.
     if (UNLIKELY(current.mode == Mode::Hooked)) return PyObject_Vectorcall(self->fn, args, nargsf, names);
-    if (UNLIKELY(is_traced() || (lines_are_traced() && !self->compiled_under_line_tracers))) {
+    if (UNLIKELY(is_traced())) {
         PyObject* instead = stand_in(self);
         PyObject* result =
             instead && instead != callable ? PyObject_Vectorcall(instead, args, nargsf, names) : nullptr;
         bool is_own = instead == callable;
         Py_XDECREF(instead);
         if (!is_own) return result;
+    } else if (UNLIKELY(lines_are_traced() && !self->compiled_under_line_tracers)) {
+        if (PyObject* function = std::exchange(on_line_tracer, nullptr)) {
+            notify(function);
+            Py_DECREF(function);
+        }
+        return call_eagerly(self, args, nargsf, names, nullptr, owner);
     }
     auto* fn = reinterpret_cast<PyFunctionObject*>(self->fn);
     auto* code = reinterpret_cast<PyCodeObject*>(fn->func_code);
@@ -246,12 +262,13 @@ PyObject* at_end_of_call;  // see set_at_end_of_call; null for None
 void run_at_end_of_call() {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    PyObject* callback = Py_NewRef(at_end_of_call);
-    PyObject* done = PyObject_CallNoArgs(callback);
-    if (!done) PyErr_WriteUnraisable(callback);
-    Py_XDECREF(done);
-    Py_DECREF(callback);
+    notify(at_end_of_call);
     PyErr_Restore(type, value, traceback);
+}
+
+PyObject* py_set_on_line_tracer(PyObject*, PyObject* function) {
+    Py_XSETREF(on_line_tracer, Py_NewRef(function));
+    Py_RETURN_NONE;
 }
 
 PyObject* py_set_at_end_of_call(PyObject*, PyObject* callback) {
@@ -268,6 +285,9 @@ PyMethodDef dispatch_functions[] = {
     {"set_with_backend", py_set_with_backend, METH_O,
      R"(set_with_backend(function): function(wrapped, backend) returns what runs the calls of a wrapper while
 torch.compiler.set_stance forces a backend.)"},
+    {"set_on_line_tracer", py_set_on_line_tracer, METH_O,
+     R"(set_on_line_tracer(function): function() is called once, before the first call that runs eagerly because a
+debugger or coverage tool follows lines.)"},
     {"set_at_end_of_call", py_set_at_end_of_call, METH_O,
      R"(set_at_end_of_call(callback): callback() is called whenever a call of a wrapper ends; None: nothing is.)"},
     {"last_refused", py_last_refused, METH_NOARGS,
