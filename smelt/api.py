@@ -113,7 +113,7 @@ def compile_(module: Any, **options: Any) -> None:
 
     Raises what `compile` raises, and TypeError if `module` is not an nn.Module.
     """
-    if not hasattr(module, "_call_impl"):
+    if isinstance(module, type) or not hasattr(module, "_call_impl"):
         raise TypeError(f"smelt.compile_: module must be an nn.Module, got {module!r}")
     module._compiled_call_impl = compile(module._call_impl, **options)
 

@@ -135,7 +135,7 @@ def _checked(
     for name, value in (("fullgraph", fullgraph), ("disable", disable)):
         if not isinstance(value, bool):
             raise OptionError(f"smelt.compile: {name} must be a bool, got {value!r}")
-    if dynamic not in (None, True, False):
+    if dynamic is not None and not isinstance(dynamic, bool):
         raise OptionError(f"smelt.compile: dynamic must be None, True or False, got {dynamic!r}")
     if mode is not None:
         _check_mode(mode, options)
@@ -459,19 +459,22 @@ class _DumpContext:
 
     def __init__(self, directory: str | os.PathLike[str], override: bool) -> None:
         self._directory = directory
-        self._context: AbstractContextManager[Dump] | None = None
         self._make = lambda: shared_compilations.disabled(dumping(directory, override))
+        self._entered: list[AbstractContextManager[Dump]] = []
+        self._was_entered = False
 
     def __enter__(self) -> Dump:
-        self._context = self._make()
-        return self._context.__enter__()
+        self._was_entered = True
+        context = self._make()
+        dump = context.__enter__()
+        self._entered.append(context)
+        return dump
 
     def __exit__(self, *error: Any) -> None:
-        assert self._context is not None
-        self._context.__exit__(*error)
+        self._entered.pop().__exit__(*error)
 
     def __del__(self) -> None:
-        if self._context is None:
+        if not self._was_entered:
             warnings.warn(
                 f"smelt.dump({str(self._directory)!r}) wrote nothing: it is a context, write `with smelt.dump(...):`",
                 stacklevel=2,
@@ -480,6 +483,8 @@ class _DumpContext:
 
 def dump(directory: str | os.PathLike[str], override: bool) -> AbstractContextManager[Dump]:
     """A context in which compilations write artifacts and read edited ones."""
+    if not isinstance(override, bool):
+        raise OptionError(f"smelt.dump: override must be a bool, got {override!r}")
     return _DumpContext(directory, override)
 
 

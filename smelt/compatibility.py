@@ -70,21 +70,21 @@ def _not_imported(error: Exception) -> str:
     return f"smelt cannot be imported here ({type(error).__name__}: {error})"
 
 
-unavailable = summary() if MISSING else _no_extension()  # why nothing can be compiled
+# why nothing can be compiled
+unavailable = (
+    "SMELT_DISABLE turns smelt off" if config.DISABLED else summary() if MISSING else _no_extension()
+)
 
 
 def compiler() -> Any:
     """The implementation of the public functions: `callables`, or `eager_only` if the compiler cannot be imported."""
     global unavailable
-    if config.DISABLED:
-        eager_only.because("SMELT_DISABLE turns smelt off", by_request=True)
-        return eager_only
     if unavailable is None:
         try:
             return _callables()
         except Exception as error:
             unavailable = _not_imported(error)
-    eager_only.because(unavailable)
+    eager_only.because(unavailable, by_request=config.DISABLED)
     return eager_only
 
 

@@ -77,10 +77,12 @@ class Config:
         for key, value in (options or {}).items():
             if key not in names:
                 raise OptionError(f"options: unknown option {key!r}; {_nearest(key, names)}")
-            want = type(getattr(self, key))
+            want = type(names[key].default)
             if type(value) is not want and not (want is float and type(value) is int):
                 raise OptionError(f"options[{key!r}] must be {want.__name__}, got {value!r}")
-        return replace(self, **(options or {}))
+        return replace(
+            self, **{key: type(names[key].default)(value) for key, value in (options or {}).items()}
+        )
 
 
 _LEAST = {"recompile_limit": 1, "verify": 0, "threads": 0, "kernel_cache_bytes": 0}
@@ -117,6 +119,10 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         variable = f"SMELT_{f.name.upper()}"
         if variable in environment:
             values[f.name] = _parsed(variable, environment[variable], f.default)
+            try:
+                Config(**{f.name: values[f.name]})
+            except OptionError as error:
+                raise OptionError(f"{variable}: {error}") from None
     return Config(**values)
 
 
@@ -170,10 +176,11 @@ def defaults() -> Config:
 
 
 class set:
-    """Change the defaults of options from here on; used as a context manager, until the context ends.
+    """Change the defaults of options from here on, in all threads; used as a context manager, until the context ends.
 
     `smelt.config.set(verify=2)`, `with smelt.config.set(fuse=False): ...`. What is compiled later by `smelt.compile`
-    uses them; functions that it returned earlier keep theirs.
+    uses them; functions that it returned earlier keep theirs. The end of the context restores the options that it
+    changed, and no others.
 
     Args:
         options: names and values of `Config`.
@@ -183,7 +190,7 @@ class set:
 
     def __init__(self, **options: Any) -> None:
         global _now
-        self._before = _now
+        self._before = {name: getattr(_now, name, None) for name in options}
         _now = _now.with_options(options)
 
     def __enter__(self) -> Config:
@@ -191,4 +198,4 @@ class set:
 
     def __exit__(self, *_: object) -> None:
         global _now
-        _now = self._before
+        _now = replace(_now, **self._before)

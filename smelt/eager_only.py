@@ -7,6 +7,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from smelt.errors import OptionError, Unavailable
@@ -29,9 +30,14 @@ def compile(model: Any, *, fullgraph: bool, disable: bool, **others: object) -> 
         Unavailable: `fullgraph` asked for a program that is compiled as a whole, and smelt is not turned off.
         TypeError: `model` cannot be called.
     """
-    global _was_said
     if model is None:
-        return lambda m: compile(m, fullgraph=fullgraph, disable=disable)
+        return lambda m: _compile(m, fullgraph, disable, 3)
+    return _compile(model, fullgraph, disable, 4)
+
+
+def _compile(model: Any, fullgraph: bool, disable: bool, level: int) -> Any:
+    """`level`: of the user's frame, for the warning."""
+    global _was_said
     if not callable(model) and not isinstance(model, (staticmethod, classmethod)):
         raise TypeError(f"smelt.compile: model must be a function, a callable or an nn.Module, got {model!r}")
     if _by_request or disable:
@@ -40,7 +46,7 @@ def compile(model: Any, *, fullgraph: bool, disable: bool, **others: object) -> 
         raise Unavailable(f"smelt.compile(fullgraph=True): {_why}")
     if not _was_said:
         _was_said = True
-        warnings.warn(f"smelt compiles nothing here, functions run eagerly: {_why}", stacklevel=3)
+        warnings.warn(f"smelt compiles nothing here, functions run eagerly: {_why}", stacklevel=level)
     return model
 
 
@@ -61,7 +67,7 @@ def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> 
 
 def dump(directory: object, override: bool) -> Any:
     """A context in which nothing is written: nothing is compiled."""
-    return contextlib.nullcontext()
+    return contextlib.nullcontext(SimpleNamespace(files=[]))
 
 
 def list_backends() -> list[str]:

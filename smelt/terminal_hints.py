@@ -41,7 +41,7 @@ def are_enabled() -> bool:
 
 def count(*, breaks: int = 0, fallbacks: int = 0) -> None:
     """Count what a call's captures found; when the first call that has any ends, one line says how many."""
-    if _counts.were_said or not are_enabled():
+    if _counts.were_said or not (breaks or fallbacks) or not are_enabled():
         return
     _counts.breaks += breaks
     _counts.fallbacks += fallbacks
@@ -75,7 +75,7 @@ _native.set_on_line_tracer(_say_that_lines_are_traced)
 def _command() -> str:
     script = sys.argv[0] if sys.argv else ""
     is_script = script.endswith(".py") and os.path.exists(script)
-    return f"`smelt explain {os.path.relpath(script)}`" if is_script else "smelt.explain(function)(...)"
+    return f"`smelt explain {script}`" if is_script else "smelt.explain(function)(...)"
 
 
 @contextmanager
@@ -111,5 +111,5 @@ def _write(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         pass  # the terminal is gone

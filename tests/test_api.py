@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import dataclasses
 import functools
 import gc
 import importlib.metadata
@@ -143,8 +144,11 @@ def test_defaults_of_options():
         with pytest.raises(OptionError, match="at least 0"):
             smelt.config.set(verify=-1)
         assert compiled() == now
-        smelt.config.set(verify=1)
-        assert compiled().verify == 1
+        assert smelt.config.set(verify=1) and compiled().verify == 1
+    assert compiled() == dataclasses.replace(before, verify=1)  # the context restores its own options alone
+    smelt.config.set(verify=before.verify)
+    with smelt.config.set(activation_memory_budget=0), smelt.config.set(activation_memory_budget=0.5):
+        assert compiled().activation_memory_budget == 0.5
     assert compiled() == before
 
 
@@ -169,9 +173,12 @@ def test_a_dump_without_with_warns(tmp_path):
     assert not (tmp_path / "never").exists()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with smelt.dump(tmp_path) as written:
+        context = smelt.dump(tmp_path)
+        with context as outer, context as inner:
             smelt.compile(lambda x: x + 1)(torch.ones(2))
-        assert written.files
+        assert outer.files and inner.files
+        smelt.compile(lambda x: x + 2)(torch.ones(2))
+        assert len(outer.files) == len(inner.files)
 
 
 def test_a_variable_turns_smelt_off():
@@ -193,11 +200,13 @@ try:
     smelt.explain(f)
 except smelt.errors.Unavailable as error:
     said = str(error)
-print(json.dumps([f(x).tolist(), Called()(x).tolist(), smelt.compile(model) is model, said, model(x).shape]))
+with smelt.dump("never") as dump:
+    f(x)
+print(json.dumps([f(x).tolist(), Called()(x).tolist(), smelt.compile(model) is model, said, model(x).shape, dump.files]))
 """,
         env={**os.environ, "SMELT_DISABLE": "1"},
     )
-    assert found[:3] == [[2, 2], [2, 2], True]
+    assert found[:3] == [[2, 2], [2, 2], True] and found[5] == []
     assert "SMELT_DISABLE turns smelt off" in found[3]
 
 

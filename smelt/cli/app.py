@@ -120,6 +120,9 @@ def report(
     with _writing(output):
         _of_compiler("smelt.runtime.whole_files").check_writable(output)
     explanation, status = _observed(script, context.args)
+    if status and explanation.is_empty():
+        print("smelt: no report, as the script failed before it compiled anything", file=sys.stderr)
+        raise SystemExit(status)
     with _writing(output):
         explanation.save(output)
     print(f"smelt: the report is {output}", file=sys.stderr)
@@ -210,7 +213,7 @@ def _of_compiler(name: str) -> Any:
 
 
 def _benching() -> Any:
-    return importlib.import_module("smelt.cli.bench")
+    return _of_compiler("smelt.cli.bench")
 
 
 def _redirect() -> None:

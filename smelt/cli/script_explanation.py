@@ -28,6 +28,10 @@ class ScriptExplanation(Observation):
         names = ", ".join(dict.fromkeys(frame.name for frame in self._found.values()))
         return f"{names}: compiled functions that the script did not call, or called while they were disabled"
 
+    def is_empty(self) -> bool:
+        """Whether nothing was compiled, and no call ran eagerly."""
+        return not self._frames()
+
     def _frames(self) -> list[FrameRecord]:
         for name, resumed, record in all_records():
             if record not in self._before:

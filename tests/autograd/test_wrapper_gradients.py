@@ -413,6 +413,18 @@ def test_a_write_between_forward_and_backward(program, write):
     assert agree(outcome(smelt.compile(program, fullgraph=True)), outcome(program))
 
 
+def test_the_eager_backend_differentiates_twice_where_no_whole_graph_is_asked_for():
+    def penalty(call, x, w):
+        (first,) = torch.autograd.grad(call(x, w).sum(), w, create_graph=True)
+        (first * first).sum().backward()
+        return shown(first), shown(w.grad)
+
+    fn = lambda x, w: (x * w).sin()  # noqa: E731
+    for make in (lambda: torch.ones(2, 3, requires_grad=True), lambda: two(seed=3)):
+        compiled = smelt.compile(fn, backend="eager")
+        assert agree(penalty(compiled, two(), make()), penalty(fn, two(), make()))
+
+
 def test_a_second_derivative_raises():
     p = two()
     (gradient,) = torch.autograd.grad(smelt.compile(squared, fullgraph=True)(p).sum(), p, create_graph=True)

@@ -16,7 +16,7 @@ import smelt
 from smelt.cli.app import app
 from smelt.cli.torch_compile_redirect import compile as served
 from tests.harness.browser import chromium, opened
-from tests.harness.processes import run
+from tests.harness.processes import run, start
 
 SCRIPT = """
 import sys, torch
@@ -130,6 +130,23 @@ def test_report_has_all_functions_and_those_that_are_gone(tmp_path):
     [broke] = data["breaks"]
     assert broke["frame"] == "f" and broke["id"] == "input-output"
     assert smelt.config.DEFAULT.verify or broke["cost_ms"] > 0  # verified frames are not timed
+
+
+def test_a_script_that_fails_at_once_leaves_the_earlier_report(tmp_path):
+    (tmp_path / "r.html").write_text("earlier")
+    (tmp_path / "script.py").write_text("x = = 1")
+    done = command("report", "-o", str(tmp_path / "r.html"), str(tmp_path / "script.py"))
+    assert done.exit_code == 1 and "no report, as the script failed" in done.stderr
+    assert (tmp_path / "r.html").read_text() == "earlier"
+
+
+def test_bench_needs_smelt(script):
+    done = start(
+        f"import sys; sys.argv = ['smelt', 'bench', {script + ':g'!r}, 'torch.ones(3)']\n"
+        "from smelt.cli.app import main; main()",
+        env={**os.environ, "SMELT_DISABLE": "1"},
+    )
+    assert done.returncode == 2 and "SMELT_DISABLE turns smelt off" in done.stderr
 
 
 @pytest.mark.parametrize("has_browser", (True, False))

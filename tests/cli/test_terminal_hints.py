@@ -22,7 +22,13 @@ def f(x, n):
         smelt.graph_break()
         y = y.sin()
     return y
-print("before", flush=True)
+@smelt.compile
+def raises(x):
+    raise ValueError(x.shape)
+try:
+    raises(torch.ones(2))
+except ValueError:
+    print("before", flush=True)
 f(torch.ones(2), 1)
 print("between", flush=True)
 f(torch.ones(2), 2)

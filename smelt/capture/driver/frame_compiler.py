@@ -251,6 +251,8 @@ class FrameCompiler:
             unbacked_sizes=getattr(self.backend, "takes_data_sizes", False)
             or (self.fullgraph and self._is_foreign),
             joint_graph=self._functional,
+            # A joint graph can be differentiated once; "eager" is what errors advise for more.
+            may_join=self.fullgraph or self._is_foreign,
             hides_intermediates=self._is_foreign,
             assumes=True,
             selects=True,
