@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import enum
-import pathlib
 import types
 import typing
 import weakref
@@ -28,7 +27,7 @@ CONSTANTS: frozenset[type] = frozenset({
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType,
     types.ModuleType, types.GenericAlias, types.UnionType, datetime.date, datetime.time, datetime.datetime,
-    datetime.timedelta, datetime.timezone, decimal.Decimal, pathlib.PosixPath, pathlib.WindowsPath,
+    datetime.timedelta, datetime.timezone, decimal.Decimal,
 })  # fmt: skip
 
 
