@@ -123,6 +123,7 @@ class MutationLog:
         self._advanced: set[int] = set()  # ids of the iterators and of their inner iterators
         self.deferred_calls: list[Call] = []  # in program order
         self.draws: list[Draw] = []  # in program order
+        self.writes = 0  # changes, also of what was changed before; not deferred calls and values of a `cached_property`
         self.refusal = ""  # why nothing may change
         # whether what held this value may not change
         self.refuses: Callable[[object], bool] | None = None
@@ -146,6 +147,7 @@ class MutationLog:
     def _check_allowed(self) -> None:
         if self.refusal:
             raise unsupported(self.refusal, UNSUPPORTED_EFFECT)
+        self.writes += 1
 
     def check_held(self, values: Iterable[object]) -> None:
         """Raise Unsupported where the program may drop one of `values`, whose end it may observe."""
@@ -254,6 +256,7 @@ class MutationLog:
     def defer_call(self, call: Call) -> None:
         """Defer a call: the compiled frame runs it after the graph."""
         self._check_allowed()
+        self.writes -= 1
         self.deferred_calls.append(call)
 
     def record_draw(self, draw: Draw) -> None:

@@ -5,6 +5,7 @@ All of it lives as long as the capture. Objects are keyed by `id`; code that sto
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -239,13 +240,44 @@ class Assumptions:
 
 
 @dataclass
+class CachedCall:
+    """A call of a `functools.lru_cache` function: its key, its result, the number of aten nodes then, and the last one."""
+
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    result: object
+    count: int
+    last: Node | None
+
+
+@dataclass
+class Memo:
+    """The calls of one cached function, which it keeps alive: its id is the key of `HeldByGraph.memos`."""
+
+    fn: object
+    calls: list[CachedCall] = field(default_factory=list)
+
+
+@dataclass
+class RepeatableCall:
+    """A call of a cached function that this capture or other calls of the compiled function may repeat: the inputs that it
+    read, the nodes that it recorded, the state of each object of its result, and the number of writes before those that a
+    repeated call may see."""
+
+    fn: functools._lru_cache_wrapper[object]
+    values: tuple[object, ...]
+    read: set[Node]
+    made: set[Node]
+    states: list[tuple[object, list[object]]]
+    writes: int
+
+
+@dataclass
 class HeldByGraph:
     """The user's objects that autograd and the graph hold."""
 
-    # by id of a cached function: the keys of its calls, their results, the number of aten nodes then, and the last one
-    memos: dict[int, list[tuple[list[object], object, int, Node | None]]] = field(default_factory=dict)
-    # the calls of cached functions that other calls may repeat: names, tensors of the keys, states of the results
-    cached: list[tuple[str, list[Any], list[tuple[object, object]]]] = field(default_factory=list)
+    memos: dict[int, Memo] = field(default_factory=dict)  # by id of a cached function
+    repeatable: list[RepeatableCall] = field(default_factory=list)
     # tensors with a registered hook, and their `grad_fn` at that time
     hooked: list[tuple[FakeTensor, object]] = field(default_factory=list)
     # tensors that the program created and whose `grad` it set

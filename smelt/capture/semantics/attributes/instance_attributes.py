@@ -356,7 +356,9 @@ def _load_cached_property(
         vm.frames.call_site, result_polyfills.store_cached_property, obj, attribute
     )
     value = vm.call(found.func, (obj,), {})
+    writes = vm.env.log.writes
     store_in_instance(vm, obj, attribute, value)
+    vm.env.log.writes = writes
     return value
 
 

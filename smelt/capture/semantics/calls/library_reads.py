@@ -300,12 +300,12 @@ def call_cached(vm: VM, fn: _CachedFunction, args: Sequence[object], kwargs: dic
     """
     values = (*args, *kwargs.values())
     if any(type(v) is FakeTensor for v in values):
-        raise unsupported(f"{_function_name(fn)} is cached, and called with a tensor")
+        raise unsupported(f"{function_name(fn)} is cached, and called with a tensor")
     if not all(is_key(vm, v) for v in values):
         return MISSING
     cache, key = _cache_dict(fn), _cache_key(fn, tuple(args), kwargs)
     if key not in cache and _may_evict(fn, cache):
-        raise unsupported(f"the cache of {_function_name(fn)} is too small")
+        raise unsupported(f"the cache of {function_name(fn)} is too small")
     found = _cached_result(fn, cache, key)
     if found is not MISSING:
         result = found
@@ -314,9 +314,9 @@ def call_cached(vm: VM, fn: _CachedFunction, args: Sequence[object], kwargs: dic
             try:
                 result = _call_counter.result(fn, key, lambda: fn(*args, **kwargs))
             except Exception as e:  # its dependencies are unknown, and the next call raises again
-                raise unsupported(f"{_function_name(fn)}, which is cached, raises") from e
+                raise unsupported(f"{function_name(fn)}, which is cached, raises") from e
     elif vm.env.log.changed:  # the compiled frame applies changes after its calls
-        raise unsupported(f"{_function_name(fn)} is cached, and called after changes")
+        raise unsupported(f"{function_name(fn)} is cached, and called after changes")
     else:
         return MISSING
     for value in values:
@@ -324,7 +324,7 @@ def call_cached(vm: VM, fn: _CachedFunction, args: Sequence[object], kwargs: dic
     _guard_entry(vm, fn, cache, key)
     _record_call(vm, fn, key, values, tuple(kwargs))
     return wrap_values.wrap(
-        vm.env, result, vm.env.sources.const(result, f"{_function_name(fn)}(...)"), decided=True
+        vm.env, result, vm.env.sources.const(result, f"{function_name(fn)}(...)"), decided=True
     )
 
 
@@ -374,7 +374,8 @@ def _record_call(
     vm.env.log.defer_call(CacheHit(target, values, names))
 
 
-def _function_name(fn: _CachedFunction) -> str:
+def function_name(fn: _CachedFunction) -> str:
+    """The name of the cached function in messages."""
     return str(getattr(fn.__wrapped__, "__qualname__", "a function"))
 
 
@@ -389,9 +390,9 @@ def _guard_entry(vm: VM, fn: _CachedFunction, cache: dict[object, object], key: 
     used = vm.env.memo.reads_of(fn)
     used[key] = cache[key]
     if any(cache.get(k, MISSING) is not v for k, v in used.items()):
-        raise unsupported(f"the cache of {_function_name(fn)} is too small")
+        raise unsupported(f"the cache of {function_name(fn)} is too small")
     vm.env.facts.guard(
-        "id", vm.env.sources.const(cache, f"{_function_name(fn)}.cache").child("item", key), cache[key]
+        "id", vm.env.sources.const(cache, f"{function_name(fn)}.cache").child("item", key), cache[key]
     )
 
 

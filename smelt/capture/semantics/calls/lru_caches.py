@@ -6,8 +6,9 @@ import contextlib
 import enum
 import functools
 import operator
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -17,23 +18,30 @@ from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.value_kinds import (
     CONTAINER_BASES,
     MISSING,
+    BuiltinType,
     FunctionType,
+    cell_value,
     has_identity_hash,
+    instance_dict,
     is_constant,
     is_identity,
+    is_nan,
     items_of,
 )
 from smelt.capture.environment import wrap_values
+from smelt.capture.environment.mutation_log import slot_names
 from smelt.capture.environment.side_effects import CacheHit, Call
 from smelt.capture.semantics.calls import library_reads
 from smelt.capture.vm.vm import VM
+from smelt.capture.vm.vm_state import CachedCall, Memo, RepeatableCall
 from smelt.errors import Unsupported
-from smelt.graph.operator_effects import effects
+from smelt.graph.ir import Node
+from smelt.graph.operator_effects import Effects, effects
 from smelt.reasons import OUTPUT, UNSUPPORTED_EFFECT
 from smelt.torch_private import DisableTorchFunction, OpOverload
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols
-from smelt.tracing.symbolic.sym_numbers import specialize
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, specialize
 from smelt.tracing.symbolic.symbolic_ranges import without_proxies
 
 
@@ -67,109 +75,236 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
         return _defer_call(vm, fn, args, kwargs)
     if _is_recomputable(fn.__module__ or ""):
         return vm.call(fn.__wrapped__, args, kwargs)
-    raise unsupported(f"{fn.__qualname__} is cached, and what it is called with is no known key")
+    raise _unknown_key(fn)
 
 
 def _call_memoized(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
     """Call of a cached function with tensors where the graph cannot break. A memo of this capture replaces the cache, whose
     entries keep tensors alive. Raises Unsupported where results may show that no other call's entry is used."""
-    tensors = [v for v in _parts_of((args, (*kwargs.values(),))) if isinstance(v, torch.Tensor)]
-    own_scope = (
-        vm.assumptions.choosing or vm.trace.call.is_opaque or any(type(t) is not FakeTensor for t in tensors)
-    )
-    if own_scope:  # a branch, checkpoint or transform: its tensors do not leave it
-        return vm.call(fn.__wrapped__, args, kwargs)
-    memo, key = vm.held.memos.setdefault(id(fn), []), [*args, (*kwargs.items(),)]
-    nodes = vm.trace.tape.aten.graph.nodes
-    for i, (known, result, count, node) in enumerate(memo):
-        is_cut_out = count and (
-            count > len(nodes) or nodes[count - 1] is not node
-        )  # with a branch of `torch.cond`
-        if not is_cut_out and _is_same_key(vm, fn, key, known):
-            memo.append(memo.pop(i))
-            return result
+    args, kwargs = tuple(args), dict(kwargs)  # the called frame may change its own
+    parts = [*_parts_of((*args, *kwargs.values()))]
+    for part in parts:
+        if type(part).__hash__ is None and type(part) not in NUMBERS:
+            vm.call(hash, (part,), {})  # raises TypeError
+    tensors = [v for v in parts if isinstance(v, torch.Tensor)]
+    if vm.assumptions.choosing or vm.trace.call.is_opaque or any(type(t) is not FakeTensor for t in tensors):
+        # tensors of a branch, checkpoint or transform do not leave it
+        return _call_repeatable(vm, fn, args, kwargs)
+    calls, nodes = vm.held.memos.setdefault(id(fn), Memo(fn)).calls, vm.trace.tape.aten.graph.nodes
+    for i, call in enumerate(calls):
+        is_cut_out = call.count and (  # with a branch of `torch.cond`
+            call.count > len(nodes) or nodes[call.count - 1] is not call.last
+        )
+        if not is_cut_out and _is_same_call(vm, fn, call, args, kwargs):
+            calls.append(calls.pop(i))
+            return call.result
     if all(map(vm.trace.is_environment, tensors)):  # else no other call has these tensors
-        result = _compute_repeatably(vm, fn, args, kwargs)
-        vm.held.cached.append((fn.__qualname__, tensors, [*_states(vm, result)]))
+        if not all(isinstance(v, torch.Tensor) or has_symbols(v) or _is_known_key(v) for v in parts):
+            raise _unknown_key(fn)
+        result = _call_repeatable(vm, fn, args, kwargs)
     else:
         result = vm.call(fn.__wrapped__, args, kwargs)
-    memo.append((key, result, len(nodes), nodes[-1] if nodes else None))
+    calls.append(CachedCall(args, kwargs, result, len(nodes), nodes[-1] if nodes else None))
     limit = fn.cache_parameters()["maxsize"]
-    del memo[: 0 if limit is None else max(0, len(memo) - limit)]
+    del calls[: 0 if limit is None else max(0, len(calls) - limit)]
     return result
 
 
-def _is_same_key(vm: VM, fn: functools._lru_cache_wrapper[object], a: object, b: object) -> bool:
-    """Whether two arguments, or sequences of them, are equal keys of the cache. Guards that."""
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(_is_same_key(vm, fn, x, y) for x, y in zip(a, b))
-    if fn.cache_parameters()["typed"] and vm.class_of(a) is not vm.class_of(b):
+def _is_same_call(
+    vm: VM, fn: functools._lru_cache_wrapper[object], call: CachedCall, args: Args, kwargs: Kwargs
+) -> bool:
+    """Whether a call has the key of another one. Guards that."""
+    if len(call.args) != len(args) or list(call.kwargs) != list(kwargs):
         return False
+    pairs = [*zip(call.args, args), *zip(call.kwargs.values(), kwargs.values())]
+    if fn.cache_parameters()["typed"] and any(vm.class_of(a) is not vm.class_of(b) for a, b in pairs):
+        return False
+    return all(_is_same_key(vm, fn, a, b) for a, b in pairs)
+
+
+def _is_same_key(vm: VM, fn: functools._lru_cache_wrapper[object], a: object, b: object) -> bool:
+    """Whether two arguments are equal keys of the cache. Guards that."""
+    if type(a) is type(b) is tuple:
+        return len(a) == len(b) and all(_is_same_key(vm, fn, x, y) for x, y in zip(a, b))
     if FakeTensor in (type(a), type(b)):
         for tensor in (a, b):
             hash(tensor)  # so that guards tell the environment's tensors apart
         return a is b
+    if is_nan(a) or is_nan(b):
+        vm.env.facts.use_nan(a)
+        vm.env.facts.use_nan(b)
+        return a is b
     if has_symbols((a, b)) or (is_constant(a) and is_constant(b)):
-        return vm.truth(vm.binary(operator.eq, a, b))
-    if not (is_identity(a) or has_identity_hash(a)):
-        raise unsupported(f"{fn.__qualname__} is cached, and what it is called with is no known key")
+        return a is b or vm.truth(vm.binary(operator.eq, a, b))
+    if not _is_known_key(a):
+        raise _unknown_key(fn)
     return vm.is_same(a, b)
 
 
+def _is_known_key(x: object) -> bool:
+    return is_constant(x) or is_identity(x) or has_identity_hash(x)
+
+
+def _unknown_key(fn: functools._lru_cache_wrapper[object]) -> Unsupported:
+    name = library_reads.function_name(fn)
+    return unsupported(f"{name} is cached, and what it is called with is no known key")
+
+
 def _parts_of(x: object) -> Iterator[object]:
-    if isinstance(x, (tuple, list)):
-        for part in x:
+    if isinstance(x, tuple):
+        for part in tuple.__iter__(x):
             yield from _parts_of(part)
     else:
         yield x
 
 
-def _compute_repeatably(
-    vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs
-) -> object:
-    """The function's result. Raises Unsupported if it has effects or draws random numbers."""
-    log, nodes = vm.env.log, vm.trace.tape.aten.graph.nodes
-    before, first = (log.changed, len(log.deferred_calls)), len(nodes)
+def _call_repeatable(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
+    """The result of a call whose entry another call may use. Raises Unsupported if it has effects or draws randomly."""
+    log, nodes, values = vm.env.log, vm.trace.tape.aten.graph.nodes, (*args, *kwargs.values())
+    writes, deferred, first = log.writes, len(log.deferred_calls), len(nodes)
     result = vm.call(fn.__wrapped__, args, kwargs)
-    random = any(effects(n.target).random for n in nodes[first:] if isinstance(n.target, OpOverload))
-    if random or before != (log.changed, len(log.deferred_calls)):
-        raise unsupported(f"{fn.__qualname__}, which is cached, has effects", UNSUPPORTED_EFFECT)
+    is_shared = all(vm.trace.is_environment(t) for t in _parts_of(values) if isinstance(t, torch.Tensor))
+    made = {n for n in nodes[first:] if n.op != "placeholder"}
+    calls = [(n, effects(n.target)) for n in nodes[first:] if isinstance(n.target, OpOverload)]
+    if (
+        log.writes != writes
+        or any(type(call) is not CacheHit for call in log.deferred_calls[deferred:])
+        or any(e.random for _, e in calls)
+        or not _written_by(nodes[first:]) <= made
+    ):
+        name = library_reads.function_name(fn)
+        raise unsupported(f"{name}, which is cached, has effects", UNSUPPORTED_EFFECT)
+    read = {_base_of(x) for n, _ in calls for x in _nodes_in((n.args, n.kwargs))} - made
+    states = [*_states(vm, fn, result)]
+    vm.held.repeatable.append(RepeatableCall(fn, values, read, made, states, 0 if is_shared else writes))
     return result
 
 
-def _states(vm: VM, x: object) -> Iterator[tuple[object, object]]:
-    """The tensors and containers of a result, each with its version or items."""
-    if isinstance(x, torch.Tensor):
-        yield x, _state(x)
-    elif isinstance(x, (*CONTAINER_BASES, tuple)) and id(x) not in vm.env.sources:
-        items = list(x) if isinstance(x, tuple) else items_of(x)
-        yield x, items
-        for item in items:
-            yield from _states(vm, item)
+def _written_by(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes that created the memory that `nodes` write."""
+    calls = ((n, effects(n.target)) for n in nodes if isinstance(n.target, OpOverload))
+    return {_base_of(w) for n, e in calls for name in e.writes for w in _nodes_in(_argument(n, e, name))}
 
 
-def _state(x: object) -> object:
+def _nodes_in(x: object) -> Iterator[Node]:
+    if isinstance(x, Node):
+        yield x
+    elif isinstance(x, (tuple, list, dict)):
+        for part in x.values() if isinstance(x, dict) else x:
+            yield from _nodes_in(part)
+
+
+def _argument(node: Node, effect: Effects, name: str) -> object:
+    at = effect.names.index(name) if name in effect.names else len(node.args)
+    return node.args[at] if at < len(node.args) else node.kwargs.get(name)
+
+
+def _base_of(node: Node) -> Node:
+    """The node that created the memory of this node's result."""
+    while True:
+        if node.target is operator.getitem:
+            node = node.args[0]
+        if not isinstance(node.target, OpOverload):
+            return node
+        effect = effects(node.target)
+        shared = [r.arg for r in effect.results if r.kind != "fresh"]
+        inner = next(_nodes_in([_argument(node, effect, name) for name in shared]), None)
+        if inner is None:
+            return node
+        node = inner
+
+
+def _states(
+    vm: VM, fn: functools._lru_cache_wrapper[object], x: object
+) -> Iterator[tuple[object, list[object]]]:
+    """The objects of a result, each with its state. Raises Unsupported for one whose state is unknown."""
+    if is_constant(x) or is_identity(x) or type(x) in NUMBERS or id(x) in vm.env.sources:
+        return
+    if not isinstance(x, (torch.Tensor, tuple, *CONTAINER_BASES)) and instance_dict(x) is None:
+        name = library_reads.function_name(fn)
+        raise unsupported(f"{name}, which is cached, returns a {type(x).__qualname__}", UNSUPPORTED_EFFECT)
+    state = _state(x)
+    yield x, state
+    for part in [] if isinstance(x, torch.Tensor) else state:
+        for item in part if type(part) is tuple else (part,):
+            yield from _states(vm, fn, item)
+
+
+def _state(x: object) -> list[object]:
+    """The version and the attributes of a tensor, the items of a container, the attributes of an instance."""
+    own = instance_dict(x)
+    state: list[object] = [*(own or {}).items()]
     if isinstance(x, torch.Tensor):
         with DisableTorchFunction():
-            return x._version
-    return list(x) if isinstance(x, tuple) else items_of(x)
+            return [*state, x._version]
+    if isinstance(x, tuple):
+        return [*state, *tuple.__iter__(x)]
+    if isinstance(x, CONTAINER_BASES):
+        return [*state, *items_of(x)]
+    return [*state, *((n, getattr(x, n, None)) for n in slot_names(type(x)))]
 
 
 def check_repeatable(vm: VM) -> None:
-    """Raise Unsupported if the capture changed what a cached function was called with or returned: then an entry of another
-    call has other contents."""
-    for name, tensors, states in vm.held.cached:
-        written = any(t.storage_key in vm.trace.writes.storages for t in tensors)
-        if written or any(not _is_same_state(state, _state(x)) for x, state in states):
-            raise unsupported(f"what {name}, which is cached, takes or returns changes", UNSUPPORTED_EFFECT)
+    """Raise Unsupported if the capture changed what a cached function read or returned: then an entry of another call has
+    other contents."""
+    if not vm.held.repeatable:
+        return
+    inputs, nodes = vm.trace.inputs, vm.trace.tape.aten.graph.nodes
+    storages = vm.trace.writes.storages
+    written = {_base_of(inputs.aten_node(t)) for key in storages for t in inputs.in_storage(key)}
+    for call in vm.held.repeatable:
+        if (
+            not call.read.isdisjoint(written)
+            or not call.made.isdisjoint(_written_by(n for n in nodes if n not in call.made))
+            or any(t.storage_key in storages for t in _parts_of(call.values) if type(t) is FakeTensor)
+            or not all(_is_same_state(state, _state(x)) for x, state in call.states)
+            or (vm.env.log.writes != call.writes and not _reads_constants(vm, call.fn, call.values))
+        ):
+            name = library_reads.function_name(call.fn)
+            raise unsupported(f"what {name}, which is cached, reads or returns changes", UNSUPPORTED_EFFECT)
 
 
-def _is_same_state(a: object, b: object) -> bool:
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_is_same_state, a, b))
-    if isinstance(a, tuple) and isinstance(b, tuple):  # a pair of a dictionary
-        return a is b or all(map(operator.is_, a, b))
-    return a is b or (type(a) is int and a == b)
+def _is_same_state(a: list[object], b: list[object]) -> bool:
+    return len(a) == len(b) and all(map(_is_same_part, a, b))
+
+
+def _is_same_part(a: object, b: object) -> bool:
+    if type(a) is type(b) is tuple and len(a) == len(b):
+        return a is b or all(map(_is_same_part, a, b))
+    return a is b or (type(a) is type(b) is int and a == b)
+
+
+def _reads_constants(vm: VM, fn: object, values: tuple[object, ...]) -> bool:
+    """Whether a function that is called with `values` reads nothing that this capture may have changed, except tensors."""
+    if not all(isinstance(v, torch.Tensor) or is_constant(v) or has_symbols(v) for v in _parts_of(values)):
+        return False
+    pending, seen = [fn], set()
+    while pending:
+        x = pending.pop()
+        x = x.__wrapped__ if isinstance(x, functools._lru_cache_wrapper) else x
+        if id(x) in seen or is_constant(x) or isinstance(x, torch.Tensor):
+            continue
+        seen.add(id(x))
+        module = x.__name__ if isinstance(x, types.ModuleType) else getattr(x, "__module__", None) or ""
+        is_library = is_native_module(module) or module.partition(".")[0] in sys.stdlib_module_names
+        if is_identity(x) and (type(x) is BuiltinType or is_library):
+            continue
+        if type(x) is not FunctionType or any(map(vm.env.log.has_written_cell, x.__closure__ or ())):
+            return False
+        names = {n for code in _codes_in(x.__code__) for n in code.co_names if n in x.__globals__}
+        if any(vm.env.log.has_written_name(x.__globals__, n) for n in names):
+            return False
+        pending += [x.__globals__[n] for n in names]
+        pending += [cell_value(cell) for cell in x.__closure__ or ()]
+        pending += [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
+    return True
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes_in(constant)
 
 
 def _is_recomputable(module: str) -> bool:
@@ -181,7 +316,7 @@ def _check_no_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Ar
     """Raise Unsupported if the function has effects: then only the compiled frame may call it."""
     vm.frames.call_site = None
     log = vm.env.log
-    calls, changed = len(log.deferred_calls), log.changed
+    calls, changed, writes = len(log.deferred_calls), log.changed, log.writes
     log.deferred_calls.append(Call(fn, ()))  # so that cached functions it calls are interpreted too
     try:
         vm.call(fn.__wrapped__, args, kwargs)
@@ -189,13 +324,20 @@ def _check_no_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Ar
         raise
     except Exception:
         del log.deferred_calls[calls:]
-        if log.changed == changed:  # the compiled frame repeats the call for the cache's statistics
+        if (log.changed, log.writes) == (
+            changed,
+            writes,
+        ):  # the compiled frame repeats the call for the cache's statistics
             repeated = functools.partial(_call_suppressed, fn)
             vm.env.sources.const(repeated)
             log.defer_call(CacheHit(repeated, (*args, *kwargs.values()), tuple(kwargs)))
         raise
-    if log.changed != changed or not all(_is_cached_call(call.target) for call in log.deferred_calls[calls:]):
-        raise unsupported(f"{fn.__qualname__}, which is cached, has effects", UNSUPPORTED_EFFECT)
+    if (log.changed, log.writes) != (changed, writes) or not all(
+        _is_cached_call(call.target) for call in log.deferred_calls[calls:]
+    ):
+        raise unsupported(
+            f"{library_reads.function_name(fn)}, which is cached, has effects", UNSUPPORTED_EFFECT
+        )
     del log.deferred_calls[calls:]
 
 
@@ -222,10 +364,10 @@ def _defer_call(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kw
     compiled frame created. Raises Unsupported if the function has other effects."""
     vm.frames.call_site = None
     log = vm.env.log
-    calls, changed = len(log.deferred_calls), log.changed
+    calls, changed, writes = len(log.deferred_calls), log.changed, log.writes
     result = vm.call(fn.__wrapped__, args, kwargs)
-    if log.changed != changed or not is_constant(result):
-        raise unsupported(f"{fn.__qualname__}, which is cached, does more than write", OUTPUT)
+    if (log.changed, log.writes) != (changed, writes) or not is_constant(result):
+        raise unsupported(f"{library_reads.function_name(fn)}, which is cached, does more than write", OUTPUT)
     del log.deferred_calls[calls:]
     entry = library_reads.CreatedEntry(fn, args, kwargs)
     vm.env.facts.guard("id", vm.env.sources.const(entry.holds).child("call", None), True)
