@@ -1072,6 +1072,65 @@ def an_entry_is_not_for_calls_in_which_the_attribute_was_the_last_holder():
     return fn, [arguments(True), arguments(False), arguments(False)]
 
 
+@program(graphs=1, breaks=["unsupported-call"])
+def a_key_function_calls_the_reference():
+    def fn(x, holders, references):
+        holders[0].held = None
+        return x * 2, sorted([3, 1], key=lambda i: (references[0]() is None, i)), max(1, 2, key=lambda i: -i)
+
+    return fn, [(tensor(3), *referenced()) for _ in range(3)]
+
+
+@program(graphs=1, breaks=["unsupported-call"] * 3)
+def references_are_called_where_exceptions_are_handled():
+    def fn(x, holders, references):
+        try:
+            holders[0].held = None
+            x = x * references[0]().scale
+        except AttributeError:
+            holders[1].held = None
+            x = x - int(references[1]() is None)
+        with torch.no_grad():
+            holders[2].held = None
+            return x, references[2]() is None
+
+    return fn, [(tensor(3), *referenced(3)) for _ in range(3)]
+
+
+@program(graphs=1, later=1, fullgraph=True)
+def a_parent_that_is_referenced_weakly_while_numbers_tuples_and_lists_change():
+    parent, holder, steps, history = Thing(), Thing(), 0, [0, 0]
+    parent.scale, holder.pair, holder.out = 3, (tensor(3), 1), [tensor(3)]
+    reference = weakref.ref(parent)
+
+    def fn(x):
+        nonlocal steps
+        steps += 1
+        history[0] += 1
+        holder.pair, holder.out = (x, 1), [x + 1]
+        return x * reference().scale, steps
+
+    return fn, calls(), lambda: (parent, holder, history)
+
+
+@program(graphs=1, fullgraph=True)
+def objects_with_finalizers_that_something_else_holds():
+    kept = []
+
+    def arguments():
+        (held,), ended = ending()
+        kept.append(held)
+        holder = Thing()
+        holder.held = held
+        return tensor(3), holder, ended
+
+    def fn(x, holder, ended):
+        holder.held = None
+        return x * 2, list(ended)
+
+    return fn, [arguments() for _ in range(3)], kept
+
+
 class Equal:
     def __eq__(self, other):
         return True
@@ -1141,6 +1200,25 @@ def finalizers_run_where_a_list_lets_go():
         return y * 3, list(ended)
 
     return fn, [(tensor(3), *ending(3)) for _ in range(3)]
+
+
+@program(graphs=1, breaks=["unsupported-effect"])
+def containers_that_hold_objects_with_finalizers_change_otherwise():
+    def fn(x, holder, held, named, ended):
+        held.append(3)
+        named["new"] = 1
+        y = x * 2
+        holder.held = None
+        ended.append("after")
+        return y, list(ended), len(held), len(named)
+
+    def arguments():
+        held, ended = ending(3)
+        holder = Thing()
+        holder.held = held.pop()
+        return tensor(3), holder, held[:1], {"a": held[1]}, ended
+
+    return fn, [arguments() for _ in range(3)]
 
 
 @program(graphs=1)
@@ -1218,6 +1296,24 @@ def test_a_file_is_closed_behind_the_expression_that_opens_it(write, tmp_path):
     assert (tmp_path / "eager").read_text() == (tmp_path / "compiled").read_text()
     assert compilation_of(compiled, first).eager == ()
     assert (first, inspect.graph_count(compiled)) == (2, 2)
+
+
+def clearing(path):
+    held = [open(path, "w")]
+    held[0].write("abc")
+    held.clear()
+
+
+@pytest.mark.parametrize("write", [clearing], ids=lambda fn: fn.__name__)
+def test_a_file_is_closed_where_its_holder_drops_it(write, tmp_path):
+    def fn(x, path):
+        y = x * 2
+        write(path)
+        return y * 2, path.stat().st_size
+
+    compiled = smelt.compile(fn)
+    for _ in range(3):
+        assert compiled(tensor(3), tmp_path / "file")[1] == 3
 
 
 @program(graphs=3, breaks=["unsupported-call"] * 2 + ["unsupported-object"])

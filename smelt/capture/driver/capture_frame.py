@@ -27,7 +27,7 @@ from smelt.capture.emit.compiled_frame import collected, is_created
 from smelt.capture.environment import environment_mutations, wrap_values
 from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.python_random import Draw
-from smelt.capture.environment.side_effects import DelItem, Effect, SetChange
+from smelt.capture.environment.side_effects import Call, DelItem, Effect, SetChange
 from smelt.capture.environment.symbolic_size_policy import Path, Range
 from smelt.capture.graph_breaks import finalizers, graph_break
 from smelt.capture.graph_breaks.frame_exits import FrameExit, Return
@@ -300,8 +300,9 @@ def _capture(
             function_transforms.restore(vm.contexts.transforms)
         tensor_state.replay_versions(vm)
         effects = (*env.log.effects(), *settings)
-        kept = [e for e in effects if not isinstance(e, (DelItem, SetChange))]
-        finalizers.check_overwritten(vm, _live_values(frame_exit, kept))
+        if vm.assumptions.may_break:
+            kept = [e for e in effects if not isinstance(e, (Call, DelItem, SetChange))]
+            finalizers.check_overwritten(vm, _live_values(frame_exit, kept))
         custom_functions.record_backward(vm, _live_values(frame_exit, effects))
         environment_mutations.guard_distinct(env)
         _guard_distinct_tensors(vm)

@@ -76,8 +76,9 @@ class Deletion:
 @dataclass(frozen=True)
 class Overwritten:
     """A place of the environment that the trace stored to or deleted: what it held before and holds now (MISSING: nothing).
-    `kind` and `name` are those of a `Deletion`. Other kinds: "member" for what torch's C++ code has in a tensor, "element"
-    for a key itself or an element of a set, and "" for a place that no single guard can read."""
+    `kind` and `name` are those of a `Deletion`. Other kinds: "item" of a list or deque, "global", "cell", "iterator" for an
+    iterator that advanced, "member" for what torch's C++ code has in a tensor, "element" for a key itself or an element of a
+    set, and "" for attributes of classes and others that no guard reads."""
 
     owner: object
     kind: str
@@ -95,6 +96,11 @@ def slot_names(cls: type) -> Iterator[str]:
             if name not in seen and is_slot(found) and not is_special_name(name):
                 yield name
         seen.update(base.__dict__)
+
+
+def _flat(container: object, contents: list[object]) -> Iterable[object]:
+    pairs = cast("list[tuple[object, object]]", contents)
+    return itertools.chain.from_iterable(pairs) if isinstance(container, dict) else contents
 
 
 def _same(a: list[Any], b: list[Any]) -> bool:
@@ -125,7 +131,7 @@ class MutationLog:
         self.draws: list[Draw] = []  # in program order
         self.writes = 0  # changes, also of what was changed before; not deferred calls and values of a `cached_property`
         self.refusal = ""  # why nothing may change
-        # whether what held this value may not change
+        # whether the end of this value has an effect, so that the graph breaks where its holder drops it; None: it does not
         self.refuses: Callable[[object], bool] | None = None
 
     def __contains__(self, obj: object) -> bool:
@@ -161,7 +167,7 @@ class MutationLog:
         if id(obj) in self._snapshots:
             return False
         attributes = instance_dict(obj)
-        snapshot = self._snapshots[id(obj)] = _Snapshot(
+        self._snapshots[id(obj)] = _Snapshot(
             obj,
             type(obj),
             attributes,
@@ -169,8 +175,14 @@ class MutationLog:
             {n: self._overlay.slot(obj, n) for n in slot_names(type(obj))},
             items_of(self._overlay.copy(obj)) if isinstance(obj, CONTAINER_BASES) else None,
         )
-        self.check_held(snapshot.contents or ())
         return True
+
+    def check_left(self, obj: object) -> None:
+        """Raise Unsupported if what `obj`, a container, held before the trace has left it and has an end to observe."""
+        snapshot = self._snapshots.get(id(obj)) if self.refuses else None
+        if snapshot is not None and snapshot.contents is not None:
+            now = {id(v) for v in _flat(obj, items_of(self._overlay.now(obj)))}
+            self.check_held(v for v in _flat(obj, snapshot.contents) if id(v) not in now)
 
     def record_set_change(self, obj: set[object], method: str, args: tuple[object, ...]) -> None:
         """Record that `set.method(obj, *args)` was called on a set of the environment, and returned."""
@@ -388,14 +400,15 @@ class MutationLog:
             if key not in dicts:
                 yield from self._overwritten_in(snapshot)
         for (_, name), (owner, old) in self._named.items():
-            yield Overwritten(owner, "", name, old, self._overlay.name(owner, name))
+            kind = "" if isinstance(owner, type) else "global"
+            yield Overwritten(owner, kind, name, old, self._overlay.name(owner, name))
         for cell in self._cells.values():
-            yield Overwritten(cell, "", "cell_contents", cell_value(cell), self._overlay.cell(cell))
+            yield Overwritten(cell, "cell", "cell_contents", cell_value(cell), self._overlay.cell(cell))
         for effect in self._tensors.values():
             kind = "member" if hasattr(torch.Tensor, effect.name) else ""
             yield Overwritten(effect.target, kind, effect.name, MISSING, effect.value)
         for advance in self._advances:  # an iterator drops its container at the end
-            yield Overwritten(advance.target, "", "", MISSING, MISSING)
+            yield Overwritten(advance.target, "iterator", "", MISSING, MISSING)
 
     def _overwritten_in(self, snapshot: _Snapshot) -> Iterator[Overwritten]:
         obj, attributes = snapshot.obj, snapshot.instance_dict
@@ -410,9 +423,15 @@ class MutationLog:
         before, now = snapshot.contents, items_of(self._overlay.now(obj))
         if isinstance(obj, dict):
             yield from _overwritten(obj, "key", before, now, stored)
+        elif len(now) == len(before) and not isinstance(obj, set):
+            for i, (old, new) in enumerate(zip(before, now)):
+                if new is not old or not stored.isdisjoint((i, i - len(now))):
+                    yield Overwritten(obj, "item", i, old, new)
         elif stored or not _same(before, now[: len(before)]):
-            kept, kind = {id(v) for v in now}, "element" if isinstance(obj, set) else ""
-            yield from (Overwritten(obj, kind, "", v, MISSING) for v in before if id(v) not in kept)
+            kept, kind = {id(v) for v in now}, "element" if isinstance(obj, set) else "item"
+            yield from (
+                Overwritten(obj, kind, i, v, MISSING) for i, v in enumerate(before) if id(v) not in kept
+            )
 
     def roll_back(self) -> None:
         """Restore what capture changed in the objects themselves. Runs no user code."""

@@ -47,7 +47,7 @@ _HOLDERS: tuple[tuple[type, _Children], ...] = (
 
 def has_finalizer(value: object) -> bool:
     """Whether deleting `value`, with what it holds, may have an effect."""
-    return any(map(_has_own_finalizer, _reachable(value)))
+    return any(map(_has_own_finalizer, held_by(value)))
 
 
 def _has_own_finalizer(value: object) -> bool:
@@ -61,7 +61,7 @@ def _has_own_finalizer(value: object) -> bool:
     return type_find(kind, "__del__") is not MISSING or _calls_back(value)
 
 
-def _reachable(value: object) -> Iterator[object]:
+def held_by(value: object) -> Iterator[object]:
     """`value` and what it holds, nearest first."""
     return reachable((value,), _children)
 
@@ -76,7 +76,7 @@ def check_dropped_argument(vm: VM, frame: Frame, value: object, holder: object =
         source is None
         or source.kind != "arg"
         or not has_finalizer(value)
-        or any(x is value for x in _reachable(holder))
+        or any(x is value for x in held_by(holder))
     ):
         return
     _refuse_drop(value)
@@ -118,7 +118,7 @@ def check_temporaries(vm: VM, frame: Frame, target: int) -> None:
         source = vm.env.sources.get(id(value))
         if source is None or source.kind != "arg" or not _is_dropped(frame, target, above):
             continue
-        held = itertools.chain.from_iterable(map(_reachable, frame.locals))
+        held = itertools.chain.from_iterable(map(held_by, frame.locals))
         exempt = _is_read_only(value) or isinstance(value, types.CoroutineType)
         if not exempt and has_finalizer(value) and not any(x is value for x in held):
             _refuse_drop(value)

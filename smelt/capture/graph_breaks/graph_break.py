@@ -108,9 +108,9 @@ class Break:
                 writer.bind(value, writer.constant(value.value, value.name))
         lines = [f"# graph break: {comment_of(self.reason)}"]
         body, conditions = self._statements(writer)
-        if self.handled is not None:
+        if self.handled is not None and body:
             body = _while_handling(writer, self.handled, body)
-        if self.handling is None:
+        if self.handling is None or not body:
             lines += body
         else:
             lines += [
@@ -145,7 +145,7 @@ class Break:
         if conditions and not body and (self.handling is not None or self.handled is not None or inner):
             name = writer.fresh_name("condition")
             body, conditions, results = [f"{name} = bool({conditions[0]})"], [name], [name]
-        if inner:
+        if inner and body:
             body = _in_frames(writer, body, arguments, list(dict.fromkeys(results)), inner)
         return body, conditions
 
@@ -210,7 +210,7 @@ def _with_result(frame: SuspendedFrame, value: object) -> SuspendedFrame:
 
 def _instruction(frame: Frame, error: Unsupported, depth: int) -> BreakInstruction:
     """The break instruction at which `frame` stands, `depth` frames deep; an empty one if the code continues there."""
-    if error.continues and len(error.path) == depth:
+    if error.continues == depth and not frame.kwnames:  # the code would continue behind KW_NAMES
         return BreakInstruction((), (Successor(frame.pc, list(frame.stack)),))
     name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
     if name not in BREAK_INSTRUCTIONS:

@@ -8,6 +8,7 @@ replays it before, or the call runs eagerly.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -30,6 +31,7 @@ from smelt.capture.base.value_kinds import (
 from smelt.capture.base.vm_frames import WeakCallback
 from smelt.capture.environment import wrap_values
 from smelt.capture.environment.mutation_log import Overwritten
+from smelt.capture.graph_breaks import finalizers
 from smelt.capture.graph_breaks.continuation_stack import is_continuation_stack
 from smelt.capture.reconstruction.frame_globals import provide
 from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
@@ -40,7 +42,7 @@ from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.guards.object_lifetimes import lifetimes_of
-from smelt.guards.source import SourceKind
+from smelt.guards.source import Source, SourceKind
 
 
 def _eager_fallback(detail: str) -> Unsupported:
@@ -168,7 +170,7 @@ def _dereference(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwa
     if id(reference) in sources:
         if found is not None and not _is_held(vm, found) and not _is_held_elsewhere(vm, found):
             error = unsupported("a weak reference to an object of which the call changed a holder")
-            error.continues = True
+            error.continues = len(vm.stack())
             raise error
         return wrap_values.wrap(vm.env, found, sources[id(reference)].child("call", None))
     if found is not None and id(found) in sources and not _is_held(vm, found):
@@ -212,25 +214,28 @@ def _is_held_elsewhere(vm: VM, x: object) -> bool:
 def _guard_no_holder(vm: VM, item: Overwritten, x: object) -> bool:
     """Guard that nothing was there before the call, or a leaf or tensor, which cannot hold `x`; False if no guard can.
     Raises Unsupported for a key or an element of a set: guards hold those."""
-    if item.kind == "element":
-        if is_constant(item.before):
-            return True
+    if item.kind == "element" and is_constant(item.before):
+        return True
+    if item.kind == "element" and vm.assumptions.may_break:
         raise _eager_fallback("a weak reference to an object of which the call changed a dictionary or set")
     if item.kind == "member":  # tensors and flags
         return not isinstance(x, torch.Tensor)
     source, guard = vm.env.sources.get(id(item.owner)), vm.env.facts.guard
-    if source is None or item.kind not in _KINDS or not is_lookup_key(item.name):
-        return False
-    kind, absence = _KINDS[item.kind]
-    if item.before is MISSING:
-        absent = item.name if absence == "not_in_dict" else (item.name, False)
-        guard(absence, source, absent, key=item.name)
+    if item.kind == "iterator" and type(item.owner) in _NUMBER_ITERATORS:
         return True
-    tensors = () if isinstance(x, torch.Tensor) else (torch.Tensor, torch.nn.Parameter)
-    if type(item.before) not in (*LEAF_TYPES, *tensors):
-        return False
-    guard("type", source.child(kind, item.name), type(item.before))
-    return True
+    if source is not None and item.kind in _KINDS and is_lookup_key(item.name):
+        kind, absence = _KINDS[item.kind]
+        if item.before is MISSING and absence:
+            absent = item.name if absence == "not_in_dict" else (item.name, False)
+            guard(absence, source, absent, key=item.name)
+            return True
+        checks = list(_checks(source.child(kind, item.name), item.before, isinstance(x, torch.Tensor)))
+        if None not in checks:
+            for check in checks:
+                guard(*cast("tuple[str, Source, object]", check))
+            return True
+    # No guard holds for later calls. Without graph breaks, what it is in this call decides.
+    return not vm.assumptions.may_break and not any(held is x for held in finalizers.held_by(item.before))
 
 
 # The kind of source of what was overwritten, and the guard that nothing was there.
@@ -238,7 +243,28 @@ _KINDS: dict[str, tuple[SourceKind, str]] = {
     "attribute": ("attr", "not_in_dict"),
     "slot": ("member", "slot"),
     "key": ("item", "contains"),
+    "item": ("item", ""),
+    "global": ("item", "contains"),
+    "cell": ("member", ""),
 }
+_NUMBER_ITERATORS = (type(iter(range(0))), type(iter(range(1 << 70))), itertools.count, type(iter("")))
+_MOST_ITEMS = 8
+
+
+def _checks(source: Source, value: object, for_tensor: bool) -> Iterator[tuple[str, Source, object] | None]:
+    """Guards that the value at `source` holds nothing but leaves and tensors (`for_tensor`: no tensors); None if it does."""
+    is_tensor = type(value) in (torch.Tensor, torch.nn.Parameter)
+    if type(value) in LEAF_TYPES or (is_tensor and not for_tensor):
+        yield "type", source, type(value)
+    elif (
+        type(value) in (tuple, list) and len(parts := list(cast("tuple[object, ...]", value))) <= _MOST_ITEMS
+    ):
+        yield "type", source, type(value)
+        yield "len", source, len(parts)
+        for i, part in enumerate(parts):
+            yield from _checks(source.child("item", i), part, for_tensor)
+    else:
+        yield None
 
 
 def _variables(vm: VM) -> Iterator[object]:

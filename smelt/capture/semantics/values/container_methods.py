@@ -102,9 +102,11 @@ def call_container_method(
     if isinstance(owner, set):
         env.log.record_unknown_change(owner)
     try:
-        return wrap_values.to_fake(env, run(_bind_builtin_method(env.overlay.now(owner), name), args, kwargs))
+        result = run(_bind_builtin_method(env.overlay.now(owner), name), args, kwargs)
     finally:
         environment_mutations.mark_copies_stale(env, owner)
+    env.log.check_left(owner)
+    return wrap_values.to_fake(env, result)
 
 
 def _bind_builtin_method(container: Container, name: str) -> Callable[..., object]:
@@ -145,6 +147,7 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
         list.__delitem__(vm.env.overlay.now(owner), index)
     elif isinstance(owner, collections.deque):
         collections.deque.__delitem__(vm.env.overlay.now(owner), index)
+    vm.env.log.check_left(owner)
     return None
 
 
@@ -225,6 +228,7 @@ def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) 
     value = vm.wrap_item(obj, key, vm.native_lookup(dict.__getitem__, obj, key))
     environment_mutations.record_mutation(vm.env, obj)
     vm.native_lookup(dict_base(obj).pop, obj, key)
+    vm.env.log.check_left(obj)
     return value
 
 
@@ -238,6 +242,7 @@ def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object)
     environment_mutations.record_mutation(vm.env, obj)
     environment_mutations.record_store(vm.env, obj, "item", key, value)
     vm.native_lookup(dict_base(obj).__setitem__, obj, key, value)
+    vm.env.log.check_left(obj)
 
 
 @method(list, "__getitem__")

@@ -249,9 +249,11 @@ def _inplace(vm: VM, fn: Callable[..., object], left: Container, right: object) 
         container_contents.open_for_native(vm.env, left)
         environment_mutations.record_mutation(vm.env, left)
     try:
-        return wrap_values.to_fake(vm.env, vm.call_native(fn, (vm.env.overlay.now(left), right)))
+        result = vm.call_native(fn, (vm.env.overlay.now(left), right))
     finally:
         environment_mutations.mark_copies_stale(vm.env, left)
+    vm.env.log.check_left(left)
+    return wrap_values.to_fake(vm.env, result)
 
 
 def _python_operator(

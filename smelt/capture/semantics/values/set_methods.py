@@ -54,9 +54,11 @@ def call_mutator(vm: VM, target: set[object], method: str, args: Args) -> object
         container_contents.guard_set_table(env, target)
     environment_mutations.record_mutation(env, target)
     try:
-        return _mutate(vm, target, method, args)
+        result = _mutate(vm, target, method, args)
     finally:
         environment_mutations.mark_copies_stale(env, target)
+    env.log.check_left(target)
+    return result
 
 
 def _mutate(vm: VM, target: set[object], method: str, args: Args) -> object:

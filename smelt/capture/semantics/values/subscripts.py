@@ -242,6 +242,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             _guard_order(vm, obj, key)
             environment_mutations.record_store(vm.env, obj, "item", key, value)
         vm.native_lookup(operator.setitem, obj, key, value)
+        vm.env.log.check_left(obj)
         return
     if id(obj) in vm.env.sources:
         raise unsupported(f"an item of an environment {kind.__qualname__} is set", UNSUPPORTED_OBJECT)
@@ -278,6 +279,7 @@ def delete_item(vm: VM, obj: object, key: object) -> None:
         )
         environment_mutations.record_mutation(vm.env, obj)
     vm.native_lookup(operator.delitem, obj, key)
+    vm.env.log.check_left(obj)
 
 
 BUILTINS[operator.setitem] = lambda vm, args, kwargs: vm.store_item(*args)
