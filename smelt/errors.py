@@ -24,9 +24,8 @@ class Unsupported(SmeltError):
         super().__init__(str(reason))
         self.reason = reason
         self.breaks = True  # whether the graph may break here; if not, the whole call runs eagerly
-        # The number of frames, if the code after a break in the innermost begins with the same instruction, which can be
-        # captured there; else 0.
-        self.continues = 0
+        # whether the code after a break in the innermost frame begins with the same instruction, which can be captured there
+        self.continues = False
         # whether only this call cannot be captured: it initializes objects, which later calls find initialized
         self.initializes = False
         self.needs_joint_graph = False  # whether a capture of the joint graph may succeed

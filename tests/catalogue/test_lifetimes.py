@@ -1131,6 +1131,18 @@ def objects_with_finalizers_that_something_else_holds():
     return fn, [arguments() for _ in range(3)], kept
 
 
+@program(graphs=1)
+def what_the_call_created_and_an_object_let_go_of_is_gone():
+    def fn(x, holder):
+        holder.held = Thing()
+        reference = weakref.ref(holder.held)
+        before = reference() is None
+        holder.held = None
+        return x * 2, before, reference() is None
+
+    return fn, [(tensor(3), held_by_attribute()[0]) for _ in range(3)]
+
+
 class Equal:
     def __eq__(self, other):
         return True
@@ -1255,6 +1267,54 @@ def callbacks_of_weak_containers_run_where_an_object_lets_go():
     return fn, [arguments() for _ in range(3)]
 
 
+@program(graphs=1, breaks=["unsupported-effect"], eager=["unsupported-effect"])
+def a_finalizer_runs_where_a_part_of_a_popped_tuple_is_deleted():
+    def fn(x, named, ended):
+        y = x * 2
+        name, value = named.popitem()
+        del value
+        ended.append("after")
+        return y * 2, list(ended), name
+
+    def arguments():
+        (held,), ended = ending()
+        return tensor(3), {"a": held}, ended
+
+    return fn, [arguments() for _ in range(3)]
+
+
+@program(graphs=2, breaks=["unsupported-effect"], eager=["unsupported-effect"])
+def a_finalizer_runs_where_a_callee_that_unpacked_it_returns():
+    def second_of(held):
+        _, number = held.pop()
+        return number
+
+    def fn(x, held, ended):
+        y = x * 2
+        number = second_of(held)
+        ended.append("after")
+        return y * 2, list(ended), number
+
+    def arguments():
+        (held,), ended = ending()
+        return tensor(3), [(held, 3)], ended
+
+    return fn, [arguments() for _ in range(3)]
+
+
+@program(graphs=0, eager=["unsupported-effect"])
+def a_dictionary_drops_keys_with_finalizers():
+    def fn(x, named, ended):
+        del named[next(iter(named))]
+        return x * 2, list(ended)
+
+    def arguments():
+        held, ended = ending(2)
+        return tensor(3), dict.fromkeys(held, 1), ended
+
+    return fn, [arguments() for _ in range(3)]
+
+
 def writing(path, y):
     open(path, "a").write(f"{y.ndim} and {len(y)}\n")
 
@@ -1272,6 +1332,11 @@ def dumping(path, y):
     json.dump({"a": 1}, open(path, mode="w"))
 
 
+def writing_parts(path, y):
+    text = "abcdef"
+    (lambda: open(path, "a").write(text[1:3] + text[:2] + text[::2]))()
+
+
 def failing(path, y):
     try:
         open(path, "a").write(3)
@@ -1280,7 +1345,9 @@ def failing(path, y):
 
 
 @pytest.mark.parametrize(
-    "write", [writing, writing_what_it_counts, printing, dumping, failing], ids=lambda fn: fn.__name__
+    "write",
+    [writing, writing_what_it_counts, writing_parts, printing, dumping, failing],
+    ids=lambda fn: fn.__name__,
 )
 def test_a_file_is_closed_behind_the_expression_that_opens_it(write, tmp_path):
     def fn(x, path):
@@ -1304,7 +1371,32 @@ def clearing(path):
     held.clear()
 
 
-@pytest.mark.parametrize("write", [clearing], ids=lambda fn: fn.__name__)
+def unsetting(path):
+    holder = Thing()
+    holder.file = open(path, "w")
+    holder.file.write("abc")
+    holder.file = None
+
+
+def unsetting_what_a_callee_opened(path):
+    def opened():
+        return open(path, "w")
+
+    holder = Thing()
+    holder.file = opened()
+    holder.file.write("abc")
+    holder.file = None
+
+
+def iterating(path):
+    for file in [open(path, "w")]:
+        file.write("abc")
+    file = None  # noqa: F841
+
+
+@pytest.mark.parametrize(
+    "write", [clearing, unsetting, unsetting_what_a_callee_opened, iterating], ids=lambda fn: fn.__name__
+)
 def test_a_file_is_closed_where_its_holder_drops_it(write, tmp_path):
     def fn(x, path):
         y = x * 2

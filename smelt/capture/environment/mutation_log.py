@@ -131,6 +131,8 @@ class MutationLog:
         self.draws: list[Draw] = []  # in program order
         self.writes = 0  # changes, also of what was changed before; not deferred calls and values of a `cached_property`
         self.refusal = ""  # why nothing may change
+        # ids of what attributes, names and cells held when the trace stored to them; what it created must not live longer
+        self.replaced: set[int] = set()
         # whether the end of this value has an effect, so that the graph breaks where its holder drops it; None: it does not
         self.refuses: Callable[[object], bool] | None = None
 
@@ -156,7 +158,10 @@ class MutationLog:
         self.writes += 1
 
     def check_held(self, values: Iterable[object]) -> None:
-        """Raise Unsupported where the program may drop one of `values`, whose end it may observe."""
+        """Record that the program takes `values` from where they are held; raise Unsupported where it may observe the end of
+        one."""
+        values = list(values)
+        self.replaced.update(map(id, values))
         dropped = next(filter(self.refuses, values), None) if self.refuses else None
         if dropped is not None:
             raise DropsObserved(Reason(UNSUPPORTED_EFFECT, f"a {type(dropped).__qualname__} is dropped"))

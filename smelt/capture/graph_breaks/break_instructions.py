@@ -400,6 +400,7 @@ def _display(opening: str, closing: str) -> BreakRule:
 
 
 BREAK_INSTRUCTIONS.update(
+    BUILD_SLICE=_display("slice(", ")"),
     BUILD_SET=_display("{{", "}}"),
     BUILD_LIST=_display("[", "]"),
     BUILD_TUPLE=_display("(*[", "],)"),

@@ -22,9 +22,11 @@ from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.type_lookup import type_find
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, instance_dict, is_identity
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator
+from smelt.capture.graph_breaks.continuation_stack import is_continuation_stack
 from smelt.capture.graph_breaks.reachable_objects import reachable
 from smelt.capture.vm.vm import VM
 from smelt.errors import DropsObserved
+from smelt.guards.source import Source
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 _MAX_CHILDREN = 500  # of one object
@@ -67,32 +69,52 @@ def held_by(value: object) -> Iterator[object]:
 
 
 def check_dropped_argument(vm: VM, frame: Frame, value: object, holder: object = None) -> None:
-    """Raise Unsupported where a resume function drops an argument with a finalizer: its caller holds the argument until the
-    function returns. `holder`: what may hold it from now on."""
+    """Raise Unsupported where a resume function drops an argument with a finalizer, or what one held that the function has
+    dropped: its caller holds the argument until the function returns. `holder`: what may hold it from now on."""
     if value is NULL or frame.code.original is None or frame.pc <= frame.prologue:
         return
     source = vm.env.sources.get(id(value))
     if (
         source is None
-        or source.kind != "arg"
+        or source.root.kind != "arg"
         or not has_finalizer(value)
+        or (source.base is not None and _is_in_variables(vm, source.root, value))
         or any(x is value for x in held_by(holder))
     ):
         return
     _refuse_drop(value)
 
 
+def _is_in_variables(vm: VM, argument: Source, value: object) -> bool:
+    """Whether the user's frames still hold the `argument`, or `value` twice: in the variable that drops it and elsewhere."""
+    found, frame = 0, vm.frame
+    while frame is not None:
+        if not is_continuation_stack(frame.function):
+            variables = (*map(frame.locals.__getitem__, frame.slots), *frame.stack)
+            if any(vm.env.sources.get(id(x)) is argument for x in variables):
+                return True
+            found += sum(x is value or any(y is value for y in held_by(x)) for x in variables)
+        frame = frame.parent
+    return found > 1
+
+
 def check_overwritten(vm: VM, roots: Iterable[object]) -> None:
     """Raise Unsupported if the trace took an object with a finalizer from where the environment held it, unless `roots`, the
-    values that leave the capture, hold it: the compiled frame would drop it at its end."""
-    changed = (
-        p.before for p in vm.env.log.overwritten() if p.before is not p.now and p.before is not MISSING
-    )
-    taken = [value for value in changed if has_finalizer(value)]
+    values that leave the capture, hold it: the compiled frame would drop it at its end. An entry would hold a key or an
+    element of a set, so the call runs eagerly."""
+    changed = [p for p in vm.env.log.overwritten() if p.before is not p.now and p.before is not MISSING]
+    root, sources = vm.frames.root, vm.env.sources
+    # only the caller holds the arguments
+    resumes = root is not None and (root.code.original is not None or is_continuation_stack(root.function))
+    replaced = vm.env.log.replaced if resumes else ()
+    stored = (v for k, v in vm.env.wrapped.objects.items() if k in replaced and sources[k].kind == "arg")
+    taken = [v for v in (*(p.before for p in changed), *stored) if has_finalizer(v)]
     if not taken:
         return
     left = {id(x) for x in reachable(roots, lambda x: () if id(x) in vm.env.sources else _children(x))}
     for value in taken:
+        if any(p.before is value and p.kind == "element" for p in changed):
+            _refuse_drop(value)
         if id(value) not in left:
             raise DropsObserved(Reason(UNSUPPORTED_EFFECT, f"a {type(value).__qualname__} is dropped"))
 

@@ -210,7 +210,8 @@ def _with_result(frame: SuspendedFrame, value: object) -> SuspendedFrame:
 
 def _instruction(frame: Frame, error: Unsupported, depth: int) -> BreakInstruction:
     """The break instruction at which `frame` stands, `depth` frames deep; an empty one if the code continues there."""
-    if error.continues == depth and not frame.kwnames:  # the code would continue behind KW_NAMES
+    # the code would continue behind KW_NAMES
+    if error.continues and len(error.reason.stack) == depth and not frame.kwnames:
         return BreakInstruction((), (Successor(frame.pc, list(frame.stack)),))
     name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
     if name not in BREAK_INSTRUCTIONS:

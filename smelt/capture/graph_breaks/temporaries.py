@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import pathlib
+import types
 
+from smelt._native import isinstance
 from smelt.capture.base.value_kinds import NULL
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.break_instructions import BREAK_INSTRUCTIONS, BreakInstruction, Successor
@@ -21,17 +25,26 @@ _READS = frozenset(("LOAD_ATTR", "LOAD_METHOD"))  # the result may hold the obje
 _STEPS = _READS | frozenset((
     "LOAD_GLOBAL", "GET_ITER", "CALL", "CALL_KW", "BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "CONTAINS_OP", "CONVERT_VALUE",
     "FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING", "BUILD_LIST", "BUILD_TUPLE", "BUILD_MAP",
+    "BUILD_SLICE", "BINARY_SLICE", "STORE_ATTR", "STORE_SUBSCR",
 ))  # fmt: skip
 
 
 def opens(instruction: BreakInstruction) -> bool:
     """Whether `instruction` opens a file, or a progress bar, which its iterator holds."""
-    called = instruction.operands[:2]  # the result and the function
-    is_bar = any(str(getattr(x, "__module__", None)).startswith("tqdm.") for x in called)
-    return is_bar or not _OPENERS.isdisjoint(getattr(x, "__name__", None) for x in called)
+    for called in instruction.operands[:2]:  # the result and the function
+        function = called.__func__ if type(called) is types.MethodType else called
+        owner = function if isinstance(function, (type, types.FunctionType)) else type(function)
+        if any(function is opener for opener in _OPENERS) or _module(owner).startswith("tqdm."):
+            return True
+    return False
 
 
-_OPENERS = frozenset(("open", "fdopen"))
+def _module(owner: type | types.FunctionType) -> str:
+    """The module of `owner`; runs no code of a metaclass."""
+    return str(type.__getattribute__(owner, "__module__") if isinstance(owner, type) else owner.__module__)
+
+
+_OPENERS = (open, os.fdopen, pathlib.Path.open)
 
 
 def with_temporaries(frame: Frame, instruction: BreakInstruction) -> BreakInstruction:
@@ -64,10 +77,14 @@ def _step(frame: Frame, steps: list[BreakInstruction], temporaries: dict[int, Pl
     name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
     if name == "POP_TOP":
         frame.stack.pop()
-    elif name in ("LOAD_FAST", "LOAD_CONST"):
-        value = frame.locals[arg] if name == "LOAD_FAST" else arg
+    elif name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CONST"):
+        value = arg if name == "LOAD_CONST" else frame.locals[arg]
         if value is NULL:
             return False
+        frame.stack.append(value)
+    elif name == "LOAD_DEREF":
+        value = Placeholder("value")
+        steps.append(BreakInstruction((value, frame.locals[arg]), (), "{} = {}.cell_contents"))
         frame.stack.append(value)
     elif name == "PUSH_NULL":
         frame.stack.append(NULL)

@@ -170,7 +170,7 @@ def _dereference(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwa
     if id(reference) in sources:
         if found is not None and not _is_held(vm, found) and not _is_held_elsewhere(vm, found):
             error = unsupported("a weak reference to an object of which the call changed a holder")
-            error.continues = len(vm.stack())
+            error.continues = True
             raise error
         return wrap_values.wrap(vm.env, found, sources[id(reference)].child("call", None))
     if found is not None and id(found) in sources and not _is_held(vm, found):

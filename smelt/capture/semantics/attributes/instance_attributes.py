@@ -185,10 +185,9 @@ def store_in_instance(vm: VM, obj: object, name: str, value: object) -> None:
 def _store_in_overlay(vm: VM, obj: object, name: str, value: object) -> None:
     how, found, _ = vm.type_info(type(obj)).find(name)
     overlay, own = vm.env.overlay, vm.env.overlay.instance_dict(obj)
-    if vm.env.log.refuses is not None:
-        values = own or {}
-        held = overlay.slot(obj, name) if is_slot(found) else values.get(name, MISSING)
-        vm.env.log.check_held(values.values() if name == "__dict__" else (held,))
+    values = own or {}
+    held = overlay.slot(obj, name) if is_slot(found) else values.get(name, MISSING)
+    vm.env.log.check_held(values.values() if name == "__dict__" else (held,))
     if is_slot(found):
         if value is MISSING and overlay.slot(obj, name) is MISSING:
             _guard_empty_slot(vm, obj, name)

@@ -80,7 +80,8 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
 
 def _call_memoized(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
     """Call of a cached function with tensors where the graph cannot break. A memo of this capture replaces the cache, whose
-    entries keep tensors alive. Raises Unsupported where results may show that no other call's entry is used."""
+    entries keep tensors alive. Raises Unsupported where the program may see that the cache returns no result of
+    an earlier call."""
     args, kwargs = tuple(args), dict(kwargs)  # the called frame may change its own
     parts = [*_parts_of((*args, *kwargs.values()))]
     for part in parts:
