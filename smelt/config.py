@@ -190,7 +190,7 @@ class set:
 
     def __init__(self, **options: Any) -> None:
         global _now
-        self._before = {name: getattr(_now, name, None) for name in options}
+        self._before: dict[str, Any] = {name: getattr(_now, name, None) for name in options}
         _now = _now.with_options(options)
 
     def __enter__(self) -> Config:

@@ -735,7 +735,11 @@ def apply_and_train_inside():
 # --------------------------------------------------------------------------------------------------- other objects
 
 
-@program(graphs=0, eager=["unsupported-call"])
+@program(
+    graphs=1,
+    breaks=["unsupported-call"] * 3 + ["unsupported-object"] * 2,
+    eager=["unsupported-effect"] * 3,
+)
 def weak_containers():
     class Key:
         pass
