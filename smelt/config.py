@@ -73,16 +73,16 @@ class Config:
 
     def with_options(self, options: dict[str, Any] | None) -> Config:
         """These options with changes. Raises OptionError for an unknown name or a value of the wrong type."""
-        names = {f.name: f for f in fields(self)}
+        names = [f.name for f in fields(self)]
+        changes: dict[str, Any] = {}
         for key, value in (options or {}).items():
             if key not in names:
                 raise OptionError(f"options: unknown option {key!r}; {_nearest(key, names)}")
-            want = type(names[key].default)
+            want = type(getattr(Config, key))  # of the default
             if type(value) is not want and not (want is float and type(value) is int):
                 raise OptionError(f"options[{key!r}] must be {want.__name__}, got {value!r}")
-        return replace(
-            self, **{key: type(names[key].default)(value) for key, value in (options or {}).items()}
-        )
+            changes[key] = want(value)
+        return replace(self, **changes)
 
 
 _LEAST = {"recompile_limit": 1, "verify": 0, "threads": 0, "kernel_cache_bytes": 0}
