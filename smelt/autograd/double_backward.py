@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node as AutogradNode
 from torch.autograd.graph import get_gradient_edge
 
 from smelt.autograd.save_costs import nbytes
@@ -45,6 +48,7 @@ Tensors = tuple[torch.Tensor, ...]
 Defined = tuple[torch.Tensor | None, ...]
 
 _MOST_COPIED = 1 << 16  # bytes, at each call
+_LONGEST_HISTORY = 256  # nodes to look at, at each call
 
 
 def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
@@ -155,9 +159,8 @@ class DoubleBackward:
     ) -> Gradients:
         gates = _Gates(cuts)
         with torch.enable_grad():
-            sources = list(
-                primals if self.has_checkpoints or _are_ends(primals, cuts) else map(_unhooked, primals)
-            )
+            sources = list(primals) if self.has_checkpoints else _ends(primals, cuts)
+            read = tuple(sources)
             # A checkpoint calls the user's modules, which use their parameters, not views of them.
             if self.has_checkpoints and any(map(_is_hooked, primals)):
                 raise RuntimeError(
@@ -183,6 +186,7 @@ class DoubleBackward:
                 allow_unused=True,
             )
             gates.are_open = True
+            _forbid_set_data(gradients, primals, read, (*primals, *cuts, *tangents))
             return (*gradients, *results)
 
     @functools.cached_property
@@ -327,28 +331,40 @@ def _is_hooked(primal: torch.Tensor) -> bool:
     return isinstance(primal, torch.Tensor) and (bool(primal._backward_hooks) or primal.retains_grad)
 
 
-def _are_ends(primals: Tensors, cuts: Defined) -> bool:
-    """Whether gradients of all primals end in the replay, and no hook sees them: no primal is the history of another one
-    or of a cut. Then the replay reads the primals themselves, whose data the program may assign before the second
-    derivative: eager's formulas read the new data."""
-    tensors = [t for t in (*primals, *cuts) if isinstance(t, torch.Tensor)]
-    is_each_once = len({id(t) for t in tensors}) == len(tensors)
-    return is_each_once and all(t.is_leaf and not _is_hooked(t) for t in tensors)
+def _ends(primals: Tensors, cuts: Defined) -> list[torch.Tensor]:
+    """What the replay reads: the primals, or views in their place, where gradients must end. Leaves are read themselves:
+    the program may assign their data before the second derivative, and eager's formulas read the new data. Not so
+    leaves whose hooks would see the gradient, or that another input or a cut is computed from."""
+    tensors = [t for t in (*primals, *cuts) if isinstance(t, torch.Tensor) and t.requires_grad]
+    times = Counter(map(id, tensors))
+    leaves = {id(t): t for t in tensors if t.is_leaf and times[id(t)] == 1 and not _is_hooked(t)}
+    others = [get_gradient_edge(t).node for t in tensors if not t.is_leaf]
+    if leaves and others:
+        history = [*islice(_history(others), _LONGEST_HISTORY)]
+        if len(history) == _LONGEST_HISTORY:
+            leaves = {}
+        leaves = {i: t for i, t in leaves.items() if get_gradient_edge(t).node not in history}
+    return [p if id(p) in leaves else _unhooked(p) for p in primals]
+
+
+def _history(nodes: Iterable[AutogradNode]) -> Iterator[AutogradNode]:
+    """The nodes that gradients flow into from `nodes`."""
+    pending = [into for node in nodes for into, _ in node.next_functions]
+    seen: set[AutogradNode] = set()
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            pending += [into for into, _ in node.next_functions]
 
 
 def _depend_on_another(primals: Tensors) -> bool:
     """Whether gradients of one primal flow into another one: it is computed from it, or is the same tensor."""
     tensors = [p for p in primals if isinstance(p, torch.Tensor) and p.requires_grad]
     nodes = {get_gradient_edge(t).node for t in tensors}
-    pending = [into for node in nodes for into, _ in node.next_functions]
-    seen: set[torch.autograd.graph.Node] = set()
-    while pending:
-        node = pending.pop()
-        if node in nodes:
-            return True
-        if node is not None and node not in seen:
-            seen.add(node)
-            pending += [into for into, _ in node.next_functions]
+    if not nodes.isdisjoint(_history(nodes)):
+        return True
     return len({id(t) for t in tensors}) < len(tensors)
 
 
@@ -362,3 +378,26 @@ def _unhooked(primal: torch.Tensor) -> torch.Tensor:
     if isinstance(primal, torch.nn.Parameter):
         view._is_param = True  # type: ignore[attr-defined]
     return view
+
+
+def _forbid_set_data(
+    gradients: Gradients, primals: Tensors, sources: Sequence[torch.Tensor], ends: Defined
+) -> None:
+    """Raise where `gradients` are differentiated after the data of a primal was set that was read as a view, which has the
+    old memory. `ends`: tensors of the program, whose nodes it may differentiate."""
+    views = [(p, view) for p, view in zip(primals, sources) if view is not p and p.layout is torch.strided]
+    if not views:
+        return
+
+    def check(_: object) -> None:
+        if not all(p.is_set_to(view) for p, view in views):
+            raise RuntimeError(
+                "smelt: the data of a tensor with a history or hooks was set between two derivatives; set it before the "
+                "first one, or use smelt.disable on what is differentiated"
+            )
+
+    nodes = (
+        {g.grad_fn for g in gradients if g is not None} - {t.grad_fn for t in ends if t is not None} - {None}
+    )
+    for node in nodes:
+        node.register_prehook(check)

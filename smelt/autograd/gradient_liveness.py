@@ -1,5 +1,5 @@
 """Gradient liveness: for which results' gradients a value is read, and which gradients need it. The user may write a
-value that only gradients of dead results read, or that only gradients need which nobody requests."""
+value that is read only for gradients of dead results, or only for gradients that nobody requests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from smelt.graph.ir import Graph, Node, argument_nodes
 def live_for(
     nodes: Sequence[Node], tangents: Sequence[Node], backward: Container[Node]
 ) -> Mapping[Node, int]:
-    """For each node that nodes of `backward` read, the tangents (as bits) for whose gradients they do; `nodes` in
-    order."""
+    """For each node that nodes of `backward` read, a bit mask of the tangents for whose gradients they do; `nodes`
+    in order."""
     depends = defaultdict(int, {tangent: 1 << k for k, tangent in enumerate(tangents)})
     for node in nodes:
         for argument in argument_nodes(node):
@@ -31,8 +31,8 @@ def live_for(
 
 
 def needed_for(backward: Graph, n_saved: int) -> list[int]:
-    """For each saved value, the gradients (as bits) that eager's nodes would compute which read it: all that are computed
-    from the same tangent."""
+    """For each saved value, a bit mask of the gradients for which eager would run a node that reads it: all that are
+    computed from the same tangent."""
     tangents = backward.placeholders[n_saved:]
     depends = {*tangents}
     for node in backward.nodes[:-1]:

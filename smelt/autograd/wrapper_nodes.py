@@ -85,7 +85,9 @@ def _parts_of_tangent(ctx: Any, tangent: object) -> list[torch.Tensor] | None:
     n = len(ctx.parts)
     if tensors is None or [(tensors[i].shape, tensors[i].dtype) for i in range(n)] != ctx.parts:
         return None
-    if any(hasattr(tensors[i], "__tensor_flatten__") for i in range(n)):  # a tangent with more wrappers
+    if any(
+        hasattr(tensors[i], "__tensor_flatten__") for i in range(n)
+    ):  # wrappers nested deeper than the result's
         return None
     is_like = all(_is_same(tensors[n + i], x) for i, x in enumerate(ctx.own))
     return [tensors[i] for i in range(n)] if is_like else None

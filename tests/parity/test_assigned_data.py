@@ -877,6 +877,59 @@ def test_data_set_between_two_derivatives(fn, assign):
     _both(program)
 
 
+def _exponential(x, w):
+    return (x * w).exp()
+
+
+def _cut(x, w):
+    hidden = (x * w).tanh()
+    return hidden, (hidden * w).sin()
+
+
+def _of_a_leaf(w):
+    return leaf(4) * 1
+
+
+def _of_w(w):
+    return w * 2
+
+
+def _hooked_of_w(w):
+    x = w * 2
+    x.register_hook(lambda grad: grad * 2)
+    return x
+
+
+@pytest.mark.parametrize("make", [_of_a_leaf, _of_w, _hooked_of_w])
+@pytest.mark.parametrize("fn", [_exponential, _cut])
+@pytest.mark.parametrize("assigned", "xw")
+def test_data_set_between_two_derivatives_beside_a_tensor_with_a_history(fn, make, assigned):
+    """Eager's second derivative, or an error where gradients would flow on to another input."""
+
+    def derivatives(run, inputs):
+        torch.manual_seed(0)
+        w = leaf(4)
+        x = make(w)
+        results = run(x, w)
+        y = results[-1] if fn is _cut else results
+        wanted = [x if name == "x" else w for name in inputs]
+        first = torch.autograd.grad(y.sum(), wanted, create_graph=True)
+        _replace(w if assigned == "w" else x)
+        try:
+            return first, torch.autograd.grad(sum(g.sum() for g in first), w)
+        except RuntimeError as error:
+            assert "was set between two derivatives" in str(error)
+            return first, None
+
+    run = smelt.compile(fn)
+    for inputs in ("x", "w", "xw"):
+        (want, want_second), (got, got_second) = derivatives(fn, inputs), derivatives(run, inputs)
+        torch.testing.assert_close(got, want)
+        if got_second is not None:
+            torch.testing.assert_close(got_second, want_second)
+        assert got_second is not None or assigned == "x" or fn is _cut or make is not _of_a_leaf
+
+
 def test_hooks_on_saved_tensors_of_two_results():
     """The second result reads the weight of the first, which hooks pack once."""
 
