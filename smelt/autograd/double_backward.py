@@ -396,8 +396,7 @@ def _forbid_set_data(
                 "first one, or use smelt.disable on what is differentiated"
             )
 
-    nodes = (
-        {g.grad_fn for g in gradients if g is not None} - {t.grad_fn for t in ends if t is not None} - {None}
-    )
-    for node in nodes:
-        node.register_prehook(check)
+    programs = {t.grad_fn for t in ends if isinstance(t, torch.Tensor)}  # a primal may be a number
+    for node in {g.grad_fn for g in gradients if g is not None} - programs:
+        if node is not None:
+            node.register_prehook(check)
