@@ -412,7 +412,7 @@ class _DifferentiableSpec(TypedDict):
     rewritten: NotRequired[Sequence[int]]
     copied: NotRequired[Sequence[int]]
     double_backward: NotRequired[_DoubleBackward | None]
-    substitutes: NotRequired[Callable[[tuple[bool, ...]], Sequence[torch.Tensor | None]]]
+    substitute: NotRequired[Callable[[int, tuple[bool, ...]], torch.Tensor | None]]
     layouts: NotRequired[Sequence[tuple[object, ...]]]
 
 class Differentiable:

@@ -215,7 +215,7 @@ class _Node:
                 "draws": () if with_history is None else with_history.draws,
                 "rewritten": () if with_history is None else with_history.rewritten,
                 "copied": () if with_history is None else with_history.copied,
-                "substitutes": partial(self._substitutes, values),
+                "substitute": partial(self._substitute, values),
                 "layouts": () if with_history is None else self._layouts(values),
             }
         )
@@ -246,20 +246,25 @@ class _Node:
             elif s.kind == "alias":
                 primals.get(s.index, read).update(read)
         return [
-            (s.kind, s.index, sorted(read), *(_layout(s.spec, values) if s.kind == "primal" else ()))
+            (
+                s.kind,
+                s.index,
+                sorted(read),
+                *(_layout(s.spec, values) if s.kind == "primal" else ()),
+                *((s.is_recomputed_from,) if s.kind == "alias" else ()),
+            )
             for s, read in zip(saved, readers)
         ]
 
-    def _substitutes(self, values: Values, requested: tuple[bool, ...]) -> list[torch.Tensor | None]:
-        """Zeros for saved values that no requested gradient needs."""
-        saved = self.parts.saved
-        gradients = sum(1 << k for k, is_requested in enumerate(requested) if is_requested)
-        return [
-            _zeros(substitute(s.spec, values))
-            if isinstance(s.spec, TensorSpec) and not needed & gradients
-            else None
-            for s, needed in zip(saved, needed_for(self.parts.backward, len(saved)), strict=True)
-        ]
+    def _substitute(self, values: Values, index: int, requested: tuple[bool, ...]) -> torch.Tensor | None:
+        """Zeros for a saved value that no requested gradient needs."""
+        spec, needed = self.parts.saved[index].spec, self._needed[index]
+        is_needed = any(is_requested and needed >> k & 1 for k, is_requested in enumerate(requested))
+        return None if is_needed or not isinstance(spec, TensorSpec) else _zeros(substitute(spec, values))
+
+    @cached_property
+    def _needed(self) -> list[int]:
+        return needed_for(self.parts.backward, len(self.parts.saved))
 
     def _layouts(self, values: Values) -> list[tuple[Any, ...]]:
         return [_layout(p.spec, values) for p in self.joint.graph.placeholders[: self.joint.n_primals]]

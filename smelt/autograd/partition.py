@@ -32,7 +32,7 @@ class Saved:
 
     `index`: of the primal, or the primal of an alias, as it is after the forward ran; of the forward output; or, for a
     temporary, among the extra outputs of the forward graph. `nbytes`: the cost of saving it beyond what the user holds.
-    `name`: of the placeholder.
+    `name`: of the placeholder. `is_recomputed_from`: of an alias, values that eager saves are computed from it again.
     """
 
     kind: Kind
@@ -42,6 +42,7 @@ class Saved:
     nbytes: int
     line: Line | None
     why: str
+    is_recomputed_from: bool = False
 
 
 @dataclass(frozen=True)
@@ -266,11 +267,19 @@ class _Builder:
         """`saved` with the aliases of primals that the backward reads: in the place of a primal that it does not read, else
         at the end. Adds them to the inputs of the backward."""
         read = {self._read(a, user) for user in order for a in argument_nodes(user)}.union(gradients)
+        bases = self.problem.memory.bases
+        recomputed_from = {
+            bases.get(a, a)
+            for user in order
+            if not self._is_eagers(user) and bases.get(user, user) is user
+            for a in argument_nodes(user)
+        }
         for i, (value, row) in enumerate(zip(tuple(self.inputs), tuple(saved))):
             alias = self.aliases.get(value)
             if alias not in read or alias is None:
                 continue
-            new = replace(row, kind="alias", name=alias.name)
+            is_recomputed_from = value in recomputed_from
+            new = replace(row, kind="alias", name=alias.name, is_recomputed_from=is_recomputed_from)
             if value in read:
                 self.inputs.append(alias)
                 saved.append(new)
@@ -297,8 +306,11 @@ class _Builder:
             return argument
         now = self.problem.current(argument, user)
         value = self.substitutes.get(now, now)
-        is_eagers = user in self.problem.backward or user in self.problem.by_replacement
-        return value if is_eagers and value in self.saves_itself else self.aliases.get(value, value)
+        itself = self._is_eagers(user) and value in self.saves_itself
+        return value if itself else self.aliases.get(value, value)
+
+    def _is_eagers(self, user: Node) -> bool:
+        return user in self.problem.backward or user in self.problem.by_replacement
 
     def _missing(self, wanted: Iterable[Node], available: set[Node]) -> list[Node]:
         """The nodes to compute for `wanted`, in order; adds them to `available`."""

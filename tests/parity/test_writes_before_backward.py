@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+import smelt
 from tests.harness.training import both, gradients, leaf, raised
 
 # What of a result that only a break reads is dead when the program writes.
@@ -155,3 +156,86 @@ def test_the_gradient_of_a_result_itself_reads_nothing(compile):
         w[2].add_(1)
     several[1].sum().backward(inputs=[several[1]])
     return result.grad, several[1].grad
+
+
+def _quotient(x, b, d):
+    return torch.tanh((x / b) @ d)
+
+
+def _quotient_and_its_use(x, b, d):
+    quotient = x / b
+    return quotient, torch.tanh(quotient @ d)
+
+
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager"])
+@pytest.mark.parametrize("write", ["b.add_(1)", "b.data = b + 1", "x.mul_(2)"])
+@pytest.mark.parametrize(
+    "hooks, are_copies",
+    [
+        ((lambda t: t, lambda t: t), False),
+        ((lambda t: (t.detach(),), lambda t: t[0]), False),
+        ((lambda t: t.data, lambda t: t), False),
+        ((lambda t: t.clone(), lambda t: t), True),
+    ],
+)
+def test_hooks_that_return_what_is_written(hooks, are_copies, write, backend):
+    """Eager's quotient was saved before; here it is computed again from what the hooks return."""
+
+    def gradients(run):
+        torch.manual_seed(0)
+        x, b, d = leaf(3, 3), leaf(3), leaf(3, 3)
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            y = run(x, b, d)
+        with torch.no_grad():
+            exec(write)
+        return torch.autograd.grad(y.sum(), d)
+
+    want, run = gradients(_quotient), smelt.compile(_quotient, backend=backend)
+    try:
+        got = gradients(run)
+    except RuntimeError as error:
+        assert not are_copies and "saved-tensor hooks got was modified" in str(error)
+    else:
+        torch.testing.assert_close(got, want)
+
+
+@both()
+def test_hooks_of_views_that_eager_reads_too(compile):
+    """No value is computed again: what the hooks return is read as eager reads it."""
+    x, w = leaf(2, 3), leaf(4, 3)
+    with torch.autograd.graph.save_on_cpu():
+        y = compile(torch.nn.functional.linear)(x, w)
+    with torch.no_grad():
+        w.add_(1)
+    return torch.autograd.grad(y.sum(), x)
+
+
+@both()
+def test_gradients_that_nobody_requests_are_not_computed(compile):
+    """The gradient of `b`, computed from zeros in its place, would not be a number."""
+    x, b, d = leaf(3, 3), leaf(3), leaf(3, 3)
+    _, y = compile(_quotient_and_its_use)(x, b, d)
+    with torch.no_grad():
+        b.add_(1)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        return torch.autograd.grad(y.sum(), d)
+
+
+def test_hooks_unpack_each_saved_value_once():
+    packed, unpacked = [], []
+
+    def pack(t):
+        packed.append(t)
+        return len(packed) - 1
+
+    def unpack(i):
+        unpacked.append(i)
+        return packed[i]
+
+    x, b, d = leaf(3, 3), leaf(3), leaf(3, 3)
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        _, y = smelt.compile(_quotient_and_its_use)(x.sin(), b, d)
+    with torch.no_grad():
+        b.add_(1)
+    torch.autograd.grad(y.sum(), d)
+    assert unpacked and len(unpacked) == len({*unpacked})

@@ -25,6 +25,11 @@ constexpr const char* kTransformed =
     "you're trying to call a compiled backward function within vmap/grad/vjp, which isn't supported); use "
     "smelt.disable on it, or backend='eager'";
 
+constexpr const char* kModified =
+    "smelt: a tensor that saved-tensor hooks got was modified after the forward; its gradient recomputes "
+    "values from it that eager "
+    "mode saves. Return a copy of it from the pack hook, or use smelt.disable on what differentiates it";
+
 constexpr const char* kWrapped =
     "smelt: the gradient of a compiled function's result, a plain tensor, is a tensor subclass with its own "
     "operators, and the function cannot run again for it; use smelt.disable on it, or backend='eager'";
@@ -146,14 +151,15 @@ bool requests_any(const Node& node) {
     return false;
 }
 
-// Calls `Spec::substitutes`.
-variable_list call_substitutes(PyObject* callable, const std::vector<bool>& requested, size_t n_saved) {
+// The result of `Spec::substitute`, or an undefined tensor.
+at::Tensor call_substitute(PyObject* callable, size_t i, const std::vector<bool>& requested) {
     pybind11::gil_scoped_acquire gil;
-    THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(requested.size()))));
-    for (size_t i = 0; i < requested.size(); ++i)
-        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(requested[i]));
-    THPObjectPtr result(checked(PyObject_CallOneArg(callable, tuple)));
-    return gradients_in(result, n_saved);
+    const THPObjectPtr index(checked(PyLong_FromSize_t(i)));
+    const THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(requested.size()))));
+    for (size_t k = 0; k < requested.size(); ++k)
+        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(k), PyBool_FromLong(requested[k]));
+    THPObjectPtr result(checked(PyObject_CallFunctionObjArgs(callable, index.get(), tuple.get(), nullptr)));
+    return as_gradient(result.get());
 }
 
 // Whether a hook observes the gradient of a node in the current engine call, or that call returns it to its caller.
@@ -162,6 +168,19 @@ bool is_seen(const Node& node) {
 }
 
 }  // namespace
+
+bool Original::is_modified_in(const at::Tensor& value) const {
+    if (!value.defined() || !value.has_storage()) return false;
+    const c10::StorageImpl* memory = value.storage().unsafeGetStorageImpl();
+    if (memory == tensor.storage._unsafe_get_target())
+        return counter.enabled() && counter.current_version() != tensor.version;
+    const at::Tensor now(tensor.impl.lock());  // its data may have been set
+    return now.defined() && now.has_storage() && memory == now.storage().unsafeGetStorageImpl();
+}
+
+void SavedValue::check(const at::Tensor& value) const {
+    TORCH_CHECK(!original || !original->is_modified_in(value), kModified);
+}
 
 Group::Group(c10::intrusive_ptr<Spec> spec, const NodeSpec& group)
     : spec_(std::move(spec)),
@@ -380,48 +399,59 @@ variable_list Group::compute(const Mask& mask, variable_list&& tangents, const M
     if (c10::GradMode::is_enabled()) kept = arguments;  // create_graph=True
     variable_list gradients =
         batched ? run_batch(*backward, mask, arguments) : run(*backward, std::move(arguments));
+    if (!requests_all()) drop_unrequested(gradients);
     if (!kept.empty()) forbid_second(kept, gradients);
     return gradients;
 }
 
 variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr& node) {
-    try {
-        return unpack(mask, awaited, node, variable_list());
-    } catch (const c10::Error&) {
-        if (!spec_->substitutes || requests_all()) throw;
-    }
-    return unpack(mask, awaited, node,
-                  call_substitutes(spec_->substitutes, requested(), spec_->saved.size()));
-}
-
-variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr& node,
-                            const variable_list& substitutes) {
     variable_list values(spec_->saved.size());
     values.reserve(values.size() + spec_->tangents.size());
+    std::vector<bool> is_substitute(spec_->saved.size());
+    const auto read_or_substitute = [&](size_t i, auto&& read) {
+        try {
+            values[i] = read();
+        } catch (const c10::Error&) {
+            if (!spec_->substitute || requests_all()) throw;
+            values[i] = call_substitute(spec_->substitute, i, requested());
+            if (!values[i].defined()) throw;
+            is_substitute[i] = true;
+        }
+    };
+    std::vector<std::pair<size_t, const SavedValue*>> of_primals;
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const Bucket& bucket : group_.buckets) {
         const bool is_read = intersect(bucket.readers, mask);
-        for (size_t i = 0; i < bucket.saved.size(); ++i) {
-            SavedValue& s = saved_[bucket.first + i];
-            at::Tensor& value = values[bucket.saved[i]];
-            if (s.number.defined()) {
-                value = s.number;
-            } else if (is_read && !substitutes.empty() && substitutes[bucket.saved[i]].defined()) {
-                value = substitutes[bucket.saved[i]];
-            } else if (is_read) {
-                value = s.variable.unpack(s.is_output ? node : NodePtr());
-                if (s.layout) value = restored(*s.layout, std::move(value), "what an unpack hook gave for");
-                const auto& layout = spec_->saved[bucket.saved[i]].layout;
-                if (layout && !(layout->describes(value) && layout->has_strides_of(value)))
-                    value = restored(*layout, std::move(value), "the new data of");
-            }
+        for (size_t k = 0; k < bucket.saved.size(); ++k) {
+            const SavedValue& s = saved_[bucket.first + k];
+            const size_t i = bucket.saved[k];
+            if (s.number.defined())
+                values[i] = s.number;
+            else if (is_read && s.is_of_primal)
+                of_primals.emplace_back(i, &s);
+            else if (is_read)
+                read_or_substitute(i, [&] { return unpack(s, spec_->saved[i], node); });
         }
     }
-    for (size_t i = 0; i < values.size(); ++i)  // saved-tensor hooks got the primal alone
-        if (const auto& primal = spec_->saved[i].primal; primal && !values[i].defined())
-            values[i] = values[*primal];
+    for (const auto& of_primal : of_primals)
+        read_or_substitute(of_primal.first, [&] {
+            const size_t primal = *spec_->saved[of_primal.first].primal;
+            TORCH_CHECK(!is_substitute[primal], torch::autograd::ERR_BACKWARD_TWICE);
+            of_primal.second->check(values[primal]);
+            return values[primal];
+        });
     if (!keeps_graph()) free_read(mask, awaited);
     return values;
+}
+
+at::Tensor Group::unpack(const SavedValue& s, const SavedSource& source, const NodePtr& node) {
+    at::Tensor value = s.variable.unpack(s.is_output ? node : NodePtr());
+    s.check(value);
+    if (s.layout) value = restored(*s.layout, std::move(value), "what an unpack hook gave for");
+    const auto& layout = source.layout;
+    if (layout && !(layout->describes(value) && layout->has_strides_of(value)))
+        value = restored(*layout, std::move(value), "the new data of");
+    return value;
 }
 
 std::vector<bool> Group::requested() const {
@@ -430,6 +460,12 @@ std::vector<bool> Group::requested() const {
         for (size_t i = 0; ends_[e] && i < group_.ends[e].edges.size(); ++i)
             if (ends_[e]->task_should_compute_output(i)) requested[group_.ends[e].edges[i]] = true;
     return requested;
+}
+
+void Group::drop_unrequested(variable_list& gradients) const {
+    const std::vector<bool> requested = this->requested();
+    for (size_t i = 0; i < gradients.size(); ++i)
+        if (!requested[i]) gradients[i].reset();
 }
 
 void Group::free_read(const Mask& mask, const Mask& awaited) {

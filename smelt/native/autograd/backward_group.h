@@ -15,13 +15,6 @@
 
 namespace smelt::autograd {
 
-struct SavedValue {
-    SavedVariable variable;
-    at::Tensor number;  // set instead of `variable` for a Python number
-    bool is_output = false;
-    std::optional<Layout> layout;  // set where saved-tensor hooks may replace the tensor
-};
-
 // A weak reference to a tensor, with its version counter and its memory, which an assignment to its `data` replaces. The
 // reference is strong for a number, and for a tensor with no other owner (`alone`: the compiled frame created it). The
 // reference to the memory keeps its address from being used again.
@@ -48,6 +41,30 @@ struct WeakTensor {
     bool is_number = false;
 };
 
+// A tensor that saved-tensor hooks got, and what shows that it was modified since.
+struct Original {
+    explicit Original(const at::Tensor& t)
+        : tensor(t, false), counter(t.unsafeGetTensorImpl()->version_counter()) {}
+
+    // Whether `value`, the result of an unpack hook, is in its memory and no longer what it was.
+    bool is_modified_in(const at::Tensor& value) const;
+
+    WeakTensor tensor;
+    c10::VariableVersion counter;  // outlives the tensor: an alias of it may be written
+};
+
+struct SavedValue {
+    SavedVariable variable;
+    at::Tensor number;  // set instead of `variable` for a Python number
+    bool is_output = false;
+    std::optional<Layout> layout;      // set where saved-tensor hooks may replace the tensor
+    std::optional<Original> original;  // set where hooks got an input that values are recomputed from
+    bool is_of_primal = false;         // hooks got the primal, which is another saved value
+
+    // Raises if `value`, what an unpack hook gave for it, was modified since.
+    void check(const at::Tensor& value) const;
+};
+
 // The inputs of a double backward, which runs the forward again.
 struct DoubleBackwardInputs {
     std::vector<WeakTensor> primals;
@@ -72,6 +89,13 @@ class Group : public c10::intrusive_ptr_target {
     // Call these in the order of `group().buckets`.
     void save(const at::Tensor& t, bool is_output, bool rebased_view);
     void save(at::Tensor number);
+    // For an alias of the primal `t`: hooks get the primal, once.
+    void save_of_primal() {
+        saved_.emplace_back();
+        saved_.back().is_of_primal = true;
+    }
+    // The last saved value may be read in the place of one that eager's node computed before `t` was modified.
+    void remember_original(const at::Tensor& t) { saved_.back().original.emplace(t); }
     void remember(DoubleBackwardInputs inputs_of_double_backward) {
         double_backward_inputs_ = std::move(inputs_of_double_backward);
     }
@@ -150,11 +174,11 @@ class Group : public c10::intrusive_ptr_target {
     // The saved values that the tangents in `mask` read. Raises if one was modified in place or freed, unless only
     // gradients that the engine does not request are computed from it: eager would not run the node that saved it.
     variable_list unpack(const Mask& mask, const Mask& awaited, const NodePtr& node);
-    // `substitutes`: by saved value, tensors to take in its place; empty: none.
-    variable_list unpack(const Mask& mask, const Mask& awaited, const NodePtr& node,
-                         const variable_list& substitutes);
+    static at::Tensor unpack(const SavedValue& s, const SavedSource& source, const NodePtr& node);
     // Per gradient: whether the current engine call requests it of this group.
     std::vector<bool> requested() const;
+    // Eager does not compute the others, which may be NaN.
+    void drop_unrequested(variable_list& gradients) const;
     void free_read(const Mask& mask, const Mask& awaited);
     void free(size_t bucket);
     // Frees the saved values of segments that no gradient will reach, if this group computes their backward and the

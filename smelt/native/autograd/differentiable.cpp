@@ -67,7 +67,7 @@ int differentiable_traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(spec->compile_backward);
     Py_VISIT(spec->lock);
     Py_VISIT(spec->double_backward);
-    Py_VISIT(spec->substitutes);
+    Py_VISIT(spec->substitute);
     for (const EpilogueStep& t : spec->taken) Py_VISIT(t.make);
     for (const Backward* b = spec->backwards; b; b = b->next) Py_VISIT(b->callable);
     return 0;
@@ -136,7 +136,8 @@ the history of the outputs. Thread-safe, and may be differentiated from several 
   saved           the values that the backward reads, each ('primal', input), ('alias', input), ('output', output) or
                   ('temporary', n), optionally followed by the tangents whose gradients read it: others neither unpack nor
                   free it. An alias of an input keeps the input's memory when the program assigns to its `data`; shape,
-                  stride and dtype of an input may follow, which the backward relies on
+                  stride and dtype of an input may follow, which the backward relies on. True may follow for an alias: values
+                  that eager saves are recomputed from it, so saved-tensor hooks may not give it modified
   backward        a callable from a tuple of bools, the defined tangents, to a Plan or a callable; called once for each
                   mask, during a backward. Its result is called as the forward is, with the tuple
                   (*saved, *defined tangents), and returns a gradient or None per item of `gradients` and `through`
@@ -163,9 +164,9 @@ the history of the outputs. Thread-safe, and may be differentiated from several 
                   history, and per tangent its output in the recomputed forward (or None). The history of the gradients is
                   redirected to the original outputs. Called for create_graph=True if the inputs still exist and were not
                   modified; otherwise a second differentiation raises
-  substitutes     optional, a callable from a tuple of bools, which gradients an engine call requests, to a tensor or None per
-                  saved value: a tensor where no requested gradient needs the value. Called if a saved value was modified
-                  or freed and not all gradients are requested
+  substitute      optional, a callable from the index of a saved value and a tuple of bools, which gradients an engine call
+                  requests, to a tensor if none of these needs the value, else to None. Called where a saved value was
+                  modified or freed and not all gradients are requested
   layouts         optional, per input the (shape, stride, dtype) that `double_backward` relies on, or ()
   draws           optional, the devices whose generator states `double_backward` takes
   rewritten       optional, indices of inputs that may be modified nevertheless

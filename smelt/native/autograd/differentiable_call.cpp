@@ -242,7 +242,7 @@ void save_primal(Group& group, PyObject* item, bool alias) {
 void save(Group& group, const SavedSource& s, PyObject* inputs, const Results& results,
           const Attach& attach) {
     if (s.primal && at::SavedTensorDefaultHooks::get_hooks()) {
-        group.save(at::Tensor(), false, false);  // a hook gets the primal once
+        group.save_of_primal();
     } else if (s.kind == SavedSource::Kind::primal || s.kind == SavedSource::Kind::alias) {
         save_primal(group, PyTuple_GET_ITEM(inputs, s.index), s.kind == SavedSource::Kind::alias);
     } else if (s.kind == SavedSource::Kind::temporary) {
@@ -252,6 +252,9 @@ void save(Group& group, const SavedSource& s, PyObject* inputs, const Results& r
         const bool written = attach.is_written(r);
         group.save(r.tensor, !r.is_input || written, written && r.tensor.is_view());
     }
+    if (s.is_recomputed_from && at::SavedTensorDefaultHooks::get_hooks())
+        if (PyObject* item = PyTuple_GET_ITEM(inputs, s.index); THPVariable_Check(item))
+            group.remember_original(THPVariable_Unpack(item));
 }
 
 // State before the forward that a double backward needs.

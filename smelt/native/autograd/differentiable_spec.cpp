@@ -18,7 +18,7 @@ Spec::~Spec() {
     Py_XDECREF(compile_backward);
     Py_XDECREF(lock);
     Py_XDECREF(double_backward);
-    Py_XDECREF(substitutes);
+    Py_XDECREF(substitute);
     for (EpilogueStep& t : taken) Py_XDECREF(t.make);
     for (Backward* b = backwards; b;) {
         Backward* next = b->next;
@@ -97,7 +97,7 @@ class Reader {
                                         : py::module_::import("threading").attr("RLock")().release().ptr();
         if (spec.contains("double_backward") && !spec["double_backward"].is_none())
             s_.double_backward = owned(callable(spec, "double_backward"));
-        if (spec.contains("substitutes")) s_.substitutes = owned(callable(spec, "substitutes"));
+        if (spec.contains("substitute")) s_.substitute = owned(callable(spec, "substitute"));
         if (spec.contains("draws"))
             for (py::handle h : spec["draws"]) s_.draws.push_back(as_device(h.ptr()).value());
         if (spec.contains("devices"))
@@ -120,7 +120,7 @@ class Reader {
                                             "backward", "name"));
         const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups", "contributors",
                                               "direct", "conflicts", "draws", "rewritten", "copied", "leaves",
-                                              "taken", "devices", "layouts", "substitutes"));
+                                              "taken", "devices", "layouts", "substitute"));
         for (auto item : spec)
             if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,
@@ -261,7 +261,10 @@ class Reader {
             if (t.size() > 3) primal.layout = layout(t[3], t[4], t[5]);
             return primal;
         }
-        if (kind == "alias") return {SavedSource::Kind::alias, index, readers, {}, primal_of(index)};
+        if (kind == "alias") {
+            const bool is_recomputed_from = t.size() > 3 && t[3].cast<bool>();
+            return {SavedSource::Kind::alias, index, readers, {}, primal_of(index), is_recomputed_from};
+        }
         if (kind == "temporary") return {SavedSource::Kind::temporary, index, readers, {}, {}};
         if (kind != "output") raise(PyExc_ValueError, "Differentiable: unknown kind of saved value " + kind);
         if (index >= s_.n_outputs) raise(PyExc_ValueError, "Differentiable: no such output");

@@ -29,9 +29,10 @@ struct Tangent {
 struct SavedSource {
     enum class Kind : uint8_t { primal, alias, output, temporary } kind;
     size_t index;
-    Mask readers;                  // the tangents whose gradients read it; empty: all
-    std::optional<Layout> layout;  // of a primal that the program may give other data
-    std::optional<size_t> primal;  // of an alias: the saved value that is the primal itself, if any
+    Mask readers;                     // the tangents whose gradients read it; empty: all
+    std::optional<Layout> layout;     // of a primal that the program may give other data
+    std::optional<size_t> primal;     // of an alias: the saved value that is the primal itself, if any
+    bool is_recomputed_from = false;  // of an alias: values that eager saves are computed from it again
 };
 
 // Gradients that the same tangents of a group contribute to, as indices: inputs first, then the outputs in `through`.
@@ -98,7 +99,7 @@ struct Spec : c10::intrusive_ptr_target {
     PyObject* compile_backward = nullptr;
     PyObject* lock = nullptr;             // held while a backward is compiled
     PyObject* double_backward = nullptr;  // differentiates by running the forward again; null: none
-    PyObject* substitutes = nullptr;      // for saved values that no requested gradient needs; null: none
+    PyObject* substitute = nullptr;       // for a saved value that no requested gradient needs; null: none
     bool forward_is_plan = false;
     std::vector<c10::Device>
         draws;  // devices whose generator states before the forward `double_backward` gets
