@@ -41,7 +41,7 @@ def test_that_every_class_of_constants_has_a_pair() -> None:
     assert {*CONSTANTS, *LITERALS} <= {type(x) for pair in PAIRS for x in pair}
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=[repr(a)[:40] for a, _ in PAIRS])
+@pytest.mark.parametrize("pair", PAIRS, ids=[type(a).__name__ for a, _ in PAIRS])
 def test_constants_of_each_call(pair: tuple[Any, Any]) -> None:
     seen: list[Any] = []
 
