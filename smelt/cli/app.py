@@ -89,9 +89,10 @@ def explain(
     if ":" in script and not os.path.exists(script):
         if len(context.args) > 1:
             raise typer.BadParameter(f"one expression follows {script!r}, got {context.args}: quote it")
+        benching = _of_compiler("smelt.cli.bench")
         module, function, call = _function(script, *(context.args or ["()"]))
         with _one_line(), _shown(module):
-            print(smelt.explain(_benching().original(function), times=times)(*call), end="")
+            print(smelt.explain(benching.original(function), times=times)(*call), end="")
         return
     if times:
         raise typer.BadParameter("--times is for the calls of one function: SCRIPT:FUNCTION")
@@ -146,10 +147,11 @@ def bench(
     """Measure a function, eager against smelt. Exits with status 1 if results differ."""
     if not 0 < seconds < math.inf:
         raise typer.BadParameter(f"--seconds must be a positive number, got {seconds:g}")
+    benching = _of_compiler("smelt.cli.bench")
     module, function, call = _function(target, arguments)
     with _one_line(), _shown(module):
-        measured = _benching().measure(function, call, seconds, no_grad)
-    print(_benching().report(target.rpartition(":")[2], measured))
+        measured = benching.measure(function, call, seconds, no_grad)
+    print(benching.report(target.rpartition(":")[2], measured))
     raise SystemExit(1 if measured.differs else 0)
 
 
@@ -210,10 +212,6 @@ def _of_compiler(name: str) -> Any:
     if compatibility.compiler() and compatibility.unavailable is not None:
         raise typer.BadParameter(compatibility.unavailable)
     return importlib.import_module(name)
-
-
-def _benching() -> Any:
-    return _of_compiler("smelt.cli.bench")
 
 
 def _redirect() -> None:
