@@ -43,6 +43,22 @@
 
 namespace smelt {
 
+// ------------------------------------------------------------------------------------------------ monitoring
+
+// Whether a tool of sys.monitoring other than sys.settrace, which is per thread, asks for lines. Debuggers and coverage
+// tools may ask for those of single functions, when these begin.
+inline bool lines_are_monitored([[maybe_unused]] PyThreadState* thread) {
+#if SMELT_PY312
+    constexpr uint8_t kOthers = uint8_t(~(1 << PY_MONITORING_SYS_TRACE_ID));  // one bit per tool
+    constexpr uint8_t kByFunction = 1 << PY_MONITORING_DEBUGGER_ID | 1 << PY_MONITORING_COVERAGE_ID;
+    const uint8_t* tools = thread->interp->monitors.tools;
+    return (tools[PY_MONITORING_EVENT_LINE] | tools[PY_MONITORING_EVENT_INSTRUCTION]) & kOthers ||
+           tools[PY_MONITORING_EVENT_PY_START] & kByFunction;
+#else
+    return false;
+#endif
+}
+
 // ---------------------------------------------------------------------------------------------------- frames
 
 using Frame = _PyInterpreterFrame;

@@ -167,18 +167,7 @@ bool is_traced() {
 
 bool lines_are_traced() {
     PyThreadState* thread = PyThreadState_Get();
-    if (UNLIKELY(thread->c_tracefunc != nullptr)) return true;
-#if SMELT_PY312
-    // One bit per tool. Debuggers and coverage tools may ask for lines of single functions, when these begin.
-    constexpr uint8_t kOthers =
-        uint8_t(~(1 << PY_MONITORING_SYS_TRACE_ID));  // sys.settrace is per thread: above
-    constexpr uint8_t kByFunction = 1 << PY_MONITORING_DEBUGGER_ID | 1 << PY_MONITORING_COVERAGE_ID;
-    const uint8_t* tools = thread->interp->monitors.tools;
-    return UNLIKELY((tools[PY_MONITORING_EVENT_LINE] | tools[PY_MONITORING_EVENT_INSTRUCTION]) & kOthers ||
-                    tools[PY_MONITORING_EVENT_PY_START] & kByFunction);
-#else
-    return false;
-#endif
+    return UNLIKELY(thread->c_tracefunc != nullptr || lines_are_monitored(thread));
 }
 
 PyObject* forced_backend() {
