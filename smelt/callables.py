@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import copyreg
-import difflib
 import functools
 import gc
 import inspect
@@ -29,7 +28,7 @@ from smelt.capture.base.bytecode import SUSPENDABLE
 from smelt.capture.driver import cache_entries
 from smelt.capture.driver.cache_entries import Backend
 from smelt.capture.driver.frame_compiler import FrameCompiler, set_disabled
-from smelt.errors import OptionError
+from smelt.errors import OptionError, nearest
 from smelt.report.dump import Dump, dumping, from_environment
 from smelt.report.traces import Trace, trace_call
 from smelt.runtime import release_all
@@ -150,9 +149,7 @@ def _check_mode(mode: Any, options: Any) -> None:
     if options is not None:
         raise OptionError("smelt.compile: give either mode or options, not both")
     if mode not in _MODES:
-        near = difflib.get_close_matches(str(mode), _MODES, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_MODES)}"
-        raise OptionError(f"smelt.compile: unknown mode {mode!r}; {hint}")
+        raise OptionError(f"smelt.compile: unknown mode {mode!r}; {nearest(mode, _MODES)}")
 
 
 # ------------------------------------------------------------------------------------------------- functions

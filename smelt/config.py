@@ -5,14 +5,13 @@ Environment variables `SMELT_<NAME>` set defaults, once, at import; `smelt.confi
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from smelt.errors import OptionError
+from smelt.errors import OptionError, nearest
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Config:
         changes: dict[str, Any] = {}
         for key, value in (options or {}).items():
             if key not in names:
-                raise OptionError(f"options: unknown option {key!r}; {_nearest(key, names)}")
+                raise OptionError(f"options: unknown option {key!r}; {nearest(key, names)}")
             want = type(getattr(Config, key))  # of the default
             if type(value) is not want and not (want is float and type(value) is int):
                 raise OptionError(f"options[{key!r}] must be {want.__name__}, got {value!r}")
@@ -86,11 +85,6 @@ class Config:
 
 
 _LEAST = {"recompile_limit": 1, "verify": 0, "threads": 0, "kernel_cache_bytes": 0}
-
-
-def _nearest(name: object, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 _TRUTH = {
@@ -126,29 +120,12 @@ def from_environment(environment: Mapping[str, str]) -> Config:
     return Config(**values)
 
 
-# Variables that are no options: what they do is in docs/cli.md. Tests and benchmarks have their own.
-_VARIABLES = ("DISABLE", "HINTS", "LOGS", "LOGS_JSON", "DUMP", "OVERRIDE", "CACHE_DIR", "CPU", "UNITY")
+# Variables that are no options; then those of tests, benchmarks and builds.
+_VARIABLES = ("DISABLE", "HINTS", "LOGS", "LOGS_JSON", "DUMP", "OVERRIDE", "CACHE_DIR", "CPU")
 _FOR_DEVELOPMENT = (
-    *(
-        "CHROMIUM",
-        "DEVICE",
-        "CATALOGUE",
-        "CATALOGUE_FLAG",
-        "NAME_TORCH",
-        "OF_A_TEST",
-        "PY",
-        "RANDOM",
-        "SIMULATED",
-    ),
-    *(
-        "STRESS_SECONDS",
-        "TESTS_INSIDE_SIMULATED_CUDA",
-        "TEST_WORLD",
-        "EXAMPLES",
-        "BENCHMARK_CACHES",
-        "BREAKS",
-    ),
-)
+    "UNITY", "NAME_TORCH", "CHROMIUM", "DEVICE", "CATALOGUE", "CATALOGUE_FLAG", "OF_A_TEST", "RANDOM", "SIMULATED",
+    "STRESS_SECONDS", "TESTS_INSIDE_SIMULATED_CUDA", "TEST_WORLD", "EXAMPLES", "BENCHMARK_CACHES", "BREAKS",
+)  # fmt: skip
 
 
 def _warn_of_unknown(environment: Mapping[str, str]) -> None:
@@ -157,7 +134,7 @@ def _warn_of_unknown(environment: Mapping[str, str]) -> None:
     for name in environment:
         if name.startswith("SMELT_") and name not in known and name[6:] not in _FOR_DEVELOPMENT:
             warnings.warn(
-                f"smelt: the environment variable {name} is unknown; {_nearest(name, known)}", stacklevel=2
+                f"smelt: the environment variable {name} is unknown; {nearest(name, known)}", stacklevel=2
             )
 
 

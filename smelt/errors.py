@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from smelt.reasons import INTERNAL, Reason
+
+
+def nearest(name: object, known: Collection[str]) -> str:
+    """The hint of an error about an unknown name: the known name next to it, or all known ones."""
+    near = difflib.get_close_matches(str(name), known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 class SmeltError(Exception):

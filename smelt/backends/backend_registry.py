@@ -6,14 +6,13 @@ name imports the package.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from smelt.backends import eager, fx_bridge, smelt
 from smelt.config import Config
-from smelt.errors import BackendError, OptionError
+from smelt.errors import BackendError, OptionError, nearest
 from smelt.graph.graph_callable import Compiled
 from smelt.tracing.record.traced import Traced
 
@@ -75,6 +74,4 @@ def _installed() -> dict[str, EntryPoint]:
 def _hint(name: str) -> str:
     if name == "inductor":
         return ', which is torch.compile\'s own; smelt takes its place: leave `backend` out, or write backend="smelt"'
-    names = list_backends()
-    near = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
+    return f"; {nearest(name, list_backends())}"

@@ -32,9 +32,8 @@ def eager(traced: Traced, config: Config) -> Compiled:
         return aot_eager(traced, config)
 
     def callable_of(graph: Graph) -> Compiled:
-        if (
-            torch.is_anomaly_enabled()
-        ):  # which is guarded: autograd keeps the stack of each call, for its warnings
+        # Guards check the mode. In anomaly mode, autograd keeps the stack of each call for its warnings.
+        if torch.is_anomaly_enabled():
             return lambda tensors: graph_interpreter.run(graph, tensors, graph_interpreter.at_user_line)
         function = GraphFunction(graph)
         return lambda tensors: function(*tensors)
