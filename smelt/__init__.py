@@ -61,10 +61,11 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-# `smelt --help` and `smelt --version` need no torch. All others do: the native extension links to its libraries.
+# `smelt --help` and `smelt --version` need no torch. Other programs import it here, with the names of torch that smelt
+# needs: the native extension links to torch's libraries.
 _command = [os.path.basename(word) for word in getattr(sys, "argv", [])[:1]]
 if not (_command in (["smelt"], ["-m"]) and {"--help", "--version"} & {*sys.argv[1:3]}):
-    import torch  # noqa: F401
+    from smelt import compatibility  # noqa: F401
 
 if os.environ.get("SMELT_LOGS") or os.environ.get("SMELT_LOGS_JSON"):
     from smelt.report import logs
