@@ -83,8 +83,8 @@ demo: $(VENV)/.native $(VENV)/.test
 
 # Processes side by side: threads of OpenMP that spin while they wait would take each other's processors. A file's tests stay
 # together, as some share a process of their own.
-test test-avx2 check: export OMP_WAIT_POLICY = PASSIVE
-test test-avx2 check: export GOMP_SPINCOUNT = 0
+test test-avx2 check check-wheel: export OMP_WAIT_POLICY = PASSIVE
+test test-avx2 check check-wheel: export GOMP_SPINCOUNT = 0
 test test-avx2: $(VENV)/.native $(VENV)/.test
 	# Apart: Triton brings an LLVM of its own into the process. 5: nothing ran, for want of a GPU.
 	$(PY) -m pytest tests/gpu -q -n $(JOBS) --dist loadfile || test $$? -eq 5
@@ -222,7 +222,7 @@ check-wheel: wheel $(VENV)/.test $(VENV)/.lint
 	$(PY) -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "checkout.pth").write_text("$(CURDIR)")'
 	cd build && PYTHONSAFEPATH=1 ../$(PY) -m smelt.doctor
 	$(PY) -m mypy
-	PYTHONSAFEPATH=1 $(PY) -m pytest -q --import-mode=append -o pythonpath= $(QUICK)
+	PYTHONSAFEPATH=1 $(PY) -m pytest -q -n $(JOBS) --dist loadfile --import-mode=append -o pythonpath= $(QUICK)
 
 lint: $(VENV)/.native $(VENV)/.lint
 	$(PY) -m ruff check .

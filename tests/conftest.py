@@ -37,6 +37,20 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+class _NoStack:
+    """In place of `traceback` in torch's modules of a device that is absent. These format the stack at each `manual_seed`,
+    which takes longer than most tests, and keep it."""
+
+    @staticmethod
+    def format_stack() -> list[str]:
+        return []
+
+
+for _device_module in (torch.cuda, torch.xpu, torch.mtia):
+    if not _device_module.is_available():
+        _device_module.traceback = _NoStack
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """In the processes of tests with a simulated device, it is there before anything asks for one."""
     config.addinivalue_line("markers", "simulated_cuda: runs where `cuda` is simulated, in another process")

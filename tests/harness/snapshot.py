@@ -357,6 +357,13 @@ def difference(got: list[Fact], want: list[Fact], rtol: float, atol: float) -> s
 
 def _unequal(g: Fact, w: Fact, rtol: float, atol: float) -> str | None:
     if isinstance(w.value, torch.Tensor):
+        if (
+            isinstance(g.value, torch.Tensor)
+            and w.value.layout is g.value.layout is torch.strided
+            and w.value.dtype == g.value.dtype
+            and torch.equal(g.value, w.value)
+        ):
+            return None  # `assert_close` takes twenty times as long
         if w.value.dtype not in (torch.float32, torch.complex64):
             rtol, atol = TOLERANCES.get(w.value.dtype, (0.0, 0.0))
         try:
