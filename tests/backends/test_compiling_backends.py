@@ -1,8 +1,12 @@
 """Backends that compile the graph they get with smelt: custom functions and checkpoints keep their gradients."""
 
+import functools
+
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
+from functorch.compile import min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import smelt
 from tests.harness.agreement import same
@@ -79,3 +83,36 @@ def test_gradients(program, backend):
 
     fn = PROGRAMS[program]
     same(gradients(smelt.compile(fn, backend=BACKENDS[backend])), gradients(fn))
+
+
+def _saves_products(context, operator, *args, **kwargs):
+    kept = operator is torch.ops.aten.mm.default
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.MUST_RECOMPUTE
+
+
+def _two_checkpoints(x, w):
+    contexts = functools.partial(create_selective_checkpoint_contexts, _saves_products)
+    for _ in range(2):
+        x = checkpoint(lambda t: torch.sigmoid(t @ w) * t, x, use_reentrant=False, context_fn=contexts)
+    return x
+
+
+def test_selective_checkpoints_are_numbered():
+    nodes = []
+
+    def forward(gm, examples):
+        nodes.extend(n for n in gm.graph.nodes if n.op == "call_function")
+        return gm
+
+    backend = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=lambda gm, examples: gm,
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    x, w = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+    want = torch.autograd.grad(_two_checkpoints(x, w).sum(), (x, w))
+    y = smelt.compile(_two_checkpoints, backend=backend, fullgraph=True)(x, w)
+    for found, eager in zip(torch.autograd.grad(y.sum(), (x, w)), want):
+        torch.testing.assert_close(found, eager)
+    numbers = {n.meta["ac_graph_id"] for n in nodes if "ac_graph_id" in n.meta}
+    assert len(numbers) == 2 and None not in numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,8 @@ class OpaqueCall:
 
     def __call__(self, *operands: Any) -> Any:
         args, kwargs = self.arguments(operands)
+        if self.is_checkpoint and callable(kwargs.get("context_fn")):
+            kwargs["context_fn"] = functools.partial(_numbered_contexts, kwargs["context_fn"])
         return self.function(*args, **kwargs)
 
     def _template(self, value: Any) -> Fill:
@@ -93,3 +96,15 @@ class OpaqueCall:
             return lambda operands: value
         contents = self._template(value.cell_contents)
         return lambda operands: types.CellType(contents(operands))
+
+
+_checkpoints = itertools.count(1)
+
+
+def _numbered_contexts(make: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """The contexts of a checkpoint. Those of torch's selective checkpoint get a number, by which AOTAutograd's partition
+    orders the checkpoints of a graph."""
+    forward, recomputation = make()
+    if getattr(forward, "ac_graph_id", 0) is None:
+        forward.ac_graph_id = next(_checkpoints)
+    return forward, recomputation
