@@ -72,6 +72,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 simulated.run_elsewhere(item)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected is no garbage: `smelt.reset()` would look through it, for half a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests run side by side, those of a file stay together, and those that share a process."""
