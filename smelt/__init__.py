@@ -5,6 +5,7 @@
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from smelt import config, errors
 from smelt.api import (
@@ -13,9 +14,11 @@ from smelt.api import (
     disable,
     dump,
     explain,
+    export,
     graph_break,
     is_compiling,
     list_backends,
+    load,
     register_backend,
     reset,
     set_logs,
@@ -23,7 +26,13 @@ from smelt.api import (
 )
 from smelt.size_marks import mark_dynamic, mark_static
 
+if TYPE_CHECKING:
+    from smelt.exported.dynamic_dims import Dim
+    from smelt.exported.program import Program
+
 __all__ = [
+    "Dim",
+    "Program",
     "__version__",
     "compile",
     "compile_",
@@ -32,9 +41,11 @@ __all__ = [
     "dump",
     "errors",
     "explain",
+    "export",
     "graph_break",
     "is_compiling",
     "list_backends",
+    "load",
     "mark_dynamic",
     "mark_static",
     "register_backend",
@@ -48,11 +59,19 @@ unavailable: str | None  # why nothing can be compiled with this torch and this 
 
 
 def __getattr__(name: str) -> object:
-    """`unavailable`, which is complete only once the compiler has been imported."""
+    """`unavailable`, which is complete only once the compiler has been imported; the classes of exported programs."""
     if name == "unavailable":
         from smelt import compatibility  # noqa: PLC0415 (imports torch)
 
         return compatibility.unavailable
+    if name == "Dim":
+        from smelt.exported.dynamic_dims import Dim  # noqa: PLC0415
+
+        return Dim
+    if name == "Program":
+        from smelt.exported.program import Program  # noqa: PLC0415
+
+        return Program
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

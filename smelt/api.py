@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:
+    from smelt.exported.program import Program
     from smelt.report.dump import Dump
     from smelt.report.explanation import Explanation
     from smelt.report.traces import Trace
@@ -200,6 +201,54 @@ def trace(
     Exceptions of `fn` propagate.
     """
     return _compiler().trace(fn, dynamic=dynamic, backend=backend, options=options)
+
+
+def export(
+    model: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> Program:
+    """Return one call of `model` as a program that runs without Python, the model's code and the compiler in between, also
+    in another process: `smelt.export(model, (x,)).save("m.smelt")`, then `smelt.load("m.smelt")(x)` (docs/export.md).
+
+    The call is captured, not made. A program runs without gradients. Facts that the call depends on become checks if they
+    rest on its arguments; others (globals, attributes of modules, settings of torch) are as they were, for good.
+
+    Args:
+        model: an nn.Module or another callable, compiled or not.
+        args, kwargs: of the call: tensors on the CPU, numbers, texts, None, and tuples, lists, dicts, named tuples and
+            dataclasses of these.
+        dynamic_shapes: the sizes that may differ, as torch.export takes them: by parameter, for each dimension of a tensor a
+            `smelt.Dim`, `Dim.AUTO` or None. Other sizes are those of the call.
+
+    Raises:
+        ExportError: the call is not one graph, has effects outside of buffers, or contradicts `dynamic_shapes`; the message
+            names the user's line or the argument, and what to do.
+        TypeError: the arguments do not fit the model's signature.
+        Unavailable: smelt cannot work with this torch or Python.
+
+    Exceptions of `model` propagate.
+    """
+    exporter: Any = _compiler()
+    program: Program = exporter.export(model, args, kwargs, dynamic_shapes)
+    return program
+
+
+def load(path: str | os.PathLike[str]) -> Program:
+    """Return the program in a file that `Program.save` wrote. Neither loading nor running it imports the compiler, unless
+    the file has no plans for this processor or this torch; then they are compiled, with one warning.
+
+    Weights are views of the mapped file. Load only programs that you would run: their plans hold machine code.
+
+    Raises:
+        OSError: the file cannot be read.
+        ProgramError: it is no program, another version's, or damaged.
+    """
+    from smelt.exported import program  # noqa: PLC0415 (imports torch)
+
+    return program.load(path)
 
 
 def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> None:

@@ -86,3 +86,8 @@ def register_backend(fn: Callable[..., Any], name: str | None) -> None:
 
 def reset() -> None:
     """Does nothing: nothing was compiled."""
+
+
+def export(*arguments: object) -> Any:
+    """Nothing can be captured here: raises Unavailable."""
+    raise Unavailable(f"smelt.export: {_why}")

@@ -130,3 +130,17 @@ class OptionError(SmeltError, ValueError):
 
 class PlanError(SmeltError, ValueError):
     """Bytes that are not a plan, or a plan that this process cannot run or that cannot be written as bytes."""
+
+
+class ExportError(SmeltError):
+    """A call cannot be exported as it is (`smelt.export`): the message names the argument or the user's line, and what to
+    do. The error of capture, if there is one, is chained."""
+
+
+class ProgramError(SmeltError, ValueError):
+    """A file that is no exported program, or is damaged (`smelt.load`): the message names the section."""
+
+
+class InputError(SmeltError, ValueError):
+    """An argument of an exported program is not as at its export: the message names the argument and the dimension, what was
+    expected, and what was found."""

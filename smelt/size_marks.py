@@ -6,7 +6,8 @@ A mark is an attribute of the tensor. Those that torch's `mark_dynamic`, `maybe_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,20 @@ if TYPE_CHECKING:
 
 _ATTRIBUTE = "_smelt_sizes"
 _TORCHS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
+_TORCHS_HINTS = ("_dynamo_weak_dynamic_indices", "_dynamo_dynamic_range", "_dynamo_static_indices")
 
 
 @dataclass(frozen=True)
 class Mark:
     """Whether a size is to be symbolic, and the least and largest that it will be, where that is known. `is_hint`: the
-    program may specialize the size."""
+    program may specialize the size. `name`: that of a dimension of an exported program; sizes with other names have symbols
+    of their own."""
 
     dynamic: bool
     min: int | None = None
     max: int | None = None
     is_hint: bool = False
+    name: str = ""
 
 
 def mark_dynamic(
@@ -78,6 +82,22 @@ def marks_of(tensor: torch.Tensor) -> Mapping[int, Mark]:
         found[stated.dim] = Mark(True, stated.min, stated.max)
     found |= dict.fromkeys(state.get("_dynamo_static_indices", ()), Mark(False))
     return found | state.get(_ATTRIBUTE, {})
+
+
+@contextmanager
+def marked(marks: Sequence[tuple[torch.Tensor, Mapping[int, Mark]]]) -> Iterator[None]:
+    """Within the context, these marks and no others are on the tensors."""
+    names = (_ATTRIBUTE, *_TORCHS, *_TORCHS_HINTS)
+    states = [object.__getattribute__(tensor, "__dict__") for tensor, _ in marks]
+    earlier = [{name: state.pop(name) for name in names if name in state} for state in states]
+    try:
+        for state, (_, of_tensor) in zip(states, marks):
+            state[_ATTRIBUTE] = dict(of_tensor)
+        yield
+    finally:
+        for state, before in zip(states, earlier):
+            state.pop(_ATTRIBUTE, None)
+            state.update(before)
 
 
 def _put(tensor: torch.Tensor, dims: Sequence[int], mark: Mark) -> None:

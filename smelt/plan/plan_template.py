@@ -17,7 +17,7 @@ from smelt.plan.build_plan import build_plan, build_symbolic_plan
 from smelt.plan.plan_device import PlanDevice
 from smelt.plan.plan_items import Item
 from smelt.plan.plan_printer import print_plan
-from smelt.plan.size_decisions import Decisions
+from smelt.plan.size_decisions import Decisions, UniversalDecisions
 from smelt.plan.steps import Plan
 from smelt.plan.symbolic_plan import Instances, LoadSymbolic, SymbolicPlan
 from smelt.plan.verify_plan import verify
@@ -59,8 +59,14 @@ class Template:
 
     def symbolic(self, values: Values) -> SymbolicPlan:
         """The plan for these sizes and all others with the same outcomes. The launches must be `SymbolicLaunches`."""
+        return self._symbolic(Decisions(values))
+
+    def universal(self, values: Values) -> SymbolicPlan:
+        """The plan for all sizes, these included. The launches must be `SymbolicLaunches`, without generated products."""
+        return self._symbolic(UniversalDecisions(values))
+
+    def _symbolic(self, decisions: Decisions) -> SymbolicPlan:
         assert isinstance(self.launches, SymbolicLaunches)
-        decisions = Decisions(values)
         items = self.launches.items(decisions)
         return build_symbolic_plan(self.schedule, items, self.device, decisions, self.numbers)
 

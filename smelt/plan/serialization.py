@@ -14,11 +14,14 @@ import torch
 
 from smelt.errors import PlanError, VerificationError
 from smelt.graph.ir import TensorSpec
+from smelt.plan.arena_placement import Interval
 from smelt.plan.machine_code import Block, Function, Library, Processor
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, ParallelLaunch, Plan, Reg, View
+from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.plan.type_conformance import fields_of
 from smelt.plan.value_encoding import Reader, Writer
 from smelt.plan.verify_plan import verify
+from smelt.shapes.expr import Size
 
 MAGIC = b"smeltpln"
 VERSION = 7  # of the form: raised with each change of what follows, also of the meaning of a step
@@ -37,10 +40,13 @@ RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     9: (Free, ("regs",)),
     10: (Processor, ("triple", "name", "features")),
     11: (Block, ("threads", "shared", "parts")),
+    12: (Interval, ("key", "nbytes", "begin", "end")),
 }
 _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
 # A library: its processor, object files, exports, and where among the libraries each imported symbol is defined.
 LibraryFields = tuple[Processor, tuple[bytes, ...], tuple[str, ...], dict[str, int]]
+# Of a plan with symbolic sizes: its conditions, intervals and alignment.
+Sized = tuple[tuple[tuple[Size, bool], ...], tuple[Interval, ...], int]
 # Fields of a plan, in order, behind torch's version, the libraries and the kernels.
 PLAN = (
     "n_inputs", "constants", "n_registers", "steps", "outputs", "arena_bytes", "release_gil", "numbers", "device",
@@ -51,17 +57,51 @@ PLAN = (
 def to_bytes(plan: Plan) -> bytes:
     """`plan` with its constants and machine code. Raises PlanError for values without a serialized form (a random
     generator as an argument, a constant that is not on the CPU)."""
-    libraries = _in_order({f.library: None for f in plan.kernels.values()})
-    index = {library: i for i, library in enumerate(libraries)}
-    kernels = {symbol: (index[f.library], f.name, f.block) for symbol, f in plan.kernels.items()}
     writer = Writer(_NUMBERS)
     writer.value(str(torch.__version__))
-    writer.value([_library_fields(library, index) for library in libraries])
-    writer.value(kernels)
-    for field in PLAN:
-        writer.value(getattr(plan, field))
+    _write_plan(writer, plan, _write_libraries(writer, [plan]))
     body = bytes(writer.data)
     return HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body)) + body
+
+
+def plans_to_bytes(plans: Sequence[Plan | SymbolicPlan]) -> bytes:
+    """Several plans that share their libraries, without a header: a section of an exported program. Raises as `to_bytes`."""
+    writer = Writer(_NUMBERS)
+    inner = [plan.plan if isinstance(plan, SymbolicPlan) else plan for plan in plans]
+    index = _write_libraries(writer, inner)
+    writer.count(len(plans))
+    for plan, steps in zip(plans, inner):
+        _write_plan(writer, steps, index)
+        symbolic = isinstance(plan, SymbolicPlan)
+        writer.value((plan.conditions, plan.intervals, plan.alignment) if symbolic else None)
+    return bytes(writer.data)
+
+
+def plans_from_bytes(data: bytes) -> tuple[list[Library], list[Plan | SymbolicPlan]]:
+    """What `plans_to_bytes` wrote, and the libraries, importers last. Raises PlanError as `from_bytes`."""
+    reader = Reader(data, RECORDS)
+    libraries, plans = _read_libraries(reader), list[Plan | SymbolicPlan]()
+    for _ in range(reader.count()):
+        plan = _read_fields(reader, libraries)
+        sized = reader.like(Sized | None, "what a plan knows of sizes")
+        plans.append(plan if sized is None else SymbolicPlan(plan, *sized))
+    if not reader.at_end():
+        raise PlanError("bytes behind the plans")
+    return libraries, plans
+
+
+def _write_libraries(writer: Writer, plans: Sequence[Plan]) -> Mapping[Library, int]:
+    """The positions of the libraries that these plans need."""
+    libraries = _in_order({f.library: None for plan in plans for f in plan.kernels.values()})
+    index = {library: i for i, library in enumerate(libraries)}
+    writer.value([_library_fields(library, index) for library in libraries])
+    return index
+
+
+def _write_plan(writer: Writer, plan: Plan, index: Mapping[Library, int]) -> None:
+    writer.value({symbol: (index[f.library], f.name, f.block) for symbol, f in plan.kernels.items()})
+    for field in PLAN:
+        writer.value(getattr(plan, field))
 
 
 def from_bytes(data: bytes) -> Plan:
@@ -96,11 +136,19 @@ def _read_plan(reader: Reader) -> Plan:
     version = reader.of(str)
     if version != str(torch.__version__):
         raise PlanError(f"a plan made with torch {version}; operators of {torch.__version__} may differ")
+    return _read_fields(reader, _read_libraries(reader))
+
+
+def _read_libraries(reader: Reader) -> list[Library]:
     libraries: list[Library] = []
     for processor, objects, exports, imports in reader.of(list[LibraryFields]):
         libraries.append(
             Library(processor, objects, exports, {s: _at(libraries, i) for s, i in imports.items()})
         )
+    return libraries
+
+
+def _read_fields(reader: Reader, libraries: Sequence[Library]) -> Plan:
     kernels = {
         symbol: _exported(_at(libraries, i), name, block)
         for symbol, (i, name, block) in reader.of(dict[str, tuple[int, str, Block | None]]).items()

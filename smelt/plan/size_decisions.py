@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from smelt.shapes.expr import Size, Values, bounds, evaluate, static
 
@@ -20,6 +21,7 @@ class Decisions:
 
     values: Values | None = None
     conditions: dict[Size, bool] = field(default_factory=dict)
+    for_all_sizes: ClassVar[bool] = False  # outcomes are chosen so that they are right for all sizes
 
     def at_least(self, a: Size, b: Size) -> bool:
         """Whether a >= b."""
@@ -52,3 +54,23 @@ class Decisions:
         for n, s in zip(shape, stride):
             last = last + (n - 1) * s
         return last + 1
+
+
+class UniversalDecisions(Decisions):
+    """Outcomes that are right for all sizes, though not the fastest ones for each: no memory is reused, nothing is batched,
+    no kernel is chosen for short rows. Only that sizes are not 0 is recorded, where their bounds do not say it."""
+
+    for_all_sizes = True
+
+    def at_least(self, a: Size, b: Size) -> bool:
+        """Whether a >= b in all calls: else the plan is built for the other case, which no size forbids."""
+        return bounds(a - b)[0] >= 0
+
+    def is_zero(self, size: Size) -> bool:
+        """False, which is a condition of the plan."""
+        return super().is_zero(size) if bounds(size)[0] >= 1 else Decisions.at_least(self, 0, size)
+
+    def larger(self, a: Size, b: Size) -> Size:
+        """Their sum, which is at least as large: both are non-negative."""
+        known = bounds(a - b)
+        return a if known[0] >= 0 else b if known[1] <= 0 else a + b

@@ -362,14 +362,14 @@ class FrameCompiler:
         unbacked = captured.traced.unbacked
         used_unbacked = unbacked is not None
         try:
-            self._check_marks(name, captured.env.sizes.refused)
+            self.check_marks(name, captured.env.sizes.refused)
             trial = Trial(fn, slots, attempt, captured, self.resume_functions, self._functional)
             if unbacked is not None:
                 small = small_unbacked_sizes(trial)
                 captured.traced = replace(captured.traced, unbacked=replace(unbacked, small=small))
             if not self._is_foreign:  # torch's code for symbols assumes 2 or more
                 accept_size_one(trial)
-            self._install(fn, slots, captured, why, begin)
+            self.install(fn, slots, captured, why, begin)
         except MarkedSizeError:
             raise
         except BackendError as e:
@@ -383,7 +383,7 @@ class FrameCompiler:
             captured.release()
         return None
 
-    def _install(
+    def install(
         self,
         fn: FunctionType,
         slots: tuple[object, ...],
@@ -485,7 +485,7 @@ class FrameCompiler:
             events.emit("no-joint-graph", name, reason=error.reason)
             self.record.no_joint_graph_reason = error.reason
 
-    def _check_marks(self, name: str, sizes: Mapping[Source, int]) -> None:
+    def check_marks(self, name: str, sizes: Mapping[Source, int]) -> None:
         """Raise MarkedSizeError if the program specializes a size that the user marked as dynamic. Warn, once, if it is
         specialized for another cause."""
         for source, size in sizes.items():

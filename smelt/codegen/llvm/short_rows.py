@@ -93,7 +93,7 @@ def of_length(kernel: Kernel, row: Row, decisions: Decisions, target: Host) -> t
     def at_most(vectors: int) -> bool:
         return decisions.at_least(vectors * lanes, row.size)
 
-    if not at_most(LONG_VECTORS):
+    if decisions.for_all_sizes or not at_most(LONG_VECTORS):
         return kernel, {}
     is_size = row.factor == 1 and row.remainder == 0
     unit = lanes if is_size and decisions.is_zero(row.sym % lanes) else 1

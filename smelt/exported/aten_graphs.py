@@ -1,0 +1,67 @@
+"""Aten graphs as data of a program's file, and back."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+
+from smelt.errors import ExportError, ProgramError
+from smelt.exported.program_file import GraphData, GraphNode, Ref
+from smelt.graph.ir import Graph, Line, Node, OpKind
+from smelt.graph.pytree import map_leaves
+from smelt.torch_private import OpOverload
+
+_GETITEM = "getitem"
+
+
+def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str], names: Mapping[Node, str]) -> GraphData:
+    """`graph` as data. `name_of` returns the name in the state of a constant, `names` those of placeholders."""
+    index = {node: i for i, node in enumerate(graph)}
+
+    def references(value: Any) -> Any:
+        return map_leaves(value, Node, lambda node: Ref(index[node]))
+
+    nodes = []
+    for node in graph:
+        target = _GETITEM if node.target is operator.getitem else node.target
+        if node.op == "call_method" or (node.op == "call_function" and not _is_known(target)):
+            raise ExportError(f"the graph calls {node.target}, which has no form in a file{_at(node.line)}")
+        line = None if node.line is None else (node.line.filename, node.line.line, node.line.function)
+        name = names.get(node, node.name)
+        nodes.append(
+            GraphNode(node.op, target, references(node.args), references(node.kwargs), name, node.spec, line)
+        )
+    return GraphData(tuple(nodes), {key: name_of(value) for key, value in graph.constants.items()})
+
+
+def restored(data: GraphData, state: Mapping[str, torch.Tensor]) -> Graph:
+    """The graph of `data`. Raises ProgramError for references to later nodes or to missing constants."""
+    graph = Graph("aten")
+    for d in data.nodes:
+        known = graph.nodes
+
+        def node_of(ref: Ref, known: list[Node] = known) -> Node:
+            if not 0 <= ref.index < len(known):
+                raise ProgramError("a graph whose nodes are out of order")
+            return known[ref.index]
+
+        args, kwargs = map_leaves((d.args, d.kwargs), Ref, node_of)
+        target = operator.getitem if d.target == _GETITEM else d.target
+        line = None if d.line is None else Line(*d.line)
+        graph.nodes.append(Node(cast(OpKind, d.op), target, args, kwargs, d.name, d.spec, line))
+    try:
+        graph.constants = {key: state[name] for key, name in data.constants.items()}
+    except KeyError as error:
+        raise ProgramError(f"a graph with an unknown constant, {error}") from error
+    return graph
+
+
+def _is_known(target: object) -> bool:
+    return target == _GETITEM or isinstance(target, OpOverload)
+
+
+def _at(line: Line | None) -> str:
+    return "" if line is None else f" at {line}"

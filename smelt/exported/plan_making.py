@@ -1,0 +1,133 @@
+"""Plans of a program: the pipeline's, as bytes, for the processor of this machine.
+
+A graph with fixed sizes has one plan. One with symbolic sizes has several, best first: for the sizes of the example, for
+other likely sizes with other outcomes of decisions, and last one for all sizes (`UniversalDecisions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from smelt import config as options
+from smelt import pipeline, targets
+from smelt.backends.unbacked_subgraphs import devices_of
+from smelt.codegen.llvm.host_cpu import host, processor
+from smelt.config import Config
+from smelt.errors import ExportError, PlanError
+from smelt.exported.aten_graphs import restored
+from smelt.exported.input_checks import SizeRule
+from smelt.exported.processor_features import of_linux
+from smelt.exported.program_file import Contents, Method, TargetData
+from smelt.graph.ir import Graph
+from smelt.plan.plan_template import SymbolicLaunches, Template
+from smelt.plan.serialization import plans_to_bytes
+from smelt.plan.steps import Plan
+from smelt.plan.symbolic_plan import SymbolicPlan
+from smelt.shapes.expr import INFINITE, Sym, Values, evaluate
+
+MOST_PLANS = 6  # symbolic plans of a program, besides the one for all sizes
+
+
+def compile_again(contents: Contents, method: Method) -> tuple[TargetData, bytes]:
+    """Plans for this machine, from the stored graph. Raises what the compiler raises."""
+    graph = restored(contents.tables.graphs[method.graph], contents.state)
+    values = dict(zip((size.symbol for size in method.sizes), method.examples))
+    names = {id(tensor): name for name, tensor in contents.state.items()}
+    return target_of(graph, method.sizes, values, lambda t: names[id(t)], options.defaults())
+
+
+def target_of(
+    graph: Graph,
+    sizes: Sequence[SizeRule],
+    values: Values,
+    name_of: Callable[[torch.Tensor], str],
+    config: Config,
+) -> tuple[TargetData, bytes]:
+    """The plans of `graph` for this machine: for the sizes of the example, for others with other outcomes, for all sizes."""
+    made = _plans(graph, sizes, values, config)
+    inner = [plan.plan if isinstance(plan, SymbolicPlan) else plan for plan in made]
+    constants = tuple(tuple(map(name_of, plan.constants)) for plan in inner)
+    bare = [
+        replace(plan, plan=replace(plan.plan, constants=()))
+        if isinstance(plan, SymbolicPlan)
+        else replace(plan, constants=())
+        for plan in made
+    ]
+    code_for = processor(host())
+    try:
+        data = plans_to_bytes(bare)
+    except PlanError as error:
+        raise ExportError(f"the program's plan has no form in a file: {error}") from error
+    target = TargetData(
+        0,
+        code_for.triple,
+        of_linux(code_for.needs),
+        str(torch.__version__),
+        torch.get_num_threads(),
+        "plans.0",
+        constants,
+    )
+    return target, data
+
+
+def _plans(
+    graph: Graph, sizes: Sequence[SizeRule], values: Values, config: Config
+) -> list[Plan | SymbolicPlan]:
+    devices = devices_of(graph)
+    if any(device.type != "cpu" for device in devices):
+        raise ExportError(f"programs run on CPUs; this one uses {', '.join(map(str, devices))}")
+    syms = tuple(values)
+    plan = _template(graph, syms, config)
+    if isinstance(plan, Plan):
+        return [plan]
+    if not isinstance(
+        plan.launches, SymbolicLaunches
+    ):  # generated products and windows are for concrete sizes
+        plan = _template(graph, syms, replace(config, native_gemm=False))
+    assert isinstance(plan, Template) and isinstance(plan.launches, SymbolicLaunches)
+    found = [plan.symbolic(values)]
+    for other in _probes(sizes, values):
+        if len(found) >= MOST_PLANS:
+            break
+        if not any(_covers(p, other) for p in found):
+            found.append(plan.symbolic(other))
+    if any(p.conditions for p in found) and all(p.conditions for p in found):
+        without = (
+            plan if not config.native_gemm else _template(graph, syms, replace(config, native_gemm=False))
+        )
+        assert isinstance(without, Template)
+        found.append(without.universal(values))
+    return list(found)
+
+
+def _template(graph: Graph, syms: tuple[Sym, ...], config: Config) -> Plan | Template:
+    """The pipeline (`pipeline.compile_graph`) up to the plan."""
+    target = targets.factory(devices_of(graph))(config)
+    c = pipeline.Compilation(config, target, syms)
+    graph = pipeline.compile_subgraphs(pipeline.run_passes(graph, c), c)
+    schedule = pipeline.fuse_program(pipeline.lower_graph(graph, c), c)
+    return pipeline.plan_launches(
+        schedule, pipeline.generate_code(schedule, c), pipeline.number_inputs(graph), c
+    )
+
+
+def _covers(plan: SymbolicPlan, values: Values) -> bool:
+    return all((evaluate(size, values) >= 0) is holds for size, holds in plan.conditions)
+
+
+def _probes(sizes: Sequence[SizeRule], values: Values) -> list[Values]:
+    """Sizes for which calls are likely: for each symbol alone its ends and powers of two between, then all ends together."""
+    found = []
+    for rule in sizes:
+        most = min(rule.high, 4096)
+        numbers = [n for n in (1 << k for k in range(13)) if rule.low <= n <= most]
+        for n in dict.fromkeys((*numbers, rule.low, *([rule.high] if rule.high < INFINITE else []))):
+            found.append({**values, rule.symbol: n})
+    for end in ("low", "high"):
+        ends = {rule.symbol: getattr(rule, end) for rule in sizes}
+        if all(n < INFINITE for n in ends.values()):
+            found.append({**values, **ends})
+    return found

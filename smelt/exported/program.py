@@ -1,0 +1,237 @@
+"""`Program`: an exported call that runs. Neither loading nor running it imports the compiler, unless the file has no plans
+for this processor or this torch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt import _native, runtime
+from smelt.errors import InputError, PlanError, ProgramError
+from smelt.exported import program_file
+from smelt.exported.aten_graphs import restored
+from smelt.exported.input_checks import ArgumentReader, check, same
+from smelt.exported.processor_features import lacking
+from smelt.exported.program_file import Contents, Method, Parameter, TargetData
+from smelt.exported.result_nest import build
+from smelt.graph.graph_printer import code
+from smelt.plan.elf_linker import link
+from smelt.plan.executable_plan import executable, executable_template
+from smelt.plan.machine_code import Function
+from smelt.plan.serialization import plans_from_bytes
+from smelt.plan.steps import Plan
+from smelt.plan.symbolic_plan import SymbolicPlan
+
+_MOST_INSTANCES = 64  # plans for sizes of earlier calls
+_IDLE_ARENAS = 2  # that they hold between calls
+
+
+class Program:
+    """An exported call: `program(*args, **kwargs)` returns what the model returned, without gradients.
+
+    Arguments bind as the model's did. Raises InputError (a ValueError) for arguments that the program was not exported for;
+    TypeError for those that do not fit the signature. Writes to buffers are in `state` afterwards, not in the model. Calls
+    are not synchronized: two threads that call a program which writes its state need a lock.
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._method: Method = contents.tables.methods[0]
+        self._plans = _Plans(contents, self._method)
+        self._no_grad = torch.no_grad()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        method = self._method
+        if len(args) != method.n_args or kwargs.keys() != set(method.keywords):
+            args, kwargs = _bound(method, args, kwargs)
+        read = ArgumentReader(args, kwargs)
+        values = check(method.rules, method.sizes, read)
+        state = self._contents.state
+        inputs = tuple([state[p] if isinstance(p, str) else read(p) for p in method.inputs])
+        with torch.no_grad():
+            results = self._plans(tuple(values.values()))(inputs)
+        return build(
+            method.result, results, lambda path: inputs[path] if isinstance(path, int) else read(path)
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program with its state to a file, whole or not at all. Raises OSError."""
+        program_file.write(path, self._contents)
+
+    @property
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """The parameters, buffers and constants that the program reads, by name. Those of a loaded program are views of its
+        file; writing them changes no file."""
+        return self._contents.state
+
+    @property
+    def graph(self) -> str:
+        """The aten graph as a Python program, with the user's lines."""
+        data = self._contents.tables.graphs[self._method.graph]
+        return code(restored(data, self.state))
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The model's signature."""
+        return _signature(self._method.signature)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(
+            f"{s.name or s.symbol} from {s.low} to {s.high}" for s in self._method.sizes if not s.is_remainder
+        )
+        return f"<smelt program {self._method.name}{self.signature}{f', {sizes}' if sizes else ''}>"
+
+
+def load(path: str | os.PathLike[str]) -> Program:
+    """The program in a file that `Program.save` wrote. Raises OSError, and ProgramError for another or a damaged file."""
+    return Program(program_file.read(path))
+
+
+class _Plans:
+    """The native plans of a method: one, or one for each set of sizes."""
+
+    def __init__(self, contents: Contents, method: Method) -> None:
+        self._syms = [size.symbol for size in method.sizes]
+        self._names = [f"{size.name or size.text} = " for size in method.sizes]
+        self._lock = threading.Lock()
+        self._cached: dict[tuple[int, ...], _native.Plan] = {}
+        self._budget = _native.ArenaBudget(_IDLE_ARENAS)
+        self._loaded = self._load(contents, method)
+
+    def __call__(self, numbers: tuple[int, ...]) -> _native.Plan:
+        """The plan for these values of the size symbols."""
+        found = self._cached.get(numbers)
+        return self._made(numbers) if found is None else found
+
+    def _made(self, numbers: tuple[int, ...]) -> _native.Plan:
+        with self._lock:
+            found = next((plan for at in self._loaded if (plan := at(list(numbers))) is not None), None)
+            if found is None:
+                sizes = ", ".join(f"{name}{n}" for name, n in zip(self._names, numbers))
+                raise ProgramError(f"the program has no plan for {sizes}")
+            if found not in self._cached.values():
+                self._budget.add(runtime.track(found))
+            while len(self._cached) >= _MOST_INSTANCES:
+                del self._cached[next(iter(self._cached))]
+            self._cached[numbers] = found
+            return found
+
+    def _load(self, contents: Contents, method: Method) -> list[Callable[[list[int]], _native.Plan | None]]:
+        reasons = []
+        for target in contents.tables.targets:
+            reason = _refusal(target)
+            if target.graph == method.graph and reason is None:
+                try:
+                    return self._linked(contents, target)
+                except PlanError as error:
+                    reason = str(error)
+            reasons.append(reason)
+        why = "; ".join(str(r) for r in reasons) or "it has no plans"
+        warnings.warn(f"smelt: the program is compiled again for this machine: {why}", stacklevel=5)
+        from smelt.exported.plan_making import compile_again  # noqa: PLC0415 (the compiler)
+
+        target, plans = compile_again(contents, method)
+        return self._linked(replace(contents, plans={target.plans: plans}), target)
+
+    def _linked(
+        self, contents: Contents, target: TargetData
+    ) -> list[Callable[[list[int]], _native.Plan | None]]:
+        libraries, plans = plans_from_bytes(contents.plans[target.plans])
+        code = link(libraries)
+        loaded = []
+        for plan, names in zip(plans, target.constants, strict=True):
+            constants = tuple(contents.state[name] for name in names)
+            loaded.append(_executable(plan, constants, self._syms, code.address_of))
+        self._code = code  # the machine code lives as long as its plans are used
+        return loaded
+
+
+def _executable(
+    plan: Plan | SymbolicPlan,
+    constants: tuple[torch.Tensor, ...],
+    syms: list[Any],
+    address_of: Callable[[Function], int],
+) -> Callable[[list[int]], _native.Plan | None]:
+    if isinstance(plan, SymbolicPlan):
+        with_constants = replace(plan, plan=replace(plan.plan, constants=constants))
+        return executable_template(with_constants, syms, address_of).at
+    native = executable(replace(plan, constants=constants), address_of)
+    return lambda numbers: native
+
+
+def _refusal(target: TargetData) -> str | None:
+    """Why the plans of a target do not run here; None if they do."""
+    wanted, found = (".".join(v.split(".")[:2]) for v in (target.torch, str(torch.__version__)))
+    if wanted != found:
+        return f"its plans are for torch {target.torch}, this is torch {torch.__version__}"
+    return lacking(target.triple, target.needs)
+
+
+def _bound(
+    method: Method, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as the example passed them. Raises TypeError, and InputError for an argument that the example left at
+    its default."""
+    signature = _signature(method.signature)
+    bound = signature.bind(*args, **kwargs)
+    given = dict(bound.arguments)
+    example = signature.bind_partial(*(None,) * method.n_args, **dict.fromkeys(method.keywords)).arguments
+    for p in method.signature:
+        if p.name not in example and p.name in given:
+            if not p.has_default or not same(given[p.name], p.default):
+                raise InputError(
+                    f"{p.name} was left at its default {p.default!r} at the export: leave it out"
+                )
+            del given[p.name]
+        elif p.name in example and p.name not in given:
+            if not p.has_default:
+                raise InputError(f"{p.name} was passed at the export: pass it")
+            given[p.name] = p.default
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for p in method.signature:
+        if p.name not in given:
+            continue
+        if p.kind == inspect.Parameter.VAR_POSITIONAL:
+            positional += given[p.name]
+        elif p.kind == inspect.Parameter.VAR_KEYWORD:
+            named |= given[p.name]
+        elif p.name in method.keywords:
+            named[p.name] = given[p.name]
+        else:
+            positional.append(given[p.name])
+    if len(positional) != method.n_args or named.keys() != set(method.keywords):
+        raise InputError(
+            f"the program was exported with {method.n_args} positional arguments and the keywords "
+            f"{', '.join(method.keywords) or 'none'}; got {len(positional)} and {', '.join(named) or 'none'}"
+        )
+    return tuple(positional), named
+
+
+@functools.lru_cache(16)
+def _cached_signature(parameters: tuple[tuple[str, int, bool], ...]) -> inspect.Signature:
+    kinds = list(inspect._ParameterKind)
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, kinds[kind], default=... if has_default else inspect.Parameter.empty)
+            for name, kind, has_default in parameters
+        ]
+    )
+
+
+def _signature(parameters: tuple[Parameter, ...]) -> inspect.Signature:
+    shape = _cached_signature(tuple((p.name, p.kind, p.has_default) for p in parameters))
+    return shape.replace(
+        parameters=[
+            q.replace(default=p.default) if p.has_default else q
+            for p, q in zip(parameters, shape.parameters.values())
+        ]
+    )

@@ -1,0 +1,334 @@
+"""The file of an exported program: sections with checksums, read by mmap. docs/export.md has its grammar.
+
+Reading executes nothing of the file. Every byte but the padding between sections is covered by a checksum.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.errors import PlanError, ProgramError
+from smelt.exported.input_checks import Path, Rule, SizeRule, TensorRule
+from smelt.exported.result_nest import ResultNode
+from smelt.graph.ir import NumberSpec, TensorSpec
+from smelt.plan.value_encoding import Reader, Writer
+from smelt.runtime.whole_files import written_whole
+
+MAGIC = b"smeltprg"
+VERSION = 1  # of the format
+ALIGNMENT = 64  # of each section, and of each weight in its section
+HEADER = struct.Struct(
+    "<8sIIQI"
+)  # magic, version, number of sections, bytes of the file, CRC-32 of header and table
+ENTRY = struct.Struct("<8sQQI")  # name, offset, bytes, CRC-32
+WEIGHTS = b"weights"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the signature. `kind` is inspect's; `default` counts where `has_default`."""
+
+    name: str
+    kind: int
+    has_default: bool
+    default: Any
+
+
+@dataclass(frozen=True)
+class Method:
+    """One callable of a program: how arguments become inputs of a graph, and its outputs a result.
+
+    `n_args` and `keywords`: how the example passed its arguments. `inputs`: for each input of the graph a path in the
+    arguments, or the name of a tensor of the state. `examples`: the sizes of the example.
+    """
+
+    name: str
+    graph: int
+    signature: tuple[Parameter, ...]
+    n_args: int
+    keywords: tuple[str, ...]
+    rules: tuple[TensorRule | Rule, ...]
+    sizes: tuple[SizeRule, ...]
+    examples: tuple[int, ...]
+    inputs: tuple[str | Path, ...]
+    mutated: tuple[int, ...]
+    result: tuple[ResultNode, ...]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A node as an argument of a later one."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A node of an aten graph (`graph/ir.py`). `target`: an operator, "getitem", or the name of a constant; `line`: file,
+    line and function of the user's code."""
+
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+    spec: Any
+    line: tuple[str, int, str] | None
+
+
+@dataclass(frozen=True)
+class GraphData:
+    """An aten graph; `constants`: the tensors of the state that hold its constants, by name."""
+
+    nodes: tuple[GraphNode, ...]
+    constants: dict[str, str]
+
+
+@dataclass(frozen=True)
+class TargetData:
+    """The plans of a graph for one kind of processor: `needs` are the features of its instructions, as Linux names them.
+    `plans` is the section of the plans, best first; `constants`: for each, the tensors of the state that are its constants.
+    `threads` is the number that the plans were made for."""
+
+    graph: int
+    triple: str
+    needs: tuple[str, ...]
+    torch: str
+    threads: int
+    plans: str
+    constants: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of the state: a view of storage number `storage`."""
+
+    name: str
+    storage: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A program without its plans and weights. `producer`: versions of what wrote it."""
+
+    producer: dict[str, str]
+    methods: tuple[Method, ...]
+    graphs: tuple[GraphData, ...]
+    targets: tuple[TargetData, ...]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A program as it is written: its tables, its plans by section, and its state."""
+
+    tables: Tables
+    plans: Mapping[str, bytes]
+    state: Mapping[str, torch.Tensor] = field(repr=False)
+
+
+RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
+    number: (cls, tuple(cls.__dataclass_fields__))
+    for number, cls in {
+        1: Parameter, 2: Method, 3: Ref, 4: GraphNode, 5: GraphData, 6: TargetData, 7: Weight, 8: Tables, 9: TensorRule,
+        10: Rule, 11: SizeRule, 12: ResultNode, 13: TensorSpec, 14: NumberSpec,
+    }.items()
+}  # fmt: skip
+_NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
+
+
+def encoded(value: Any) -> bytes:
+    """A value as bytes. Raises PlanError for a value without an encoding."""
+    writer = Writer(_NUMBERS)
+    writer.value(value)
+    return bytes(writer.data)
+
+
+def as_read(tables: Tables) -> Tables:
+    """The tables as they are read from a file: their symbols are those of serialized plans."""
+    read: Tables = _decoded({b"tables": memoryview(encoded(tables))}, b"tables", Tables)
+    return read
+
+
+def can_be_encoded(value: Any) -> bool:
+    """Whether a program can hold this constant."""
+    try:
+        return len(encoded(value)) < 1 << 20
+    except (PlanError, UnicodeEncodeError):
+        return False
+
+
+def write(path: str | os.PathLike[str], contents: Contents) -> None:
+    """Write a program, whole or not at all. Raises OSError, and ProgramError for a state that is not on the CPU."""
+    storages, weights = _stored(contents.state)
+    offsets, size = [], 0
+    for storage in storages:
+        offsets.append(size)
+        size = _aligned(size + storage.nbytes())
+    table = encoded((tuple(weights), tuple(zip(offsets, (s.nbytes() for s in storages)))))
+    sections: dict[bytes, Sequence[bytes | memoryview]] = {
+        b"tables": (encoded(contents.tables),),
+        **{name.encode(): (plans,) for name, plans in contents.plans.items()},
+        b"state": (table,),
+        WEIGHTS: [part for s in storages for part in (_memory(s), bytes(_aligned(s.nbytes()) - s.nbytes()))],
+    }
+    at, rows = _aligned(HEADER.size + ENTRY.size * len(sections)), b""
+    starts = []
+    for name, parts in sections.items():
+        length = sum(len(part) for part in parts)
+        rows += ENTRY.pack(name, at, length, _checksum(parts))
+        starts.append((at, parts))
+        at = _aligned(at + length)
+    fields = MAGIC, VERSION, len(sections), at
+    header = HEADER.pack(*fields, 0)
+    header = HEADER.pack(*fields, zlib.crc32(header + rows))
+    with written_whole(path) as file:
+        file.write(header + rows)
+        for start, parts in starts:
+            file.write(bytes(start - file.tell()))
+            for part in parts:
+                file.write(part)
+        file.write(bytes(at - file.tell()))
+
+
+def read(path: str | os.PathLike[str]) -> Contents:
+    """Map a program. Weights are views of the mapped file, which their writes do not change. Raises OSError, and
+    ProgramError for another file or a damaged one."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < HEADER.size:
+            raise ProgramError(f"{os.fspath(path)} is no program of smelt")
+        data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    try:
+        sections = _sections(data, size)
+        tables = _decoded(sections, b"tables", Tables)
+        state = _state(data, sections)
+        plans = {t.plans: bytes(_section(sections, t.plans.encode())) for t in tables.targets}
+    except (ProgramError, PlanError) as error:
+        raise ProgramError(f"{os.fspath(path)}: {error}") from error
+    return Contents(tables, plans, state)
+
+
+def _sections(data: mmap.mmap, size: int) -> dict[bytes, memoryview]:
+    magic, version, count, length, checksum = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise ProgramError("no program of smelt")
+    if version != VERSION:
+        raise ProgramError(f"a program of version {version}; this smelt reads version {VERSION}")
+    if length != size or count > (size - HEADER.size) // ENTRY.size:
+        raise ProgramError(f"{length} bytes are expected, {size} are there")
+    rows = bytes(data[HEADER.size : HEADER.size + count * ENTRY.size])
+    if zlib.crc32(HEADER.pack(magic, version, count, length, 0) + rows) != checksum:
+        raise ProgramError("the header is damaged")
+    whole = memoryview(data)
+    sections = {}
+    for padded, at, nbytes, expected in ENTRY.iter_unpack(rows):
+        name = padded.rstrip(b"\0")
+        if at + nbytes > size:
+            raise ProgramError(f"the section {name.decode()} is outside of the file")
+        sections[name] = whole[at : at + nbytes]
+        if zlib.crc32(sections[name]) != expected:
+            raise ProgramError(f"the section {name.decode()} is damaged: its checksum does not hold")
+    return sections
+
+
+def _section(sections: Mapping[bytes, memoryview], name: bytes) -> memoryview:
+    if name not in sections:
+        raise ProgramError(f"no section {name.decode()}")
+    return sections[name]
+
+
+def _decoded(sections: Mapping[bytes, memoryview], name: bytes, kind: Any) -> Any:
+    reader = Reader(bytes(_section(sections, name)), RECORDS)
+    value = reader.like(kind, f"the section {name.decode()}")
+    if not reader.at_end():
+        raise ProgramError(f"bytes behind the section {name.decode()}")
+    return value
+
+
+_State = tuple[tuple[Weight, ...], tuple[tuple[int, int], ...]]
+
+
+def _state(data: mmap.mmap, sections: Mapping[bytes, memoryview]) -> dict[str, torch.Tensor]:
+    weights, places = _decoded(sections, b"state", _State)
+    region = _section(sections, WEIGHTS)
+    start = _offset_of(data, sections)
+    if any(not 0 <= at <= at + n <= len(region) or at % ALIGNMENT for at, n in places):
+        raise ProgramError("a weight outside of its section")
+    storages = [
+        torch.frombuffer(data, dtype=torch.uint8, count=n, offset=start + at)
+        if n
+        else torch.empty(0, dtype=torch.uint8)
+        for at, n in places
+    ]
+    try:
+        return {w.name: _viewed(storages[w.storage], w) for w in weights}
+    except (RuntimeError, IndexError) as error:
+        raise ProgramError(f"a weight that cannot be: {error}") from error
+
+
+def _offset_of(data: mmap.mmap, sections: Mapping[bytes, memoryview]) -> int:
+    count = HEADER.unpack_from(data)[2]
+    rows = bytes(data[HEADER.size : HEADER.size + count * ENTRY.size])
+    return next(at for name, at, _, _ in ENTRY.iter_unpack(rows) if name.rstrip(b"\0") == WEIGHTS)
+
+
+def _viewed(storage: torch.Tensor, w: Weight) -> torch.Tensor:
+    whole = storage[: storage.numel() // w.dtype.itemsize * w.dtype.itemsize].view(w.dtype)
+    if 0 in w.shape:
+        return torch.empty_strided(w.shape, w.stride, dtype=w.dtype)
+    last = w.offset + sum((n - 1) * s for n, s in zip(w.shape, w.stride))
+    if (
+        len(w.shape) != len(w.stride)
+        or min((w.offset, last, *w.shape, *w.stride)) < 0
+        or last >= whole.numel()
+    ):
+        raise ProgramError(f"the weight {w.name} is outside of its storage")
+    return torch.as_strided(whole, w.shape, w.stride, w.offset)
+
+
+def _stored(state: Mapping[str, torch.Tensor]) -> tuple[list[Any], list[Weight]]:
+    """The storages of the state, and its tensors as views of them."""
+    storages: dict[int, tuple[int, Any]] = {}
+    weights = []
+    for name, tensor in state.items():
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            raise ProgramError(
+                f"{name} is on {tensor.device} with layout {tensor.layout}: programs hold CPU tensors"
+            )
+        storage = tensor.untyped_storage()
+        number, _ = storages.setdefault(storage.data_ptr() or id(storage), (len(storages), storage))
+        weights.append(
+            Weight(name, number, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        )
+    return [storage for _, storage in storages.values()], weights
+
+
+def _memory(storage: Any) -> memoryview:
+    """The bytes of a storage, not copied."""
+    if not storage.nbytes():
+        return memoryview(b"")
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+    return memoryview(whole.numpy())
+
+
+def _checksum(parts: Sequence[bytes | memoryview]) -> int:
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum
+
+
+def _aligned(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT

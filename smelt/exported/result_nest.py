@@ -1,0 +1,64 @@
+"""The nested result of a program as data: a list of nodes, children before parents, the result last.
+
+    node := tensor i | input path | number tree | constant v | tuple i* | list i* | dict keys i* | fields class names i*
+
+An object that the program returns twice is one node, so it is one object again.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smelt.errors import ProgramError
+from smelt.exported.input_checks import computed
+
+
+@dataclass(frozen=True)
+class ResultNode:
+    """One object of the result. `value` depends on the kind; `parts` are the positions of its members."""
+
+    kind: str
+    value: Any
+    parts: tuple[int, ...]
+
+
+def build(nodes: Sequence[ResultNode], tensors: Sequence[Any], read: Callable[[Any], Any]) -> Any:
+    """The result, from the tensors of the plan; `read(path)` is the object at a path in the arguments."""
+    made: list[Any] = []
+    for node in nodes:
+        if node.kind == "tensor":
+            made.append(tensors[node.value])
+        elif node.kind == "input":
+            made.append(read(node.value))
+        elif node.kind == "number":
+            tree, paths = node.value
+            made.append(computed(tree, lambda i, paths=paths: read(paths[i])))  # type: ignore[misc]
+        else:
+            made.append(_CONTAINERS[node.kind](node.value, [made[i] for i in node.parts]))
+    return made[-1]
+
+
+def _with_fields(value: tuple[str, str, tuple[str, ...]], items: list[Any]) -> Any:
+    """An instance of a named tuple's class or of a dataclass. Raises ProgramError where the class is gone."""
+    module, name, fields = value
+    try:
+        cls: Any = importlib.import_module(module)
+        for part in name.split("."):
+            cls = getattr(cls, part)
+    except (ImportError, AttributeError) as error:
+        raise ProgramError(
+            f"the program returns a {module}.{name}, which cannot be imported: {error}"
+        ) from error
+    return cls(**dict(zip(fields, items)))
+
+
+_CONTAINERS: Mapping[str, Callable[[Any, list[Any]], Any]] = {
+    "constant": lambda value, items: value,
+    "tuple": lambda value, items: tuple(items),
+    "list": lambda value, items: items,
+    "dict": lambda value, items: dict(zip(value, items)),
+    "fields": _with_fields,
+}
