@@ -17,8 +17,8 @@ from smelt.torch_private import OpOverload
 _GETITEM = "getitem"
 
 
-def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str], names: Mapping[Node, str]) -> GraphData:
-    """`graph` as data. `name_of` returns the name in the state of a constant, `names` those of placeholders."""
+def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str]) -> GraphData:
+    """`graph` as data. `name_of` returns the name in the state of a constant."""
     index = {node: i for i, node in enumerate(graph)}
 
     def references(value: Any) -> Any:
@@ -30,9 +30,10 @@ def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str], names: Mapping
         if node.op == "call_method" or (node.op == "call_function" and not _is_known(target)):
             raise ExportError(f"the graph calls {node.target}, which has no form in a file{_at(node.line)}")
         line = None if node.line is None else (node.line.filename, node.line.line, node.line.function)
-        name = names.get(node, node.name)
         nodes.append(
-            GraphNode(node.op, target, references(node.args), references(node.kwargs), name, node.spec, line)
+            GraphNode(
+                node.op, target, references(node.args), references(node.kwargs), node.name, node.spec, line
+            )
         )
     return GraphData(tuple(nodes), {key: name_of(value) for key, value in graph.constants.items()})
 

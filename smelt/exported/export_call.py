@@ -35,6 +35,7 @@ from smelt.exported.program_file import (
     Tables,
     as_read,
     can_be_encoded,
+    encoded,
 )
 from smelt.exported.result_nest import ResultNode
 from smelt.guards.guard import Guard
@@ -179,10 +180,7 @@ class _Exporter(FrameCompiler):
             for i, source in enumerate(captured.input_sources)
         )
         graph = traced.aten_graph
-        placeholders = {
-            p: name.replace(".", "_") for p, name in zip(graph.placeholders, inputs) if isinstance(name, str)
-        }
-        data = as_data(graph, state.constant, placeholders)
+        data = as_data(graph, state.constant)
         target, plans = target_of(graph, reader.sizes, values, state.constant, self.config)
         method = Method(
             self.name,
@@ -198,8 +196,8 @@ class _Exporter(FrameCompiler):
             tuple(result),
         )
         producer = {"torch": str(torch.__version__), "format": "aten"}
-        tables = Tables(producer, (method,), (data,), (target,))
-        self._contents = Contents(as_read(tables), {target.plans: plans}, state.tensors)
+        tables = Tables(producer, (method,), (target,))
+        self._contents = Contents(as_read(tables), {target.plans: plans}, (encoded(data),), state.tensors)
 
     def _check_captured(self, captured: CapturedFrame) -> None:
         """Raise ExportError for what no program does."""

@@ -124,27 +124,35 @@ class Rule:
     text: str
     line: str
 
+    def check(self, read: Callable[[Path], Any]) -> None:
+        """Raises InputError where it does not hold."""
+        objects = [read(path) for path in self.paths]
+        if not _KINDS[self.kind](self.value, *objects):
+            where = f" ({self.line})" if self.line else ""
+            found = f", got {', '.join(map(_short, objects))}" if self.kind in _SHOWN else ""
+            raise InputError(f"{self.text}{found}: the exported program depends on it{where}")
+
 
 def check(
     rules: Sequence[TensorRule | Rule], sizes: Sequence[SizeRule], read: Callable[[Path], Any]
 ) -> Values:
     """The values of the size symbols. Raises InputError for arguments that break a rule."""
-    tensors = []
+    tensors, conditions = [], []
     for rule in rules:
         if isinstance(rule, TensorRule):
             rule.check_kind(x := read(rule.path))
             tensors.append((rule, x))
-        elif not _KINDS[rule.kind](rule.value, *(read(path) for path in rule.paths)):
-            where = f" ({rule.line})" if rule.line else ""
-            found = ", ".join(_short(read(path)) for path in rule.paths) if rule.kind in _SHOWN else ""
-            raise InputError(
-                f"{rule.text}{f', got {found}' if found else ''}: it is part of the program{where}"
-            )
+        elif rule.kind == "expression":
+            conditions.append(rule)
+        else:
+            rule.check(read)
     values: Values = {}
     for size in sizes:
         values[size.symbol] = size.read(read(size.path))
-    for rule, x in tensors:
-        rule.check_sizes(x, values)
+    for tensor_rule, x in tensors:
+        tensor_rule.check_sizes(x, values)
+    for condition in conditions:
+        condition.check(read)
     return values
 
 

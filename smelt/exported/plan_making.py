@@ -33,7 +33,7 @@ MOST_PLANS = 6  # symbolic plans of a program, besides the one for all sizes
 
 def compile_again(contents: Contents, method: Method) -> tuple[TargetData, bytes]:
     """Plans for this machine, from the stored graph. Raises what the compiler raises."""
-    graph = restored(contents.tables.graphs[method.graph], contents.state)
+    graph = restored(contents.graph(method.graph), contents.state)
     values = dict(zip((size.symbol for size in method.sizes), method.examples))
     names = {id(tensor): name for name, tensor in contents.state.items()}
     return target_of(graph, method.sizes, values, lambda t: names[id(t)], options.defaults())

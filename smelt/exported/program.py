@@ -74,9 +74,11 @@ class Program:
 
     @property
     def graph(self) -> str:
-        """The aten graph as a Python program, with the user's lines."""
-        data = self._contents.tables.graphs[self._method.graph]
-        return code(restored(data, self.state))
+        """The aten graph as a Python program, with the user's lines. Comments name the tensors of the state."""
+        graph = restored(self._contents.graph(self._method.graph), self.state)
+        inputs = zip(graph.placeholders, self._method.inputs)
+        names = [f"# {p.name} is {name}\n" for p, name in inputs if isinstance(name, str)]
+        return "".join(names) + code(graph)
 
     @property
     def signature(self) -> inspect.Signature:

@@ -121,21 +121,28 @@ class Weight:
 
 @dataclass(frozen=True)
 class Tables:
-    """A program without its plans and weights. `producer`: versions of what wrote it."""
+    """What a call needs besides plans and weights. `producer`: versions of what wrote the program."""
 
     producer: dict[str, str]
     methods: tuple[Method, ...]
-    graphs: tuple[GraphData, ...]
     targets: tuple[TargetData, ...]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A program as it is written: its tables, its plans by section, and its state."""
+    """A program as it is written: its tables, its plans by section, its graphs as bytes, and its state."""
 
     tables: Tables
     plans: Mapping[str, bytes]
+    graphs: tuple[bytes, ...]
     state: Mapping[str, torch.Tensor] = field(repr=False)
+
+    def graph(self, number: int) -> GraphData:
+        """A graph, decoded. Raises ProgramError, and PlanError for an operator that this process does not have."""
+        if not 0 <= number < len(self.graphs):
+            raise ProgramError(f"no graph {number}")
+        graph: GraphData = _decoded({b"graph": memoryview(self.graphs[number])}, b"graph", GraphData)
+        return graph
 
 
 RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
@@ -180,6 +187,7 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
     sections: dict[bytes, Sequence[bytes | memoryview]] = {
         b"tables": (encoded(contents.tables),),
         **{name.encode(): (plans,) for name, plans in contents.plans.items()},
+        **{f"graph.{i}".encode(): (graph,) for i, graph in enumerate(contents.graphs)},
         b"state": (table,),
         WEIGHTS: [part for s in storages for part in (_memory(s), bytes(_aligned(s.nbytes()) - s.nbytes()))],
     }
@@ -217,7 +225,8 @@ def read(path: str | os.PathLike[str]) -> Contents:
         plans = {t.plans: bytes(_section(sections, t.plans.encode())) for t in tables.targets}
     except (ProgramError, PlanError) as error:
         raise ProgramError(f"{os.fspath(path)}: {error}") from error
-    return Contents(tables, plans, state)
+    names = sorted(name for name in sections if name.startswith(b"graph."))
+    return Contents(tables, plans, tuple(bytes(sections[name]) for name in names), state)
 
 
 def _sections(data: mmap.mmap, size: int) -> dict[bytes, memoryview]:
