@@ -10,11 +10,12 @@ import torch
 
 from smelt.errors import ExportError, ProgramError
 from smelt.exported.program_file import GraphData, GraphNode, Ref
-from smelt.graph.ir import Graph, Line, Node, OpKind
+from smelt.graph.ir import Graph, Line, Node, NumberSpec, OpKind
 from smelt.graph.pytree import map_leaves
 from smelt.torch_private import OpOverload
 
 _GETITEM = "getitem"
+_NUMBERS = {"int": int, "float": float}  # specs of numbers, by their text
 
 
 def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str]) -> GraphData:
@@ -29,11 +30,10 @@ def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str]) -> GraphData:
         target = _GETITEM if node.target is operator.getitem else node.target
         if node.op == "call_method" or (node.op == "call_function" and not _is_known(target)):
             raise ExportError(f"the graph calls {node.target}, which has no form in a file{_at(node.line)}")
+        spec = node.spec.type.__name__ if isinstance(node.spec, NumberSpec) else node.spec
         line = None if node.line is None else (node.line.filename, node.line.line, node.line.function)
         nodes.append(
-            GraphNode(
-                node.op, target, references(node.args), references(node.kwargs), node.name, node.spec, line
-            )
+            GraphNode(node.op, target, references(node.args), references(node.kwargs), node.name, spec, line)
         )
     return GraphData(tuple(nodes), {key: name_of(value) for key, value in graph.constants.items()})
 
@@ -52,7 +52,8 @@ def restored(data: GraphData, state: Mapping[str, torch.Tensor]) -> Graph:
         args, kwargs = map_leaves((d.args, d.kwargs), Ref, node_of)
         target = operator.getitem if d.target == _GETITEM else d.target
         line = None if d.line is None else Line(*d.line)
-        graph.nodes.append(Node(cast(OpKind, d.op), target, args, kwargs, d.name, d.spec, line))
+        spec = NumberSpec(_NUMBERS[d.spec]) if isinstance(d.spec, str) else d.spec
+        graph.nodes.append(Node(cast(OpKind, d.op), target, args, kwargs, d.name, spec, line))
     try:
         graph.constants = {key: state[name] for key, name in data.constants.items()}
     except KeyError as error:

@@ -9,7 +9,7 @@ modules, grad mode) are settled: their values are constants of the program. Effe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -20,12 +20,21 @@ from smelt import config as options
 from smelt.backends import backend_registry
 from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.driver.frame_compiler import FrameCompiler
-from smelt.capture.environment.side_effects import CacheHit, Effect
+from smelt.capture.environment.side_effects import CacheHit, Effect, SetAttr, SetItem
 from smelt.config import Config
 from smelt.errors import ExportError, SmeltError
 from smelt.exported.aten_graphs import as_data
 from smelt.exported.dynamic_dims import Declared, declarations, text_of
-from smelt.exported.input_checks import RULE_KINDS, Path, Rule, SizeRule, TensorRule, class_name, computed
+from smelt.exported.input_checks import (
+    RULE_KINDS,
+    NumberOf,
+    Path,
+    Rule,
+    SizeRule,
+    TensorRule,
+    class_name,
+    computed,
+)
 from smelt.exported.plan_making import target_of
 from smelt.exported.program import Program
 from smelt.exported.program_file import (
@@ -173,11 +182,14 @@ class _Exporter(FrameCompiler):
         state = _State(self._model, captured, traced)
         reader = _GuardReader(self._names, captured, traced, self._declared, state)
         self._check_declared(reader, captured)
-        result = _Result(captured, reader.path).nodes()
+        result = _Result(captured, reader).nodes()
         values = {sym: size.hint for sym, size in traced.sizes.items()}
-        inputs = tuple(
-            path if (path := reader.path(source)) is not None else state.names[i]
-            for i, source in enumerate(captured.input_sources)
+        inputs = (
+            *(
+                path if (path := reader.path(source)) is not None else state.names[i]
+                for i, source in enumerate(captured.input_sources)
+            ),
+            *(reader.number(n.symbol.expression) for n in traced.numbers),
         )
         graph = traced.aten_graph
         data = as_data(graph, state.constant)
@@ -207,7 +219,7 @@ class _Exporter(FrameCompiler):
                 f"{self.name} draws random numbers of Python or NumPy: draw them outside, or with torch"
             )
         for effect in captured.effects:
-            if not isinstance(effect, CacheHit):
+            if not isinstance(effect, CacheHit) and not _restores(effect):
                 raise ExportError(_effect_text(self.name, effect, captured))
         if traced.unbacked is not None:
             raise ExportError(
@@ -216,10 +228,6 @@ class _Exporter(FrameCompiler):
         if traced.needs_grad:
             raise ExportError(
                 f"{self.name} uses gradients inside: programs run without them; wrap it in torch.no_grad()"
-            )
-        if traced.numbers:
-            raise ExportError(
-                f"{self.name} computes with Python numbers that change from call to call: pass tensors"
             )
 
     def _check_declared(self, reader: _GuardReader, captured: CapturedFrame) -> None:
@@ -431,17 +439,29 @@ class _GuardReader:
 
     def _size_rule(self, sym: Sym) -> SizeRule:
         size = self._traced.sizes[sym]
+        s = size.source
+        over = None if s.over is None else int(s.over)
+        place = s.dim, s.divisor, over, s.is_remainder, sym.lo, sym.hi
+        tensors = len(self._captured.input_sources)
+        if size.input >= tensors:
+            expression = self._traced.numbers[size.input - tensors].symbol.expression
+            return SizeRule(sym, self.number(expression), "a number of the arguments", "", *place)
         source = self._captured.input_sources[size.input]
         path = self.path(source)
         if path is None:
             raise ExportError(f"a size of {source.source} is dynamic: only sizes of arguments may be")
-        s = size.source
         declared = self._at(path, s.dim)
         name = declared.name if declared is not None else ""
-        over = None if s.over is None else int(s.over)
-        return SizeRule(
-            sym, path, self._text(path), name, s.dim, s.divisor, over, s.is_remainder, sym.lo, sym.hi
-        )
+        return SizeRule(sym, path, self._text(path), name, *place)
+
+    def number(self, expression: Expression) -> NumberOf:
+        """A number as the program computes it. Raises ExportError where it does not follow from the arguments."""
+        of = leaves(expression)
+        paths = [self.path(source) for source in of]
+        known = tuple(path for path in paths if path is not None)
+        if len(known) < len(paths):
+            raise ExportError("a number of the call does not follow from its arguments; make it a constant")
+        return NumberOf(_tree(expression, {id(source): i for i, source in enumerate(of)}), known)
 
     def _rule(self, guard: Guard) -> TensorRule | Rule | None:
         """The check of a guard; None if it is settled or the binding of arguments implies it."""
@@ -655,6 +675,15 @@ def _line_text(reason: Reason) -> str:
     return "" if reason.line is None else f" at {reason.line}"
 
 
+def _restores(effect: Effect) -> bool:
+    """Whether the effect leaves the object as it was: a global that the call sets and resets."""
+    if isinstance(effect, SetAttr):
+        return vars(effect.target).get(effect.name, effect) is effect.value
+    if isinstance(effect, SetItem) and type(effect.target) is dict:
+        return effect.target.get(effect.key, effect) is effect.value
+    return False
+
+
 def _effect_text(name: str, effect: Effect, captured: CapturedFrame) -> str:
     source = captured.source_of(effect.target)
     what = {
@@ -679,8 +708,8 @@ def _effect_text(name: str, effect: Effect, captured: CapturedFrame) -> str:
 class _Result:
     """The result of a captured frame as nodes (`result_nest.py`)."""
 
-    def __init__(self, captured: CapturedFrame, path: Callable[[Source], Path | None]) -> None:
-        self._captured, self._path = captured, path
+    def __init__(self, captured: CapturedFrame, reader: _GuardReader) -> None:
+        self._captured, self._reader = captured, reader
         self._outputs = {id(fake): i for i, fake in enumerate(captured.traced.outputs)}
         self._inputs = {id(fake): i for i, fake in enumerate(captured.traced.inputs)}
         self._nodes: list[ResultNode] = []
@@ -710,13 +739,13 @@ class _Result:
         if isinstance(x, FakeTensor):
             return self._tensor(x)
         if type(x) in NUMBERS:
-            return self._number(x)
+            return ResultNode("number", self._reader.number(x.node.expression), ())
         if x is None or isinstance(x, (bool, int, float, str, bytes, complex, torch.dtype, torch.device)):
             if type(x) not in (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device):
                 raise ExportError(f"the result contains a {type(x).__name__}, which no program returns")
             return ResultNode("constant", x, ())
         source = self._captured.source_of(x)
-        path = None if source is None else self._path(source)
+        path = None if source is None else self._reader.path(source)
         if path is not None:
             return ResultNode("input", path, ())
         if type(x) is torch.Size:
@@ -748,7 +777,7 @@ class _Result:
 
     def _tensor(self, x: FakeTensor) -> ResultNode:
         source = self._captured.source_of(x)
-        path = None if source is None else self._path(source)
+        path = None if source is None else self._reader.path(source)
         if path is not None:
             return ResultNode("input", path, ())
         if id(x) in self._inputs:
@@ -758,12 +787,3 @@ class _Result:
         raise ExportError(
             "the result contains a tensor that the graph neither takes nor computes; return a copy of it"
         )
-
-    def _number(self, x: Any) -> ResultNode:
-        expression = x.node.expression
-        of = leaves(expression)
-        paths = [self._path(source) for source in of]
-        if None in paths:
-            raise ExportError("the result contains a number that does not follow from the arguments' sizes")
-        tree = _tree(expression, {id(source): i for i, source in enumerate(of)})
-        return ResultNode("number", (tree, tuple(paths)), ())

@@ -25,12 +25,25 @@ Values = dict[Sym, int]
 
 
 @dataclass(frozen=True)
+class NumberOf:
+    """A number that follows from the arguments: a tree of operations (`computed`) on the numbers at `paths`."""
+
+    tree: Any
+    paths: tuple[Path, ...]
+
+    def value(self, read: Callable[[Path], Any]) -> Any:
+        """The number."""
+        return computed(self.tree, lambda i: read(self.paths[i]))
+
+
+@dataclass(frozen=True)
 class SizeRule:
-    """Where the value of a size symbol is found: in the tensor at `path`, the size of dimension `dim` (see
-    `tracing/symbolic/symbolic_layouts.SizeSource`). `low` and `high` bound the symbol; `name` is the Dim's, or empty."""
+    """Where the value of a size symbol is found: in `of`, a tensor's path, the size of dimension `dim` (see
+    `tracing/symbolic/symbolic_layouts.SizeSource`), or the number `of` itself. `low` and `high` bound the symbol; `name` is
+    the Dim's, or empty."""
 
     symbol: Sym
-    path: Path
+    of: Path | NumberOf
     text: str
     name: str
     dim: int
@@ -40,17 +53,20 @@ class SizeRule:
     low: int
     high: int
 
-    def read(self, tensor: torch.Tensor) -> int:
+    def value(self, read: Callable[[Path], Any]) -> int:
         """The symbol's value. Raises InputError for one out of range."""
-        number = tensor.size(self.dim)
+        if isinstance(self.of, NumberOf):
+            number = self.of.value(read)
+        else:
+            tensor = read(self.of)
+            number = tensor.size(self.dim)
         if self.over is not None:
             number = tensor.stride(self.dim) - tensor.size(self.over) * tensor.stride(self.over)
-        value = number % self.divisor if self.is_remainder else number // self.divisor
+        value: int = number % self.divisor if self.is_remainder else number // self.divisor
         if not self.low <= value <= self.high:
             named = f", the Dim {self.name!r}," if self.name else ""
-            raise InputError(
-                f"dimension {self.dim} of {self.text}{named} must be {self._range()}, got {number}"
-            )
+            where = self.text if isinstance(self.of, NumberOf) else f"dimension {self.dim} of {self.text}"
+            raise InputError(f"{where}{named} must be {self._range()}, got {number}")
         return value
 
     def _range(self) -> str:
@@ -148,7 +164,7 @@ def check(
             rule.check(read)
     values: Values = {}
     for size in sizes:
-        values[size.symbol] = size.read(read(size.path))
+        values[size.symbol] = size.value(read)
     for tensor_rule, x in tensors:
         tensor_rule.check_sizes(x, values)
     for condition in conditions:

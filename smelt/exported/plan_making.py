@@ -120,7 +120,7 @@ def _covers(plan: SymbolicPlan, values: Values) -> bool:
 
 def _probes(sizes: Sequence[SizeRule], values: Values) -> list[Values]:
     """Sizes for which calls are likely: for each symbol alone its ends and powers of two between, then all ends together."""
-    found = []
+    found: list[Values] = []
     for rule in sizes:
         most = min(rule.high, 4096)
         numbers = [n for n in (1 << k for k in range(13)) if rule.low <= n <= most]

@@ -18,7 +18,7 @@ from smelt import _native, runtime
 from smelt.errors import InputError, PlanError, ProgramError
 from smelt.exported import program_file
 from smelt.exported.aten_graphs import restored
-from smelt.exported.input_checks import ArgumentReader, check, same
+from smelt.exported.input_checks import ArgumentReader, NumberOf, check, same
 from smelt.exported.processor_features import lacking
 from smelt.exported.program_file import Contents, Method, Parameter, TargetData
 from smelt.exported.result_nest import build
@@ -55,7 +55,12 @@ class Program:
         read = ArgumentReader(args, kwargs)
         values = check(method.rules, method.sizes, read)
         state = self._contents.state
-        inputs = tuple([state[p] if isinstance(p, str) else read(p) for p in method.inputs])
+        inputs = tuple(
+            [
+                state[at] if isinstance(at, str) else at.value(read) if isinstance(at, NumberOf) else read(at)
+                for at in method.inputs
+            ]
+        )
         with torch.no_grad():
             results = self._plans(tuple(values.values()))(inputs)
         return build(

@@ -10,15 +10,15 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from smelt.errors import PlanError, ProgramError
-from smelt.exported.input_checks import Path, Rule, SizeRule, TensorRule
+from smelt.exported.input_checks import NumberOf, Path, Rule, SizeRule, TensorRule
 from smelt.exported.result_nest import ResultNode
-from smelt.graph.ir import NumberSpec, TensorSpec
+from smelt.graph.ir import TensorSpec
 from smelt.plan.value_encoding import Reader, Writer
 from smelt.runtime.whole_files import written_whole
 
@@ -47,7 +47,7 @@ class Method:
     """One callable of a program: how arguments become inputs of a graph, and its outputs a result.
 
     `n_args` and `keywords`: how the example passed its arguments. `inputs`: for each input of the graph a path in the
-    arguments, or the name of a tensor of the state. `examples`: the sizes of the example.
+    arguments, the name of a tensor of the state, or a number. `examples`: the sizes of the example.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Method:
     rules: tuple[TensorRule | Rule, ...]
     sizes: tuple[SizeRule, ...]
     examples: tuple[int, ...]
-    inputs: tuple[str | Path, ...]
+    inputs: tuple[str | Path | NumberOf, ...]
     mutated: tuple[int, ...]
     result: tuple[ResultNode, ...]
 
@@ -146,10 +146,11 @@ class Contents:
 
 
 RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
-    number: (cls, tuple(cls.__dataclass_fields__))
+    number: (cls, tuple(f.name for f in fields(cls)))
     for number, cls in {
         1: Parameter, 2: Method, 3: Ref, 4: GraphNode, 5: GraphData, 6: TargetData, 7: Weight, 8: Tables, 9: TensorRule,
-        10: Rule, 11: SizeRule, 12: ResultNode, 13: TensorSpec, 14: NumberSpec,
+        10: Rule, 11: SizeRule, 12: ResultNode, 13: TensorSpec,
+        14: NumberOf,
     }.items()
 }  # fmt: skip
 _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
@@ -198,13 +199,13 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
         rows += ENTRY.pack(name, at, length, _checksum(parts))
         starts.append((at, parts))
         at = _aligned(at + length)
-    fields = MAGIC, VERSION, len(sections), at
-    header = HEADER.pack(*fields, 0)
-    header = HEADER.pack(*fields, zlib.crc32(header + rows))
+    start = MAGIC, VERSION, len(sections), at
+    header = HEADER.pack(*start, 0)
+    header = HEADER.pack(*start, zlib.crc32(header + rows))
     with written_whole(path) as file:
         file.write(header + rows)
-        for start, parts in starts:
-            file.write(bytes(start - file.tell()))
+        for offset, parts in starts:
+            file.write(bytes(offset - file.tell()))
             for part in parts:
                 file.write(part)
         file.write(bytes(at - file.tell()))
@@ -319,7 +320,9 @@ def _stored(state: Mapping[str, torch.Tensor]) -> tuple[list[Any], list[Weight]]
         storage = tensor.untyped_storage()
         number, _ = storages.setdefault(storage.data_ptr() or id(storage), (len(storages), storage))
         weights.append(
-            Weight(name, number, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+            Weight(
+                name, number, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+            )
         )
     return [storage for _, storage in storages.values()], weights
 
@@ -329,7 +332,8 @@ def _memory(storage: Any) -> memoryview:
     if not storage.nbytes():
         return memoryview(b"")
     whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
-    return memoryview(whole.numpy())
+    array: Any = whole.numpy()
+    return memoryview(array)
 
 
 def _checksum(parts: Sequence[bytes | memoryview]) -> int:

@@ -1,6 +1,6 @@
 """The nested result of a program as data: a list of nodes, children before parents, the result last.
 
-    node := tensor i | input path | number tree | constant v | tuple i* | list i* | dict keys i* | fields class names i*
+    node := tensor i | input path | number NumberOf | constant v | tuple i* | list i* | dict keys i* | fields class names i*
 
 An object that the program returns twice is one node, so it is one object again.
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.errors import ProgramError
-from smelt.exported.input_checks import computed
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ def build(nodes: Sequence[ResultNode], tensors: Sequence[Any], read: Callable[[A
         elif node.kind == "input":
             made.append(read(node.value))
         elif node.kind == "number":
-            tree, paths = node.value
-            made.append(computed(tree, lambda i, paths=paths: read(paths[i])))  # type: ignore[misc]
+            made.append(node.value.value(read))
         else:
             made.append(_CONTAINERS[node.kind](node.value, [made[i] for i in node.parts]))
     return made[-1]

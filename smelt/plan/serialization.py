@@ -72,8 +72,8 @@ def plans_to_bytes(plans: Sequence[Plan | SymbolicPlan]) -> bytes:
     writer.count(len(plans))
     for plan, steps in zip(plans, inner):
         _write_plan(writer, steps, index)
-        symbolic = isinstance(plan, SymbolicPlan)
-        writer.value((plan.conditions, plan.intervals, plan.alignment) if symbolic else None)
+        sized = (plan.conditions, plan.intervals, plan.alignment) if isinstance(plan, SymbolicPlan) else None
+        writer.value(sized)
     return bytes(writer.data)
 
 
