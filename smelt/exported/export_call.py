@@ -45,6 +45,7 @@ from smelt.exported.program_file import (
     as_read,
     can_be_encoded,
     encoded,
+    packed,
 )
 from smelt.exported.result_nest import ResultNode
 from smelt.guards.guard import Guard
@@ -209,7 +210,8 @@ class _Exporter(FrameCompiler):
         )
         producer = {"torch": str(torch.__version__), "format": "aten"}
         tables = Tables(producer, (method,), (target,))
-        self._contents = Contents(as_read(tables), {target.plans: plans}, (encoded(data),), state.tensors)
+        sections = {"graph.0": packed(encoded(data)), **plans}
+        self._contents = Contents(as_read(tables), sections, state.tensors)
 
     def _check_captured(self, captured: CapturedFrame) -> None:
         """Raise ExportError for what no program does."""

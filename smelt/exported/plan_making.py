@@ -20,7 +20,7 @@ from smelt.errors import ExportError, PlanError
 from smelt.exported.aten_graphs import restored
 from smelt.exported.input_checks import SizeRule
 from smelt.exported.processor_features import of_linux
-from smelt.exported.program_file import Contents, Method, TargetData
+from smelt.exported.program_file import Contents, Method, TargetData, packed
 from smelt.graph.ir import Graph
 from smelt.plan.plan_template import SymbolicLaunches, Template
 from smelt.plan.serialization import plans_to_bytes
@@ -31,7 +31,7 @@ from smelt.shapes.expr import INFINITE, Sym, Values, evaluate
 MOST_PLANS = 6  # symbolic plans of a program, besides the one for all sizes
 
 
-def compile_again(contents: Contents, method: Method) -> tuple[TargetData, bytes]:
+def compile_again(contents: Contents, method: Method) -> tuple[TargetData, dict[str, bytes]]:
     """Plans for this machine, from the stored graph. Raises what the compiler raises."""
     graph = restored(contents.graph(method.graph), contents.state)
     values = dict(zip((size.symbol for size in method.sizes), method.examples))
@@ -45,8 +45,8 @@ def target_of(
     values: Values,
     name_of: Callable[[torch.Tensor], str],
     config: Config,
-) -> tuple[TargetData, bytes]:
-    """The plans of `graph` for this machine: for the sizes of the example, for others with other outcomes, for all sizes."""
+) -> tuple[TargetData, dict[str, bytes]]:
+    """The plans of `graph` for this machine, and the sections of them and of their machine code."""
     made = _plans(graph, sizes, values, config)
     inner = [plan.plan if isinstance(plan, SymbolicPlan) else plan for plan in made]
     constants = tuple(tuple(map(name_of, plan.constants)) for plan in inner)
@@ -58,7 +58,7 @@ def target_of(
     ]
     code_for = processor(host())
     try:
-        data = plans_to_bytes(bare)
+        code, plans = plans_to_bytes(bare)
     except PlanError as error:
         raise ExportError(f"the program's plan has no form in a file: {error}") from error
     target = TargetData(
@@ -67,10 +67,11 @@ def target_of(
         of_linux(code_for.needs),
         str(torch.__version__),
         torch.get_num_threads(),
-        "plans.0",
+        "code.0",
+        tuple(f"plan.0.{i}" for i in range(len(plans))),
         constants,
     )
-    return target, data
+    return target, {name: packed(data) for name, data in zip((target.code, *target.plans), (code, *plans))}
 
 
 def _plans(

@@ -26,7 +26,7 @@ from smelt.graph.graph_printer import code
 from smelt.plan.elf_linker import link
 from smelt.plan.executable_plan import executable, executable_template
 from smelt.plan.machine_code import Function
-from smelt.plan.serialization import plans_from_bytes
+from smelt.plan.serialization import libraries_from_bytes, plan_from_bytes
 from smelt.plan.steps import Plan
 from smelt.plan.symbolic_plan import SymbolicPlan
 
@@ -146,19 +146,33 @@ class _Plans:
         from smelt.exported.plan_making import compile_again  # noqa: PLC0415 (the compiler)
 
         target, plans = compile_again(contents, method)
-        return self._linked(replace(contents, plans={target.plans: plans}), target)
+        return self._linked(replace(contents, packed=plans), target)
 
     def _linked(
         self, contents: Contents, target: TargetData
     ) -> list[Callable[[list[int]], _native.Plan | None]]:
-        libraries, plans = plans_from_bytes(contents.plans[target.plans])
-        code = link(libraries)
-        loaded = []
-        for plan, names in zip(plans, target.constants, strict=True):
-            constants = tuple(contents.state[name] for name in names)
-            loaded.append(_executable(plan, constants, self._syms, code.address_of))
-        self._code = code  # the machine code lives as long as its plans are used
-        return loaded
+        """The plans, best first, each decoded when a call needs it."""
+        libraries = libraries_from_bytes(contents.section(target.code))
+        self._code = code = link(libraries)  # the machine code lives as long as its plans are used
+
+        def plan(name: str, constants: tuple[str, ...]) -> Callable[[list[int]], _native.Plan | None]:
+            tensors = tuple(contents.state[c] for c in constants)
+            made = plan_from_bytes(contents.section(name), libraries)
+            return _executable(made, tensors, self._syms, code.address_of)
+
+        pairs = list(zip(target.plans, target.constants, strict=True))
+        first = plan(*pairs[0])
+        return [first, *(_Deferred(functools.partial(plan, *pair)) for pair in pairs[1:])]
+
+
+class _Deferred:
+    """A plan that is decoded at its first use."""
+
+    def __init__(self, make: Callable[[], Callable[[list[int]], _native.Plan | None]]) -> None:
+        self._make = functools.cache(make)
+
+    def __call__(self, numbers: list[int]) -> _native.Plan | None:
+        return self._make()(numbers)
 
 
 def _executable(

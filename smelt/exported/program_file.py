@@ -29,7 +29,9 @@ HEADER = struct.Struct(
     "<8sIIQI"
 )  # magic, version, number of sections, bytes of the file, CRC-32 of header and table
 ENTRY = struct.Struct("<8sQQI")  # name, offset, bytes, CRC-32
+LENGTH = struct.Struct("<Q")
 WEIGHTS = b"weights"
+_OWN = (b"tables", b"state", WEIGHTS)  # the sections of no graph and no plan
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,16 @@ class GraphData:
 @dataclass(frozen=True)
 class TargetData:
     """The plans of a graph for one kind of processor: `needs` are the features of its instructions, as Linux names them.
-    `plans` is the section of the plans, best first; `constants`: for each, the tensors of the state that are its constants.
-    `threads` is the number that the plans were made for."""
+    `code` is the section of the machine code, `plans` those of the plans, best first; `constants`: for each, the tensors of
+    the state that are its constants. `threads` is the number that the plans were made for."""
 
     graph: int
     triple: str
     needs: tuple[str, ...]
     torch: str
     threads: int
-    plans: str
+    code: str
+    plans: tuple[str, ...]
     constants: tuple[tuple[str, ...], ...]
 
 
@@ -130,19 +133,23 @@ class Tables:
 
 @dataclass(frozen=True)
 class Contents:
-    """A program as it is written: its tables, its plans by section, its graphs as bytes, and its state."""
+    """A program as it is written: its tables, the sections of its graphs and plans, and its state."""
 
     tables: Tables
-    plans: Mapping[str, bytes]
-    graphs: tuple[bytes, ...]
+    packed: Mapping[str, bytes]
     state: Mapping[str, torch.Tensor] = field(repr=False)
 
     def graph(self, number: int) -> GraphData:
         """A graph, decoded. Raises ProgramError, and PlanError for an operator that this process does not have."""
-        if not 0 <= number < len(self.graphs):
-            raise ProgramError(f"no graph {number}")
-        graph: GraphData = _decoded({b"graph": memoryview(self.graphs[number])}, b"graph", GraphData)
+        name = f"graph.{number}"
+        graph: GraphData = _decoded(self.section(name), name, GraphData)
         return graph
+
+    def section(self, name: str) -> bytes:
+        """A section of a graph, of plans or of machine code. Raises ProgramError where there is none, or a damaged one."""
+        if name not in self.packed:
+            raise ProgramError(f"no section {name}")
+        return unpacked(self.packed[name])
 
 
 RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
@@ -165,8 +172,26 @@ def encoded(value: Any) -> bytes:
 
 def as_read(tables: Tables) -> Tables:
     """The tables as they are read from a file: their symbols are those of serialized plans."""
-    read: Tables = _decoded({b"tables": memoryview(encoded(tables))}, b"tables", Tables)
+    read: Tables = _decoded(encoded(tables), "tables", Tables)
     return read
+
+
+def packed(data: bytes) -> bytes:
+    """The form of a section of a graph, of plans or of machine code: its length, then a zlib stream."""
+    return LENGTH.pack(len(data)) + zlib.compress(data)
+
+
+def unpacked(data: bytes) -> bytes:
+    """The inverse of `packed`. Raises ProgramError for other bytes."""
+    stream = zlib.decompressobj()
+    try:
+        (length,) = LENGTH.unpack_from(data)
+        found = stream.decompress(memoryview(data)[LENGTH.size :], length + 1)
+    except (struct.error, zlib.error, OverflowError, MemoryError) as error:
+        raise ProgramError(f"a section that cannot be unpacked: {error}") from error
+    if len(found) != length or not stream.eof:
+        raise ProgramError(f"a section of another length than {length} bytes")
+    return found
 
 
 def can_be_encoded(value: Any) -> bool:
@@ -187,8 +212,7 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
     table = encoded((tuple(weights), tuple(zip(offsets, (s.nbytes() for s in storages)))))
     sections: dict[bytes, Sequence[bytes | memoryview]] = {
         b"tables": (encoded(contents.tables),),
-        **{name.encode(): (plans,) for name, plans in contents.plans.items()},
-        **{f"graph.{i}".encode(): (graph,) for i, graph in enumerate(contents.graphs)},
+        **{name.encode(): (data,) for name, data in contents.packed.items()},
         b"state": (table,),
         WEIGHTS: [part for s in storages for part in (_memory(s), bytes(_aligned(s.nbytes()) - s.nbytes()))],
     }
@@ -221,13 +245,12 @@ def read(path: str | os.PathLike[str]) -> Contents:
         data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
     try:
         sections = _sections(data, size)
-        tables = _decoded(sections, b"tables", Tables)
+        tables = _decoded(_section(sections, b"tables"), "tables", Tables)
         state = _state(data, sections)
-        plans = {t.plans: bytes(_section(sections, t.plans.encode())) for t in tables.targets}
     except (ProgramError, PlanError) as error:
         raise ProgramError(f"{os.fspath(path)}: {error}") from error
-    names = sorted(name for name in sections if name.startswith(b"graph."))
-    return Contents(tables, plans, tuple(bytes(sections[name]) for name in names), state)
+    others = {name.decode(): bytes(data) for name, data in sections.items() if name not in _OWN}
+    return Contents(tables, others, state)
 
 
 def _sections(data: mmap.mmap, size: int) -> dict[bytes, memoryview]:
@@ -259,11 +282,11 @@ def _section(sections: Mapping[bytes, memoryview], name: bytes) -> memoryview:
     return sections[name]
 
 
-def _decoded(sections: Mapping[bytes, memoryview], name: bytes, kind: Any) -> Any:
-    reader = Reader(bytes(_section(sections, name)), RECORDS)
-    value = reader.like(kind, f"the section {name.decode()}")
+def _decoded(data: bytes | memoryview, name: str, kind: Any) -> Any:
+    reader = Reader(bytes(data), RECORDS)
+    value = reader.like(kind, f"the section {name}")
     if not reader.at_end():
-        raise ProgramError(f"bytes behind the section {name.decode()}")
+        raise ProgramError(f"bytes behind the section {name}")
     return value
 
 
@@ -271,7 +294,7 @@ _State = tuple[tuple[Weight, ...], tuple[tuple[int, int], ...]]
 
 
 def _state(data: mmap.mmap, sections: Mapping[bytes, memoryview]) -> dict[str, torch.Tensor]:
-    weights, places = _decoded(sections, b"state", _State)
+    weights, places = _decoded(_section(sections, b"state"), "state", _State)
     region = _section(sections, WEIGHTS)
     start = _offset_of(data, sections)
     if any(not 0 <= at <= at + n <= len(region) or at % ALIGNMENT for at, n in places):

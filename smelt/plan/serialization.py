@@ -64,30 +64,41 @@ def to_bytes(plan: Plan) -> bytes:
     return HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body)) + body
 
 
-def plans_to_bytes(plans: Sequence[Plan | SymbolicPlan]) -> bytes:
-    """Several plans that share their libraries, without a header: a section of an exported program. Raises as `to_bytes`."""
-    writer = Writer(_NUMBERS)
+def plans_to_bytes(plans: Sequence[Plan | SymbolicPlan]) -> tuple[bytes, list[bytes]]:
+    """Several plans that share their libraries, without headers: the libraries, and each plan. Raises as `to_bytes`."""
     inner = [plan.plan if isinstance(plan, SymbolicPlan) else plan for plan in plans]
+    writer = Writer(_NUMBERS)
     index = _write_libraries(writer, inner)
-    writer.count(len(plans))
+    written = []
     for plan, steps in zip(plans, inner):
-        _write_plan(writer, steps, index)
+        of_plan = Writer(_NUMBERS)
+        _write_plan(of_plan, steps, index)
         sized = (plan.conditions, plan.intervals, plan.alignment) if isinstance(plan, SymbolicPlan) else None
-        writer.value(sized)
-    return bytes(writer.data)
+        of_plan.value(sized)
+        written.append(bytes(of_plan.data))
+    return bytes(writer.data), written
 
 
-def plans_from_bytes(data: bytes) -> tuple[list[Library], list[Plan | SymbolicPlan]]:
-    """What `plans_to_bytes` wrote, and the libraries, importers last. Raises PlanError as `from_bytes`."""
+def libraries_from_bytes(data: bytes) -> list[Library]:
+    """The libraries that `plans_to_bytes` wrote, importers last. Raises PlanError as `from_bytes`."""
     reader = Reader(data, RECORDS)
-    libraries, plans = _read_libraries(reader), list[Plan | SymbolicPlan]()
-    for _ in range(reader.count()):
-        plan = _read_fields(reader, libraries)
-        sized = reader.like(Sized | None, "what a plan knows of sizes")
-        plans.append(plan if sized is None else SymbolicPlan(plan, *sized))
+    libraries = _read_libraries(reader)
+    _require_end(reader)
+    return libraries
+
+
+def plan_from_bytes(data: bytes, libraries: Sequence[Library]) -> Plan | SymbolicPlan:
+    """A plan that `plans_to_bytes` wrote. Raises PlanError as `from_bytes`."""
+    reader = Reader(data, RECORDS)
+    plan = _read_fields(reader, libraries)
+    sized = reader.like(Sized | None, "what a plan knows of sizes")
+    _require_end(reader)
+    return plan if sized is None else SymbolicPlan(plan, *sized)
+
+
+def _require_end(reader: Reader) -> None:
     if not reader.at_end():
-        raise PlanError("bytes behind the plans")
-    return libraries, plans
+        raise PlanError("bytes behind the plan")
 
 
 def _write_libraries(writer: Writer, plans: Sequence[Plan]) -> Mapping[Library, int]:
