@@ -59,6 +59,7 @@ from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.trace_at_sizes import within_bounds
 from smelt.tracing.record.traced import Traced
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
+from smelt.user_lines import is_own
 
 # Guards whose facts are settled also where they rest on an argument: of classes, functions and autograd.
 _SETTLED = frozenset(
@@ -76,13 +77,50 @@ def export(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic
     bound = signature.bind(*args, **kwargs)
     declared = declarations(_by_parameter(bound), dynamic_shapes)
     _check_examples(declared)
-    exporter = _Exporter(options.defaults(), model, args, dict(kwargs), bound)
-    marks: dict[int, tuple[torch.Tensor, dict[int, Any]]] = {}
-    for tensor, d in declared:
-        marks.setdefault(id(tensor), (tensor, {}))[1][d.dim] = d.mark
-    with torch.no_grad(), marked(list(marks.values())):
-        contents = exporter.run([d for _, d in declared])
-    return Program(contents)
+
+    def captured(declared: Sequence[tuple[torch.Tensor, Declared]]) -> Contents:
+        marks: dict[int, tuple[torch.Tensor, dict[int, Any]]] = {}
+        for tensor, d in declared:
+            marks.setdefault(id(tensor), (tensor, {}))[1][d.dim] = d.mark
+        with torch.no_grad(), marked(list(marks.values())):
+            return _Exporter(options.defaults(), model, args, dict(kwargs), bound).run(
+                [d for _, d in declared]
+            )
+
+    try:
+        return Program(captured(declared))
+    except _Specialized as error:
+        sizes = {d: tensor.shape[d.dim] for tensor, d in declared}
+        _check_equal(error, sizes, lambda name: captured([(t, replace(d, name=name)) for t, d in declared]))
+        raise ExportError(str(error)) from error.__cause__
+
+
+class _Specialized(ExportError):
+    """The program works for one size of declared dimensions only. `dims` are these, `where` is the reason."""
+
+    def __init__(self, text: str, dims: Sequence[Declared], where: str) -> None:
+        super().__init__(text)
+        self.dims, self.where = dims, where
+
+
+def _check_equal(
+    error: _Specialized, sizes: Mapping[Declared, int], merged: Callable[[str], Contents]
+) -> None:
+    """Raises ExportError if the dimensions need only be equal: the call can be captured with one name for them."""
+    first, *others = error.dims
+    different = [d for d in others if d.name != first.name and sizes[d] == sizes[first]]
+    if not different or not first.name or not all(d.name for d in sizes):
+        return
+    try:
+        merged(first.name)
+    except SmeltError:
+        return
+    other = different[0]
+    raise ExportError(
+        f"dimension {other.dim} of {text_of(other.of)}, the Dim {other.name!r}, must equal dimension {first.dim} of "
+        f"{text_of(first.of)}, the Dim {first.name!r}{error.where}. Declare one Dim for both: "
+        f"{_paste(other, _dim_text(first))}"
+    ) from None
 
 
 def _check_examples(declared: Sequence[tuple[torch.Tensor, Declared]]) -> None:
@@ -181,6 +219,7 @@ class _Exporter(FrameCompiler):
         self._check_captured(captured)
         traced = within_bounds(captured.traced)
         state = _State(self._model, captured, traced)
+        stores = self._stores(captured, state)
         reader = _GuardReader(self._names, captured, traced, self._declared, state)
         self._check_declared(reader, captured)
         result = _Result(captured, reader).nodes()
@@ -205,13 +244,34 @@ class _Exporter(FrameCompiler):
             tuple(reader.sizes),
             tuple(values.values()),
             inputs,
-            tuple(sorted(traced.mutated)),
+            stores,
             tuple(result),
         )
         producer = {"torch": str(torch.__version__), "format": "aten"}
         tables = Tables(producer, (method,), (target,))
         sections = {"graph.0": packed(encoded(data)), **plans}
         self._contents = Contents(as_read(tables), sections, state.tensors)
+
+    def _stores(self, captured: CapturedFrame, state: _State) -> tuple[tuple[str, int], ...]:
+        """The buffers that outputs of the graph replace. Raises ExportError for other effects."""
+        outputs = {id(fake): i for i, fake in enumerate(captured.traced.outputs)}
+        stores = []
+        for effect in captured.effects:
+            if isinstance(effect, CacheHit) or _restores(effect):
+                continue
+            name = state.buffer_of(effect)
+            output = outputs.get(id(effect.value)) if isinstance(effect, SetItem) else None
+            if not isinstance(effect, SetItem) or name is None or output is None:
+                raise ExportError(_effect_text(self.name, effect, captured))
+            spec, held = effect.value.spec, state.tensors[name]
+            found = tuple(spec.shape), tuple(spec.stride), spec.dtype, spec.device
+            if found != (tuple(held.shape), held.stride(), held.dtype, held.device):
+                raise ExportError(
+                    f"{self.name} replaces the buffer {name}, {held.dtype} of {tuple(held.shape)}, by a tensor {spec.dtype} "
+                    f"of {tuple(spec.shape)}: a buffer of a program keeps its sizes, strides and dtype"
+                )
+            stores.append((name, output))
+        return tuple(stores)
 
     def _check_captured(self, captured: CapturedFrame) -> None:
         """Raise ExportError for what no program does."""
@@ -220,9 +280,6 @@ class _Exporter(FrameCompiler):
             raise ExportError(
                 f"{self.name} draws random numbers of Python or NumPy: draw them outside, or with torch"
             )
-        for effect in captured.effects:
-            if not isinstance(effect, CacheHit) and not _restores(effect):
-                raise ExportError(_effect_text(self.name, effect, captured))
         if traced.unbacked is not None:
             raise ExportError(
                 f"{self.name} has sizes that data decide (nonzero, masks, item()): pass them as arguments"
@@ -234,14 +291,21 @@ class _Exporter(FrameCompiler):
 
     def _check_declared(self, reader: _GuardReader, captured: CapturedFrame) -> None:
         """Raise ExportError where the capture contradicts the declarations."""
+        found = []
         for source, (size, reason) in self._refused.items():
             base = source.base.base if source.base is not None else None
             assert base is not None
-            where = "" if reason is None else f": {reason.detail}{_line_text(reason)}"
             declared = reader.declared_at(base, source.key)
-            raise ExportError(
-                f"dimension {source.key} of {reader.text(base)} is declared {_named(declared)}, but the program works for "
-                f"size {size} only{where}. Change that line, or declare it static: {_paste(declared, 'None')}"
+            if declared is not None:
+                found.append((declared, size, reason))
+        if found:
+            d, size, reason = found[0]
+            where = "" if reason is None else f": {reason.detail}{_line_text(reason)}"
+            raise _Specialized(
+                f"dimension {d.dim} of {text_of(d.of)} is declared {_dim_text(d)}, but the program works for size {size} "
+                f"only{where}. Change that line, or declare it static: {_paste(d, 'None')}",
+                [d for d, _, _ in found],
+                where,
             )
         reader.check_declared()
 
@@ -293,7 +357,8 @@ class _State:
         self.tensors: dict[str, torch.Tensor] = {}
         self.names: dict[int, str] = {}  # by input of the graph
         self._constants: dict[int, str] = {}
-        known: dict[int, str] = {}
+        known = self._known = dict[int, str]()
+        self._modules = list(model.named_modules()) if isinstance(model, nn.Module) else []
         if isinstance(model, nn.Module):
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
                 known.setdefault(id(tensor), name)
@@ -314,6 +379,23 @@ class _State:
         copies: dict[int, torch.UntypedStorage] = {}
         for i, real in reals.items():
             self.tensors[self.names[i]] = _held(real, written, copies)
+
+    def buffer_of(self, effect: Effect) -> str | None:
+        """The name of the buffer that an effect replaces, which is part of the state then."""
+        for path, module in self._modules:
+            if (
+                isinstance(effect, SetItem)
+                and effect.target is module._buffers
+                and isinstance(effect.key, str)
+            ):
+                before = module._buffers.get(effect.key)
+                if before is None or type(before) is not torch.Tensor:
+                    return None
+                name = f"{path}.{effect.key}" if path else effect.key
+                name = self._known.get(id(before), name)
+                self.tensors.setdefault(name, before.detach())
+                return name
+        return None
 
     def constant(self, tensor: torch.Tensor) -> str:
         """The name of a constant of the graph, which is part of the state."""
@@ -472,7 +554,7 @@ class _GuardReader:
             guard.sources if guard.kind.is_relation else (guard.source,) if guard.source is not None else ()
         )
         paths = [self.path(source) for source in sources]
-        line = "" if guard.line is None else str(guard.line)
+        line = "" if guard.line is None or is_own(guard.line.filename) else str(guard.line)
         if not paths or all(path is None for path in paths) or kind in _SETTLED:
             return None
         if any(path is None for path in paths):
@@ -505,14 +587,16 @@ class _GuardReader:
                 f"the call depends on {self._text(known[0])} in a way that no program checks: {guard.text}"
             )
         names = ", ".join(map(self._text, known))
+        key, is_in = value if kind == "contains" else ("", True)
         texts = {
+            "contains": f"{names} must {'' if is_in else 'not '}have the key {key!r}",
             "type": f"{names} must be a {value}",
             "len": f"{names} must have length {value}",
             "keys": f"{names} must have the keys {value!r}",
             "eq": f"{names} must be {value!r}",
             "no_overlap": f"{names} must share no memory",
             "distinct": f"{names} must be different objects",
-            "alias": f"{names} must be one object",
+            "alias": f"{names} must be one object, as at the export",
             "shared_storage": f"{names} must share memory",
         }
         return Rule(kind, known, value, texts.get(kind, f"{names}: {guard.text}"), line)
@@ -655,14 +739,8 @@ def _dim_text(d: Declared) -> str:
     return f'Dim("{d.name}"{"".join(bounds)})' if d.name else "Dim.AUTO"
 
 
-def _named(d: Declared | None) -> str:
-    return "dynamic" if d is None else _dim_text(d)
-
-
-def _paste(d: Declared | None, entry: str) -> str:
+def _paste(d: Declared, entry: str) -> str:
     """The declaration to write instead."""
-    if d is None:
-        return entry
     text = f"{{{d.dim}: {entry}}}"
     for key in reversed(d.of):
         text = f"{{{key!r}: {text}}}"
@@ -674,34 +752,46 @@ def _range_text(low: int, high: int) -> str:
 
 
 def _line_text(reason: Reason) -> str:
-    return "" if reason.line is None else f" at {reason.line}"
+    return "" if reason.line is None or is_own(reason.line.filename) else f" at {reason.line}"
 
 
 def _restores(effect: Effect) -> bool:
     """Whether the effect leaves the object as it was: a global that the call sets and resets."""
     if isinstance(effect, SetAttr):
-        return vars(effect.target).get(effect.name, effect) is effect.value
+        try:
+            attributes = object.__getattribute__(effect.target, "__dict__")
+        except AttributeError:
+            return False
+        return attributes.get(effect.name, effect) is effect.value
     if isinstance(effect, SetItem) and type(effect.target) is dict:
         return effect.target.get(effect.key, effect) is effect.value
     return False
 
 
 def _effect_text(name: str, effect: Effect, captured: CapturedFrame) -> str:
+    line = captured.env.log.line_of(effect.target)
+    where = "" if line is None or is_own(line.filename) else f" at {line}"
+    called = getattr(effect.target, "__name__", "a function")
     source = captured.source_of(effect.target)
+    target = "an object" if source is None else _readable(source)
     what = {
-        "Call": "calls a function for its output, such as print",
-        "SetAttr": f"sets the attribute {getattr(effect, 'name', '')!r} of",
-        "DelAttr": f"deletes the attribute {getattr(effect, 'name', '')!r} of",
-        "SetItem": f"sets the entry {getattr(effect, 'key', '')!r} of",
-        "DelItem": f"deletes the entry {getattr(effect, 'key', '')!r} of",
+        "Call": f"calls {called}",
+        "SetAttr": f"sets the attribute {getattr(effect, 'name', '')!r} of {target}",
+        "DelAttr": f"deletes the attribute {getattr(effect, 'name', '')!r} of {target}",
+        "SetItem": f"sets the entry {getattr(effect, 'key', '')!r} of {target}",
+        "DelItem": f"deletes the entry {getattr(effect, 'key', '')!r} of {target}",
         "SetCell": "sets a variable of an enclosing function",
-        "Advance": "advances an iterator",
-    }.get(type(effect).__name__, "changes the contents of")
-    target = "" if source is None else f" {source.source.replace('L[' + repr('target') + ']', 'the model')}"
+        "Advance": f"advances the iterator {target}",
+    }.get(type(effect).__name__, f"changes the contents of {target}")
     return (
-        f"{name} has an effect outside of the program: it {what}{target}. Return the value, or write it into a buffer in "
-        "place (buffer.copy_(value))"
+        f"{name} {what}{where}, which is an effect outside of the program. Remove that line, return the value, or register "
+        "a buffer and write it in place (buffer.copy_(value))"
     )
+
+
+def _readable(source: Source) -> str:
+    """The text of a source, with the model by that name."""
+    return source.source.replace("L['target']", "the model")
 
 
 # ------------------------------------------------------------------------------------------------------ result
@@ -751,7 +841,7 @@ class _Result:
         if path is not None:
             return ResultNode("input", path, ())
         if type(x) is torch.Size:
-            return ResultNode("tuple", None, tuple(map(self._visit, x)))
+            return ResultNode("size", None, tuple(map(self._visit, x)))
         if type(x) in (tuple, list):
             return ResultNode(type(x).__name__, None, tuple(map(self._visit, x)))
         if type(x) is dict and all(can_be_encoded(key) for key in x):

@@ -43,10 +43,10 @@ class Program:
     """
 
     def __init__(self, contents: Contents) -> None:
-        self._contents = contents
+        self._state = dict(contents.state)
+        self._contents = replace(contents, state=self._state)
         self._method: Method = contents.tables.methods[0]
-        self._plans = _Plans(contents, self._method)
-        self._no_grad = torch.no_grad()
+        self._plans = _Plans(self._contents, self._method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         method = self._method
@@ -54,7 +54,7 @@ class Program:
             args, kwargs = _bound(method, args, kwargs)
         read = ArgumentReader(args, kwargs)
         values = check(method.rules, method.sizes, read)
-        state = self._contents.state
+        state = self._state
         inputs = tuple(
             [
                 state[at] if isinstance(at, str) else at.value(read) if isinstance(at, NumberOf) else read(at)
@@ -63,6 +63,10 @@ class Program:
         )
         with torch.no_grad():
             results = self._plans(tuple(values.values()))(inputs)
+        for name, output in method.stores:
+            made = results[output]
+            assert isinstance(made, torch.Tensor)
+            self._state[name] = made
         return build(
             method.result, results, lambda path: inputs[path] if isinstance(path, int) else read(path)
         )
@@ -75,7 +79,7 @@ class Program:
     def state(self) -> Mapping[str, torch.Tensor]:
         """The parameters, buffers and constants that the program reads, by name. Those of a loaded program are views of its
         file; writing them changes no file."""
-        return self._contents.state
+        return self._state
 
     @property
     def graph(self) -> str:

@@ -61,7 +61,7 @@ class Method:
     sizes: tuple[SizeRule, ...]
     examples: tuple[int, ...]
     inputs: tuple[str | Path | NumberOf, ...]
-    mutated: tuple[int, ...]
+    stores: tuple[tuple[str, int], ...]
     result: tuple[ResultNode, ...]
 
 

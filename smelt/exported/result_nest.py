@@ -1,6 +1,7 @@
 """The nested result of a program as data: a list of nodes, children before parents, the result last.
 
-    node := tensor i | input path | number NumberOf | constant v | tuple i* | list i* | dict keys i* | fields class names i*
+    node := tensor i | input path | number NumberOf | constant v
+          | tuple i* | size i* | list i* | dict keys i* | fields class names i*
 
 An object that the program returns twice is one node, so it is one object again.
 """
@@ -11,6 +12,8 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from smelt.errors import ProgramError
 
@@ -56,6 +59,7 @@ def _with_fields(value: tuple[str, str, tuple[str, ...]], items: list[Any]) -> A
 _CONTAINERS: Mapping[str, Callable[[Any, list[Any]], Any]] = {
     "constant": lambda value, items: value,
     "tuple": lambda value, items: tuple(items),
+    "size": lambda value, items: torch.Size(items),
     "list": lambda value, items: items,
     "dict": lambda value, items: dict(zip(value, items)),
     "fields": _with_fields,

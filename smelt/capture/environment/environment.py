@@ -99,7 +99,7 @@ class Environment:
         self.trace = trace
         self.sources = Sources()
         self.overlay = Overlay(self.sources)
-        self.log = MutationLog(self.overlay)
+        self.log = MutationLog(self.overlay, current_line)
         self.facts = GuardFacts(self.sources, current_line, trace.real)
         self.numbers = DynamicNumbers(trace, self.facts)
         self.sizes = DynamicSizes(self.numbers)

@@ -50,6 +50,7 @@ from smelt.capture.environment.side_effects import (
 )
 from smelt.errors import DropsObserved
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.user_lines import Line
 
 
 @dataclass
@@ -114,8 +115,9 @@ def _same_pairs(a: list[Any], b: list[Any]) -> bool:
 class MutationLog:
     """Snapshots of the changed environment objects, by identity, in order of first change."""
 
-    def __init__(self, overlay: Overlay) -> None:
-        self._overlay = overlay
+    def __init__(self, overlay: Overlay, current_line: Callable[[], Line | None]) -> None:
+        self._overlay, self._current_line = overlay, current_line
+        self._lines: dict[int, Line | None] = {}  # by id of the target of a change
         self._snapshots: dict[int, _Snapshot] = {}
         # by id of a class or namespace and name: the owner, and the value before
         self._named: dict[tuple[int, str], tuple[dict[str, object] | type, object]] = {}
@@ -152,10 +154,15 @@ class MutationLog:
 
     # ---- before a change
 
-    def _check_allowed(self) -> None:
+    def _check_allowed(self, target: object) -> None:
         if self.refusal:
             raise unsupported(self.refusal, UNSUPPORTED_EFFECT)
         self.writes += 1
+        self._lines.setdefault(id(target), self._current_line())
+
+    def line_of(self, target: object) -> Line | None:
+        """The user's line that first changed the target of an effect, or called it."""
+        return self._lines.get(id(target))
 
     def check_held(self, values: Iterable[object]) -> None:
         """Record that the program takes `values` from where they are held; raise Unsupported where it may observe the end of
@@ -168,7 +175,7 @@ class MutationLog:
 
     def touch(self, obj: object) -> bool:
         """Take the snapshot of `obj`, which the overlay replaces from now on; False if there is one already."""
-        self._check_allowed()
+        self._check_allowed(obj)
         if id(obj) in self._snapshots:
             return False
         attributes = instance_dict(obj)
@@ -202,7 +209,7 @@ class MutationLog:
     def touch_native(self, obj: object) -> None:
         """Take the snapshot of `obj`, whose attributes native code is about to change. Raises Unsupported if the trace has
         stored attributes of it in the overlay, which native code does not see."""
-        self._check_allowed()
+        self._check_allowed(obj)
         snapshot = self._snapshots.get(id(obj))
         if snapshot is not None:
             if not snapshot.is_native:
@@ -245,21 +252,21 @@ class MutationLog:
 
     def set_name(self, owner: dict[str, object] | type, name: str, value: object) -> None:
         """Set one name of a class or of a module's globals, whose others other threads may change; MISSING deletes it."""
-        self._check_allowed()
+        self._check_allowed(owner)
         self.check_held((self._overlay.name(owner, name),))
         self._named.setdefault((id(owner), name), (owner, self._overlay.name(owner, name)))
         self._overlay.set_name(owner, name, value)
 
     def set_cell(self, cell: CellType, value: object) -> None:
         """Set the contents of a cell of the environment; MISSING empties it."""
-        self._check_allowed()
+        self._check_allowed(cell)
         self.check_held((self._overlay.cell(cell),))
         self._cells[id(cell)] = cell
         self._overlay.set_cell(cell, value)
 
     def set_tensor_attribute(self, fake: object, name: str, value: object) -> None:
         """Record that an attribute was set on the fake of an environment tensor; the tensor itself does not change."""
-        self._check_allowed()
+        self._check_allowed(fake)
         self._tensors[id(fake), name] = SetAttr(fake, name, value)
 
     def tensors_with_attributes(self) -> list[object]:
@@ -272,18 +279,18 @@ class MutationLog:
 
     def defer_call(self, call: Call) -> None:
         """Defer a call: the compiled frame runs it after the graph."""
-        self._check_allowed()
+        self._check_allowed(call.target)
         self.writes -= 1
         self.deferred_calls.append(call)
 
     def record_draw(self, draw: Draw) -> None:
         """Record random numbers that the compiled frame draws before the graph runs."""
-        self._check_allowed()
+        self._check_allowed(draw)
         self.draws.append(draw)
 
     def record_advance(self, iterator: object) -> None:
         """Record a `next` of an iterator of the environment; the iterator itself does not advance."""
-        self._check_allowed()
+        self._check_allowed(iterator)
         last = self._advances.pop() if self._advances and self._advances[-1].target is iterator else None
         self._advances.append(Advance(iterator, 1 + (last.count if last else 0)))
 
