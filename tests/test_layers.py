@@ -23,6 +23,7 @@ ORDER = Layers(
             "callables",
             "shared_compilations",
             "eager_only",
+            "exported",
             "report",
             "backends",
             "verify",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt.errors import ExportError
+from smelt.shapes.expr import INFINITE
 from smelt.size_marks import Mark
 
 Key = int | str
@@ -160,3 +161,22 @@ def _declared(path: Path, dim: int, entry: Any, size: int) -> Declared | None:
     if size < (low or 0) or (high is not None and size > high):
         raise ExportError(f"{where} is {entry!r}, the example has size {size}")
     return Declared(path, dim, name, 1 if low == 0 and not isinstance(entry, Dim) else low, high)
+
+
+def dim_text(d: Declared) -> str:
+    """The declaration as it is written."""
+    bounds = (f", {k}={v}" for k, v in (("min", d.min), ("max", d.max)) if v is not None)
+    return f'Dim("{d.name}"{"".join(bounds)})' if d.name else "Dim.AUTO"
+
+
+def paste(d: Declared, entry: str) -> str:
+    """The declaration to write instead."""
+    text = f"{{{d.dim}: {entry}}}"
+    for key in reversed(d.of):
+        text = f"{{{key!r}: {text}}}"
+    return f"dynamic_shapes={text}"
+
+
+def range_text(low: int, high: int) -> str:
+    """A range for people."""
+    return f"at least {low}" if high >= INFINITE else f"from {low} to {high}"

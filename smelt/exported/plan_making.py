@@ -27,16 +27,22 @@ from smelt.plan.serialization import plans_to_bytes
 from smelt.plan.steps import Plan
 from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.shapes.expr import INFINITE, Sym, Values, evaluate
+from smelt.shapes.substitute import substitute
 
 MOST_PLANS = 6  # symbolic plans of a program, besides the one for all sizes
 
 
 def compile_again(contents: Contents, method: Method) -> tuple[TargetData, dict[str, bytes]]:
     """Plans for this machine, from the stored graph. Raises what the compiler raises."""
-    graph = restored(contents.graph(method.graph), contents.state)
-    values = dict(zip((size.symbol for size in method.sizes), method.examples))
+    symbols = {
+        size.symbol: Sym(size.symbol.name, size.symbol.lo, size.symbol.hi, likely=example)
+        for size, example in zip(method.sizes, method.examples)
+    }
+    graph = substitute(restored(contents.graph(method.graph), contents.state), symbols)
+    sizes = [replace(size, symbol=symbols[size.symbol]) for size in method.sizes]
+    values = dict(zip(symbols.values(), method.examples))
     names = {id(tensor): name for name, tensor in contents.state.items()}
-    return target_of(graph, method.sizes, values, lambda t: names[id(t)], options.defaults())
+    return target_of(graph, sizes, values, lambda t: names[id(t)], options.defaults())
 
 
 def target_of(

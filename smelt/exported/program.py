@@ -103,7 +103,10 @@ class Program:
 
 def load(path: str | os.PathLike[str]) -> Program:
     """The program in a file that `Program.save` wrote. Raises OSError, and ProgramError for another or a damaged file."""
-    return Program(program_file.read(path))
+    contents = program_file.read(path)
+    if not contents.tables.methods:
+        raise ProgramError(f"{os.fspath(path)}: a program without methods")
+    return Program(contents)
 
 
 class _Plans:
@@ -144,6 +147,8 @@ class _Plans:
                     return self._linked(contents, target)
                 except PlanError as error:
                     reason = str(error)
+                except (LookupError, TypeError, ValueError) as error:
+                    raise ProgramError(f"plans that do not fit the tables: {error!r}") from error
             reasons.append(reason)
         why = "; ".join(str(r) for r in reasons) or "it has no plans"
         warnings.warn(f"smelt: the program is compiled again for this machine: {why}", stacklevel=5)
