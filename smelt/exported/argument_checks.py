@@ -146,18 +146,18 @@ class ArgumentChecks:
         size = self._traced.sizes[sym]
         s = size.source
         over = None if s.over is None else int(s.over)
-        place = s.dim, s.divisor, over, s.is_remainder, sym.lo, sym.hi
+        numbers = s.dim, s.divisor, over, s.is_remainder, sym.lo, sym.hi
         tensors = len(self._captured.input_sources)
         if size.input >= tensors:
             expression = self._traced.numbers[size.input - tensors].symbol.expression
-            return SizeRule(sym, self.number(expression), "a number of the arguments", "", *place)
+            return SizeRule(sym, self.number(expression), "a number of the arguments", "", *numbers)
         source = self._captured.input_sources[size.input]
         path = self.path(source)
         if path is None:
             raise ExportError(f"a size of {source.source} is dynamic: only sizes of arguments may be")
         declared = self._at(path, s.dim)
         name = declared.name if declared is not None else ""
-        return SizeRule(sym, path, self._text(path), name, *place)
+        return SizeRule(sym, path, self._text(path), name, *numbers)
 
     def number(self, expression: Expression) -> NumberOf:
         """A number as the program computes it. Raises ExportError where it does not follow from the arguments."""

@@ -70,9 +70,9 @@ class CapturedResult:
             return ResultNode(type(x).__name__, None, tuple(map(self._visit, x)))
         if type(x) is dict and all(can_be_encoded(key) for key in x):
             return ResultNode("dict", tuple(x), tuple(map(self._visit, x.values())))
-        return self._fields(x)
+        return self._instance(x)
 
-    def _fields(self, x: Any) -> ResultNode:
+    def _instance(self, x: Any) -> ResultNode:
         cls = type(x)
         if isinstance(x, tuple) and hasattr(cls, "_fields"):
             names, values = tuple(cls._fields), tuple(x)

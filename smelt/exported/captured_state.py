@@ -12,6 +12,7 @@ from smelt.capture.environment.side_effects import Effect, SetAttr, SetItem
 from smelt.errors import ExportError
 from smelt.exported.argument_checks import root_of
 from smelt.guards.source import Source
+from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.traced import Traced
 from smelt.user_lines import is_own
 
@@ -88,20 +89,24 @@ def _name_of(source: Source) -> str:
     return source.source.removeprefix("L['target'].").replace("L['target']", "model")
 
 
-def restores(effect: Effect) -> bool:
-    """Whether the effect leaves the object as it was: a global that the call sets and resets."""
+def restores(effect: Effect, captured: CapturedFrame) -> bool:
+    """Whether the effect leaves the object as it was: a global that the call sets and resets, a buffer after `+=`."""
     if isinstance(effect, SetAttr):
         try:
-            attributes = object.__getattribute__(effect.target, "__dict__")
+            before = object.__getattribute__(effect.target, "__dict__").get(effect.name, effect)
         except AttributeError:
             return False
-        return attributes.get(effect.name, effect) is effect.value
-    if isinstance(effect, SetItem) and type(effect.target) is dict:
-        return effect.target.get(effect.key, effect) is effect.value
-    return False
+    elif isinstance(effect, SetItem) and type(effect.target) is dict:
+        before = effect.target.get(effect.key, effect)
+    else:
+        return False
+    value = effect.value
+    real = captured.env.trace.inputs.real(value) if isinstance(value, FakeTensor) else None
+    return before is (value if real is None else real)
 
 
 def effect_text(name: str, effect: Effect, captured: CapturedFrame) -> str:
+    """Why an effect cannot be exported, with its line."""
     line = captured.env.log.line_of(effect.target)
     where = "" if line is None or is_own(line.filename) else f" at {line}"
     called = getattr(effect.target, "__name__", "a function")

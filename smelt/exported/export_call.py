@@ -234,7 +234,7 @@ class _Exporter(FrameCompiler):
         outputs = {id(fake): i for i, fake in enumerate(captured.traced.outputs)}
         stores = []
         for effect in captured.effects:
-            if isinstance(effect, CacheHit) or restores(effect):
+            if isinstance(effect, CacheHit) or restores(effect, captured):
                 continue
             name = state.buffer_of(effect)
             output = outputs.get(id(effect.value)) if isinstance(effect, SetItem) else None
@@ -288,6 +288,7 @@ class _Exporter(FrameCompiler):
 
 
 def line_text(reason: Reason) -> str:
+    """Where a reason is, if that is the user\'s line."""
     return "" if reason.line is None or is_own(reason.line.filename) else f" at {reason.line}"
 
 

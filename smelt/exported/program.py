@@ -212,32 +212,32 @@ def _bound(
     its default."""
     signature = _signature(method.signature)
     bound = signature.bind(*args, **kwargs)
-    given = dict(bound.arguments)
+    passed = dict(bound.arguments)
     example = signature.bind_partial(*(None,) * method.n_args, **dict.fromkeys(method.keywords)).arguments
     for p in method.signature:
-        if p.name not in example and p.name in given:
-            if not p.has_default or not same(given[p.name], p.default):
+        if p.name not in example and p.name in passed:
+            if not p.has_default or not same(passed[p.name], p.default):
                 raise InputError(
                     f"{p.name} was left at its default {p.default!r} at the export: leave it out"
                 )
-            del given[p.name]
-        elif p.name in example and p.name not in given:
+            del passed[p.name]
+        elif p.name in example and p.name not in passed:
             if not p.has_default:
                 raise InputError(f"{p.name} was passed at the export: pass it")
-            given[p.name] = p.default
+            passed[p.name] = p.default
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for p in method.signature:
-        if p.name not in given:
+        if p.name not in passed:
             continue
         if p.kind == inspect.Parameter.VAR_POSITIONAL:
-            positional += given[p.name]
+            positional += passed[p.name]
         elif p.kind == inspect.Parameter.VAR_KEYWORD:
-            named |= given[p.name]
+            named |= passed[p.name]
         elif p.name in method.keywords:
-            named[p.name] = given[p.name]
+            named[p.name] = passed[p.name]
         else:
-            positional.append(given[p.name])
+            positional.append(passed[p.name])
     if len(positional) != method.n_args or named.keys() != set(method.keywords):
         raise InputError(
             f"the program was exported with {method.n_args} positional arguments and the keywords "

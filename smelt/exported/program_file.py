@@ -294,16 +294,16 @@ _State = tuple[tuple[Weight, ...], tuple[tuple[int, int], ...]]
 
 
 def _state(data: mmap.mmap, sections: Mapping[bytes, memoryview]) -> dict[str, torch.Tensor]:
-    weights, places = _decoded(_section(sections, b"state"), "state", _State)
+    weights, spans = _decoded(_section(sections, b"state"), "state", _State)
     region = _section(sections, WEIGHTS)
     start = _offset_of(data, sections)
-    if any(not 0 <= at <= at + n <= len(region) or at % ALIGNMENT for at, n in places):
+    if any(not 0 <= at <= at + n <= len(region) or at % ALIGNMENT for at, n in spans):
         raise ProgramError("a weight outside of its section")
     storages = [
         torch.frombuffer(data, dtype=torch.uint8, count=n, offset=start + at)
         if n
         else torch.empty(0, dtype=torch.uint8)
-        for at, n in places
+        for at, n in spans
     ]
     try:
         return {w.name: _viewed(storages[w.storage], w) for w in weights}

@@ -25,7 +25,7 @@ _MAGIC = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian
 _RELOCATABLE, _X86_64 = 1, 62
 _SYMBOLS, _RELOCATIONS, _ZEROS = 2, 4, 8  # types of sections
 _ALLOCATED = 2  # a section's flag
-_UNDEFINED, _ABSOLUTE, _COMMON = 0, 0xFFF1, 0xFFF2  # in place of a symbol's section
+_UNDEFINED, _ABSOLUTE, _COMMON = 0, 0xFFF1, 0xFFF2  # in position of a symbol's section
 _ADDRESS, _RELATIVE, _CALL = 1, 2, 4  # R_X86_64_64, _PC32, _PLT32
 _UNUSED = (".eh_frame", ".note")  # kernels raise nothing
 
@@ -48,12 +48,12 @@ class LinkedCode:
     """The machine code of libraries, linked and executable as long as this object lives."""
 
     _memory: mmap.mmap
-    _base: int
+    _start: int
     _exports: Mapping[Library, Mapping[str, int]] = field(repr=False)
 
     def address_of(self, function: Function) -> int:
         """The address of a function of one of the libraries."""
-        return self._base + self._exports[function.library][function.name]
+        return self._start + self._exports[function.library][function.name]
 
 
 def link(libraries: Iterable[Library]) -> LinkedCode:
@@ -84,7 +84,7 @@ def _link(libraries: list[Library]) -> LinkedCode:
         for part in parts:
             defined |= _definitions(part)
         for part in parts:
-            _place(part, memory, base, defined)
+            _copy(part, memory, base, defined)
         missing = [name for name in library.exports if name not in defined]
         if missing:
             raise PlanError(f"object files without {', '.join(missing)}")
@@ -145,7 +145,7 @@ def _offset(sections: list[_Section], where: int, value: int) -> int | None:
     return start + value
 
 
-def _place(sections: list[_Section], memory: mmap.mmap, base: int, defined: Mapping[str, int]) -> None:
+def _copy(sections: list[_Section], memory: mmap.mmap, base: int, defined: Mapping[str, int]) -> None:
     """Copies an object file's sections into the mapping, and writes the addresses that they refer to."""
     symbols = _symbols(sections)
     for section in sections:
@@ -169,11 +169,11 @@ def _relocate(memory: mmap.mmap, base: int, target: _Section, at: int, kind: int
     width = 8 if kind == _ADDRESS else 4
     if at + width > target.size:
         raise PlanError("a relocation outside of its section")
-    place = target.offset + at
+    position = target.offset + at
     if kind == _ADDRESS:
-        struct.pack_into("<Q", memory, place, value & (1 << 64) - 1)
-    elif kind in (_RELATIVE, _CALL) and -(1 << 31) <= value - base - place < 1 << 31:
-        struct.pack_into("<i", memory, place, value - base - place)
+        struct.pack_into("<Q", memory, position, value & (1 << 64) - 1)
+    elif kind in (_RELATIVE, _CALL) and -(1 << 31) <= value - base - position < 1 << 31:
+        struct.pack_into("<i", memory, position, value - base - position)
     else:
         raise PlanError(f"a relocation of kind {kind}, which needs another linker")
 
