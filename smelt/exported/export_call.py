@@ -68,7 +68,15 @@ def export(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic
         return Program(captured(declared))
     except _Specialized as error:
         sizes = {d: tensor.shape[d.dim] for tensor, d in declared}
-        _check_equal(error, sizes, lambda name: captured([(t, replace(d, name=name)) for t, d in declared]))
+
+        def merged(first: Declared, second: Declared) -> Contents:
+            def renamed(d: Declared) -> Declared:
+                same = d.name == second.name
+                return replace(d, name=first.name, min=first.min, max=first.max) if same else d
+
+            return captured([(t, renamed(d)) for t, d in declared])
+
+        _check_equal(error, sizes, merged)
         raise ExportError(str(error)) from error.__cause__
 
 
@@ -81,23 +89,22 @@ class _Specialized(ExportError):
 
 
 def _check_equal(
-    error: _Specialized, sizes: Mapping[Declared, int], merged: Callable[[str], Contents]
+    error: _Specialized, sizes: Mapping[Declared, int], merged: Callable[[Declared, Declared], Contents]
 ) -> None:
-    """Raises ExportError if the dimensions need only be equal: the call can be captured with one name for them."""
-    first, *others = error.dims
-    different = [d for d in others if d.name != first.name and sizes[d] == sizes[first]]
-    if not different or not first.name or not all(d.name for d in sizes):
-        return
-    try:
-        merged(first.name)
-    except SmeltError:
-        return
-    other = different[0]
-    raise ExportError(
-        f"dimension {other.dim} of {text_of(other.of)}, the Dim {other.name!r}, must equal dimension {first.dim} of "
-        f"{text_of(first.of)}, the Dim {first.name!r}{error.where}. Declare one Dim for both: "
-        f"{paste(other, dim_text(first))}"
-    ) from None
+    """Raises ExportError if two dimensions need only be equal: the call can be captured with one name for them."""
+    for d in error.dims:
+        for other in sizes:
+            if not d.name or not other.name or d.name == other.name or sizes[d] != sizes[other]:
+                continue
+            try:
+                merged(other, d)
+            except SmeltError:
+                continue
+            raise ExportError(
+                f"dimension {d.dim} of {text_of(d.of)}, the Dim {d.name!r}, must equal dimension {other.dim} of "
+                f"{text_of(other.of)}, the Dim {other.name!r}{error.where}. Declare one Dim for both: "
+                f"{paste(d, dim_text(other))}"
+            ) from None
 
 
 def _check_examples(declared: Sequence[tuple[torch.Tensor, Declared]]) -> None:

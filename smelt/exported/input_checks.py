@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from smelt.errors import InputError
-from smelt.shapes.expr import INFINITE, Expr, Size, Sym, evaluate
+from smelt.shapes.expr import INFINITE, Expr, Size, Sym, evaluate, free_syms
 from smelt.shapes.number_operations import OPERATIONS
 
 Path = tuple[tuple[str, Any], ...]
@@ -107,13 +107,13 @@ class TensorRule:
                 f"{self.text} has its conjugate or negative bit set: call resolve_conj().resolve_neg()"
             )
 
-    def check_sizes(self, x: torch.Tensor, values: Values) -> None:
+    def check_sizes(self, x: torch.Tensor, values: Values, sizes: Sequence[SizeRule]) -> None:
         """Raises InputError for other sizes or strides than those for these values of the symbols."""
         for dim, (expected, found) in enumerate(zip(self.shape, x.shape)):
             number = evaluate(expected, values) if isinstance(expected, Expr) else expected
             if number != found if number is not None else found < self.least:
                 raise InputError(
-                    f"dimension {dim} of {self.text} must be {_size_text(expected, number, self.least)}, got {found}"
+                    f"dimension {dim} of {self.text} must be {_size_text(expected, number, self.least, sizes)}, got {found}"
                 )
         if self.layout is not torch.strided:
             return
@@ -166,7 +166,7 @@ def check(
     for size in sizes:
         values[size.symbol] = size.value(read)
     for tensor_rule, x in tensors:
-        tensor_rule.check_sizes(x, values)
+        tensor_rule.check_sizes(x, values, sizes)
     for condition in conditions:
         condition.check(read)
     return values
@@ -287,7 +287,12 @@ def _kind_text(x: object) -> str:
     return f"a {type(x).__name__} of length {len(x)}" if isinstance(x, (list, tuple)) else type(x).__name__
 
 
-def _size_text(expected: Size | None, number: int | None, least: int) -> str:
+def _size_text(expected: Size | None, number: int | None, least: int, sizes: Sequence[SizeRule]) -> str:
     if number is None:
         return f"at least {least}"
-    return str(number) if not isinstance(expected, Expr) else f"{number} (as another input has {expected})"
+    if not isinstance(expected, Expr):
+        return str(number)
+    known = [(s.symbol, f"dimension {s.dim} of {s.text}") for s in sizes if s.symbol in free_syms(expected)]
+    if known and expected is known[0][0]:
+        return f"{number}, as {known[0][1]} is"
+    return f"{number}, which is {expected}, where " + ", ".join(f"{sym} is {text}" for sym, text in known)

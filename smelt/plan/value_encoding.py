@@ -8,6 +8,7 @@ reading calls nothing.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ import torch
 
 from smelt.errors import PlanError
 from smelt.graph.object_handles import Handle
-from smelt.plan.type_conformance import fields_of, name_of, test_of
+from smelt.plan.type_conformance import Test, fields_of, name_of, test_of
 from smelt.shapes.expr import Atom, Expr, Quotient, Size, Sym
 from smelt.torch_private import OpOverload
 
@@ -86,7 +87,7 @@ class Reader:
     """Bytes being read. Raises PlanError if they end early or are inconsistent."""
 
     def __init__(self, data: bytes, records: Mapping[int, tuple[type, Sequence[str]]]) -> None:
-        self._data, self._at = data, 0
+        self._data, self._at, self._end = data, 0, len(data)
         self._records = records
         self._depth = 0
 
@@ -117,10 +118,11 @@ class Reader:
 
     def take(self, n: int) -> bytes:
         """The next n bytes. Raises PlanError if fewer are left."""
-        if n > len(self._data) - self._at:
+        at = self._at
+        if n > self._end - at:
             raise PlanError("the data ends in the middle of a value")
-        self._at += n
-        return self._data[self._at - n : self._at]
+        self._at = at + n
+        return self._data[at : at + n]
 
     def at_end(self) -> bool:
         """Whether all bytes are read."""
@@ -128,6 +130,10 @@ class Reader:
 
     def count(self) -> int:
         """The inverse of `Writer.count`."""
+        at = self._at
+        if at < self._end and (byte := self._data[at]) < 0x80:  # nearly always
+            self._at = at + 1
+            return byte
         n = shift = 0
         while True:
             (byte,) = self.take(1)
@@ -159,8 +165,22 @@ class Reader:
         if number not in self._records:
             raise PlanError(f"an unknown kind of record, {number}")
         cls, fields = self._records[number]
-        declared = fields_of(cls)
-        return cls(**{name: self.like(declared[name], f"{cls.__name__}.{name}") for name in fields})
+        values = {}
+        for name, test in _tests_of(cls, tuple(fields)):
+            value = values[name] = self.value()
+            if not test(value):
+                wanted = name_of(fields_of(cls)[name])
+                raise PlanError(
+                    f"{cls.__name__}.{name} has to be {wanted}; a {type(value).__name__} is there"
+                )
+        return cls(**values)
+
+
+@functools.cache
+def _tests_of(cls: type, fields: tuple[str, ...]) -> tuple[tuple[str, Test], ...]:
+    """The fields of a record with the tests of their values."""
+    declared = fields_of(cls)
+    return tuple((name, test_of(declared[name])) for name in fields)
 
 
 # ------------------------------------------------------------------------------------------------------------- integers

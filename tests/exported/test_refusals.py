@@ -137,8 +137,8 @@ def added(x: Any, y: Any) -> Any:
             added,
             (X, X + 1),
             [{0: Dim("b", max=64)}, {0: Dim("c", max=64)}],
-            "dimension 0 of y, the Dim 'c', must equal dimension 0 of x, the Dim 'b'",
-            "{'y': {0: Dim(\"b\", max=64)}}",
+            "dimension 0 of x, the Dim 'b', must equal dimension 0 of y, the Dim 'c'",
+            "{'x': {0: Dim(\"c\", max=64)}}",
         ),
     ],
 )
@@ -247,7 +247,7 @@ def test_arguments_of_another_kind(args: Any, what: str) -> None:
 def test_sizes_that_must_be_equal() -> None:
     batch = Dim("b", max=9)
     program = smelt.export(added, (X, X + 1), dynamic_shapes=[{0: batch}, {0: batch}])
-    with pytest.raises(InputError, match="dimension 0 of y must be 3"):
+    with pytest.raises(InputError, match="dimension 0 of y must be 3, as dimension 0 of x is, got 4"):
         program(torch.zeros(3, 6), torch.zeros(4, 6))
 
 
