@@ -11,6 +11,7 @@ import torch
 from smelt.errors import ExportError, ProgramError
 from smelt.exported.program_file import GraphData, GraphNode, Ref
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, OpKind
+from smelt.graph.object_handles import handles_in
 from smelt.graph.pytree import map_leaves
 from smelt.torch_private import OpOverload
 
@@ -30,6 +31,11 @@ def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str]) -> GraphData:
         target = _GETITEM if node.target is operator.getitem else node.target
         if node.op == "call_method" or (node.op == "call_function" and not _is_known(target)):
             raise ExportError(f"the graph calls {node.target}, which has no form in a file{_at(node.line)}")
+        if handles_in((node.args, node.kwargs)):
+            raise ExportError(
+                f"the graph calls {node.name}, a graph inside of a graph (torch.cond, while_loop) or a kernel of the "
+                f"program, which has no form in a file{_at(node.line)}"
+            )
         spec = node.spec.type.__name__ if isinstance(node.spec, NumberSpec) else node.spec
         line = None if node.line is None else (node.line.filename, node.line.line, node.line.function)
         nodes.append(

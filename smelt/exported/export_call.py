@@ -231,7 +231,7 @@ class _Exporter(FrameCompiler):
             stores,
             tuple(result),
         )
-        producer = {"torch": str(torch.__version__), "format": "aten"}
+        producer = {"torch": str(torch.__version__)}
         tables = Tables(producer, (method,), (target,))
         sections = {"graph.0": packed(encoded(data)), **plans}
         self._contents = Contents(as_read(tables), sections, state.tensors)

@@ -72,7 +72,6 @@ def target_of(
         code_for.triple,
         of_linux(code_for.needs),
         str(torch.__version__),
-        torch.get_num_threads(),
         "code.0",
         tuple(f"plan.0.{i}" for i in range(len(plans))),
         constants,

@@ -28,7 +28,7 @@ ALIGNMENT = 64  # of each section, and of each weight in its section
 HEADER = struct.Struct(
     "<8sIIQI"
 )  # magic, version, number of sections, bytes of the file, CRC-32 of header and table
-ENTRY = struct.Struct("<8sQQI")  # name, offset, bytes, CRC-32
+ENTRY = struct.Struct("<16sQQI")  # name, offset, bytes, CRC-32
 LENGTH = struct.Struct("<Q")
 WEIGHTS = b"weights"
 _OWN = (b"tables", b"state", WEIGHTS)  # the sections of no graph and no plan
@@ -98,13 +98,12 @@ class GraphData:
 class TargetData:
     """The plans of a graph for one kind of processor: `needs` are the features of its instructions, as Linux names them.
     `code` is the section of the machine code, `plans` those of the plans, best first; `constants`: for each, the tensors of
-    the state that are its constants. `threads` is the number that the plans were made for."""
+    the state that are its constants."""
 
     graph: int
     triple: str
     needs: tuple[str, ...]
     torch: str
-    threads: int
     code: str
     plans: tuple[str, ...]
     constants: tuple[tuple[str, ...], ...]
