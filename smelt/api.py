@@ -245,8 +245,13 @@ def load(path: str | os.PathLike[str]) -> Program:
     Raises:
         OSError: the file cannot be read.
         ProgramError: it is no program, another version's, or damaged.
+        Unavailable: smelt's native extension does not fit this torch or Python.
     """
-    from smelt.exported import program  # noqa: PLC0415 (imports torch)
+    from smelt import compatibility, config, errors  # noqa: PLC0415 (imports torch)
+
+    if compatibility.unavailable is not None and not config.DISABLED:
+        raise errors.Unavailable(f"smelt.load: {compatibility.unavailable}")
+    from smelt.exported import program  # noqa: PLC0415 (imports the native extension)
 
     return program.load(path)
 

@@ -257,6 +257,9 @@ def test_where_smelt_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "compiler", lambda: eager_only)
     with pytest.raises(smelt.errors.Unavailable, match=r"smelt\.export"):
         smelt.export(added, (X, X))
+    monkeypatch.setattr(compatibility, "unavailable", "another torch")
+    with pytest.raises(smelt.errors.Unavailable, match=r"smelt\.load: another torch"):
+        smelt.load("m.smelt")
 
 
 def test_graphs_inside_of_graphs() -> None:
