@@ -4,7 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import type { Report } from "./data";
 import type { Lines } from "./lines";
 import { href, useRoute, type Route } from "./route";
-import { Breaks } from "./views/breaks";
+import { Breaks, Fallbacks } from "./views/breaks";
 import { Entries } from "./views/entries";
 import { Graphs } from "./views/graphs";
 import { Kernels } from "./views/kernels";
@@ -29,7 +29,8 @@ interface View {
 const VIEWS: View[] = [
   { id: "overview", title: "Overview", show: Overview },
   { id: "source", title: "Source", show: SourceView },
-  { id: "breaks", title: "Breaks", count: (r) => r.breaks.length + r.eager.length, show: Breaks },
+  { id: "breaks", title: "Breaks", count: (r) => r.breaks.length, show: Breaks },
+  { id: "fallbacks", title: "Fallbacks", count: (r) => r.eager.length, show: Fallbacks },
   { id: "recompiles", title: "Recompiles", count: (r) => r.counts.recompiles, show: Recompiles },
   { id: "entries", title: "Entries", count: (r) => r.counts.entries, show: Entries },
   { id: "graphs", title: "Graphs", count: (r) => r.counts.graphs, show: Graphs },

@@ -243,7 +243,7 @@ class ReportBuilder:
         found = ((scheduled, self._graph_of(scheduled)) for scheduled in self.collected.scheduled)
         # Schedules without a graph are of failed attempts, or of other functions.
         shown = [(scheduled, graph) for scheduled, graph in found if graph is not None]
-        timed = self.times.of((scheduled.schedule, scheduled.plan) for scheduled, _ in shown)
+        timed = self.times.of((s.schedule, s.plan, graph.level) for s, graph in shown)
         for (scheduled, graph), (times, why) in zip(shown, timed, strict=True):
             if why:
                 self.untimed.append(data.Note("kernels", f"no times for kernels of graph {graph.id}: {why}"))

@@ -28,6 +28,7 @@ class KernelTimes:
     def __init__(self) -> None:
         self._runs: dict[Names, list[list[float]]] = defaultdict(list)
         self._recorded = False
+        self._replayed = False  # CUDA graphs
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -38,31 +39,48 @@ class KernelTimes:
             self._recorded = True
             yield
         for event in profiled.events() or ():
+            self._replayed |= event.name in _REPLAYS
             if event.name.startswith(profiler_names.GRAPH):
                 steps = [child for child in event.cpu_children if child.name.startswith(profiler_names.STEP)]
                 self._runs[event.name, *(step.name for step in steps)].append([_us(step) for step in steps])
 
-    def of(self, planned: Iterable[tuple[Schedule, Plan | None]]) -> list[tuple[dict[int, float], str]]:
-        """For each schedule, with its plan: the median of each item, by position, and why items have none; both are
-        empty if nothing was recorded."""
-        found = [(schedule, plan, () if plan is None else named(plan)) for schedule, plan in planned]
+    def of(self, planned: Iterable[tuple[Schedule, Plan | None, str]]) -> list[tuple[dict[int, float], str]]:
+        """For each schedule, with its plan and the level of its graph: the median of each item, by position, and why
+        items have none; both are empty if nothing was recorded."""
+        found = [(schedule, plan, level, () if plan is None else named(plan)) for schedule, plan, level in planned]
         counts = Counter(names for *_, names in found)
         if not self._recorded:
             return [({}, "") for _ in found]
-        return [self._medians(schedule, plan, names, counts[names]) for schedule, plan, names in found]
+        return [self._medians(*graph, counts[graph[-1]]) for graph in found]
 
     def _medians(
-        self, schedule: Schedule, plan: Plan | None, names: Names, same: int
+        self, schedule: Schedule, plan: Plan | None, level: str, names: Names, same: int
     ) -> tuple[dict[int, float], str]:
         """`same`: the number of graphs whose events have these names."""
         columns = list(zip(*self._runs.get(names, ())))
         if plan is None or not columns:
-            return {}, "no timed call ran it as these steps (another entry, or a replay of a CUDA graph)"
+            return {}, self._why_not_run(level, names)
         if same > 1:
             return {}, f"torch's profiler cannot tell it from {same - 1} more with the same kernels"
         times = {item: statistics.median(columns[step]) for item, step in steps_of(schedule, plan).items()}
         missing = sum(not isinstance(item, ViewItem) for item in schedule.items) - len(times)
         return times, f"{missing} run within the step of another" if missing else ""
+
+    def _why_not_run(self, level: str, names: Names) -> str:
+        """Why no recorded run has these events."""
+        if any(run[0] == graph for run in self._runs for graph in names[:1]):
+            return "the timed calls ran another entry, or a plan of other steps for other sizes"
+        if self._replayed:
+            return "the timed calls replayed CUDA graphs, which show no steps"
+        if level == "backward":
+            return (
+                "the timed calls ran no backward of it. Call backward() within `with explanation.timing():`, or explain "
+                "a function that calls it"
+            )
+        return "no timed call ran it: other entries served them, or it was compiled later"
+
+
+_REPLAYS = ("cudaGraphLaunch", "hipGraphLaunch")  # events of the profiler
 
 
 def _us(event: Any) -> float:

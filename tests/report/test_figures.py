@@ -160,7 +160,23 @@ def test_missing_times_are_explained():
     assert notes(other) == []
     other.call(torch.ones(5, 5, dtype=torch.complex64))
     [note] = notes(other)
-    assert "no timed call ran it" in note or "cannot tell it from 1 more" in note
+    assert "the timed calls ran another entry" in note or "cannot tell it from 1 more" in note
+
+
+def test_missing_times_of_a_backward_are_explained():
+    explanation = smelt.explain(toy, times=2)(torch.ones(8, requires_grad=True))
+    with explanation.watching():
+        explanation.result.sum().backward()
+    backward = {g.id for g in explanation.report().graphs if g.level == "backward"}
+    found = [text for text in notes(explanation) if "no times" in text]
+    assert len(backward) == len(found) == 2  # the function's, and its resume function's
+    for text in found:
+        assert int(text.partition(":")[0].split()[-1]) in backward
+        assert "ran no backward of it. Call backward() within `with explanation.timing():`" in text
+    with explanation.timing():
+        explanation.compiled(torch.ones(8, requires_grad=True)).sum().backward()
+    assert notes(explanation) == []
+    assert all(k.us is not None for k in explanation.report().kernels)
 
 
 def test_the_lines_of_a_notebook_are_those_of_its_tracebacks(monkeypatch):

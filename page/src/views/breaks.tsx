@@ -1,4 +1,4 @@
-// Why the program is not one graph: each break and each call that ran eagerly, with what to do about it.
+// Why the program is not one graph, and why calls ran eagerly: each reason, with what to do about it.
 import type { ViewProps } from "../app";
 import type { Break } from "../data";
 import { count, ms } from "../format";
@@ -7,18 +7,25 @@ import { Python } from "../parts/python";
 
 export function Breaks({ report }: ViewProps) {
   return (
-    <>
-      <Section title="Graph breaks" note={report.breaks.length}>
-        {report.breaks.length ? (
-          <List reasons={report.breaks} />
-        ) : (
-          <Empty>No graph breaks: {report.counts.entries ? "each captured call is one graph." : "nothing was captured."}</Empty>
-        )}
-      </Section>
-      <Section title="Reasons to run eagerly" note={report.eager.length}>
-        {report.eager.length ? <List reasons={report.eager} /> : <Empty>{report.counts.entries ? "No call ran eagerly." : "No call was captured."}</Empty>}
-      </Section>
-    </>
+    <Section title="Graph breaks" note={report.breaks.length}>
+      {report.breaks.length ? (
+        <List reasons={report.breaks} />
+      ) : (
+        <Empty>No graph breaks: {report.counts.entries ? "each captured call is one graph." : "nothing was captured."}</Empty>
+      )}
+    </Section>
+  );
+}
+
+export function Fallbacks({ report }: ViewProps) {
+  return (
+    <Section title="Reasons to run eagerly" note={report.eager.length}>
+      {report.eager.length ? (
+        <List reasons={report.eager} />
+      ) : (
+        <Empty>{report.counts.entries ? "No fallbacks: no call ran eagerly." : "No fallbacks: nothing was captured."}</Empty>
+      )}
+    </Section>
   );
 }
 

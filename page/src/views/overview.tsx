@@ -39,7 +39,8 @@ function Figures({ report }: { report: Report }) {
   const levels = [...new Set(report.graphs.map((g) => g.level))];
   const { saved_bytes, eager_saved_bytes } = report.memory;
   const figures: [string, string, string, string?][] = [
-    ["breaks", "Graph breaks", String(report.breaks.length), report.eager.length ? `${report.eager.length} ran eagerly` : ""],
+    ["breaks", "Graph breaks", String(report.breaks.length)],
+    ["fallbacks", "Fallbacks", String(report.eager.length), report.eager.length ? "reasons to run eagerly" : ""],
     ["recompiles", "Recompiles", String(recompiles)],
     ["entries", "Entries", String(entries), count(guards, "guard")],
     ["graphs", "Graphs", graphs == null ? "\u2013" : String(graphs), levels.length ? `levels: ${levels.join(", ")}` : ""],
