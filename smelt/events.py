@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from smelt import terminal_hints
+
 # The comment of a kind lists its data.
 EventKind = Literal[
     "capture-start",      # an attempt begins. attempt: capture.driver.capture_attempts.Attempt
@@ -80,15 +82,17 @@ _timers: list[Callable[[str, float], None]] = []
 
 
 @contextmanager
-def compiling(name: str = "") -> Iterator[None]:
-    """Time the context as compilation of `name`. A context within another on the same thread is part of it."""
+def compiling(shown: str, name: str = "") -> Iterator[None]:
+    """Time the context as compilation of `name`, and show its progress on a terminal as that of `shown`. A context within
+    another on the same thread is part of it."""
     if _thread.compiling:
         yield
         return
     begin = time.perf_counter()
     _thread.compiling = True
     try:
-        yield
+        with terminal_hints.progress(shown):
+            yield
     finally:
         _thread.compiling = False
         for timer in tuple(_timers):

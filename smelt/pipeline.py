@@ -154,7 +154,7 @@ def load_plan(plan: Plan | Template, c: Compilation) -> PlansAt:
         loader = Loader(plan, c.target.load_symbolic, c.sizes)
 
     def plan_at(values: Values) -> _native.Plan:
-        with events.compiling(), stage("instance"):
+        with events.compiling(c.title), stage("instance"):
             return _load(template.at(values), c) if loader is None else instantiate(loader, values, c)
 
     return plan_at

@@ -80,31 +80,49 @@ def _command() -> str:
 
 @contextmanager
 def progress(name: str) -> Iterator[None]:
-    """Show how long a compilation takes while it does, from `LONG` seconds on; of nested ones the outermost."""
+    """Show how long a compilation takes while it does, from `LONG` seconds on; of those of several threads the first."""
     global _compiling
     if _compiling or not are_enabled():
         yield
         return
     _compiling = True
-    done = _thread.allocate_lock()
-    done.acquire()
+    line = _Progress(name)
     # Not a threading.Thread: those count where a capture asks whether other threads may have changed what it guards.
-    _thread.start_new_thread(_show, (name, done))
+    _thread.start_new_thread(line.show, ())
     try:
         yield
     finally:
         _compiling = False
-        done.release()
+        line.clear()
 
 
-def _show(name: str, done: _thread.LockType) -> None:
-    start = time.perf_counter()
-    text = ""
-    while not done.acquire(timeout=_INTERVAL if text else LONG):
-        text = f"smelt: compiling {name}, {time.perf_counter() - start:.0f} s"
-        _write(f"\r{text}")
-    if text:
-        _write(f"\r{' ' * len(text)}\r")
+class _Progress:
+    """A line that a thread updates until `clear` removes it."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._text, self._is_over = name, "", False
+        self._writing, self._running = _thread.allocate_lock(), _thread.allocate_lock()
+        self._running.acquire()
+
+    def show(self) -> None:
+        start = time.perf_counter()
+        while not self._running.acquire(timeout=_INTERVAL if self._text else LONG):
+            with self._writing:
+                if self._is_over:
+                    return
+                self._text = f"smelt: compiling {self._name}, {time.perf_counter() - start:.0f} s"
+                _write(f"\r{self._text}")
+
+    def clear(self) -> None:
+        self._running.release()
+        held = self._writing.acquire(
+            timeout=1.0
+        )  # a terminal may hang; a forked process has no thread to wait for
+        self._is_over = True
+        if self._text:
+            _write(f"\r{' ' * len(self._text)}\r")
+        if held:
+            self._writing.release()
 
 
 def _write(text: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from smelt import _native, events, terminal_hints
+from smelt import _native, events
 from smelt.autograd.double_backward import DoubleBackward, double_backward
 from smelt.autograd.freed_graph_outputs import mark_freed
 from smelt.autograd.gradient_liveness import needed_for
@@ -292,7 +292,7 @@ def _compiled_backward(
 ) -> Compiled:
     """The backward for these defined tangents."""
     undefined = frozenset(k for k, d in enumerate(defined) if not d)
-    with events.compiling(), terminal_hints.progress("a backward"):
+    with events.compiling("a backward"):
         start = time.perf_counter()
         events.emit("backward-start", joint=joint)
         with collections_postponed():

@@ -47,7 +47,9 @@ class KernelTimes:
     def of(self, planned: Iterable[tuple[Schedule, Plan | None, str]]) -> list[tuple[dict[int, float], str]]:
         """For each schedule, with its plan and the level of its graph: the median of each item, by position, and why
         items have none; both are empty if nothing was recorded."""
-        found = [(schedule, plan, level, () if plan is None else named(plan)) for schedule, plan, level in planned]
+        found = [
+            (schedule, plan, level, () if plan is None else named(plan)) for schedule, plan, level in planned
+        ]
         counts = Counter(names for *_, names in found)
         if not self._recorded:
             return [({}, "") for _ in found]

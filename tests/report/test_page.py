@@ -91,7 +91,7 @@ def test_what_is_no_json_is_refused(tmp_path: Path):
 # --------------------------------------------------------------------------------------------------- the views
 
 SAID = {
-    "overview": ["Block.forward", "torch 2.13.0+cpu", "2 threads", "reasons to run eagerly", "eager 1.31 MiB", "60.8 ms", "Own time"],
+    "overview": ["Block.forward", "torch 2.13.0+cpu", "2 threads", "run eagerly", "eager 1.31 MiB", "60.8 ms", "Own time"],
     "source": ["/home/ada/models/block.py", "h = self.norm(x)", "broke the graph", "3 lines", "The first is line 15"],
     f"{LINE}/17": [reports.GATE, "use torch.where or torch.cond", "aten.sum.default"],
     f"{LINE}/16": ["was 3, now 4", "L['scale'] == 3", "relu_mul_sum_1", "aten.addmm.default"],

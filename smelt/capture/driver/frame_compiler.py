@@ -204,7 +204,7 @@ class FrameCompiler:
             _thread.capturing = True
             try:
                 caller = raise_exceptions.caller_handling(sys.exception())
-                with caller, events.compiling(fn.__qualname__), terminal_hints.progress(self.name):
+                with caller, events.compiling(self.name, fn.__qualname__):
                     return self._compile(fn, slots)
             finally:
                 _thread.capturing = False
