@@ -1,4 +1,5 @@
-"""The commands of `smelt`. Wrong usage is one line on stderr and status 2; scripts end with their own status.
+"""The commands of `smelt`. Wrong usage is one line on stderr and status 2, output that cannot be written one line and
+status 1; scripts end with their own status.
 
 Commands import torch and the compiler themselves: `smelt --help` needs neither, and the others work where smelt cannot
 be built.
@@ -7,6 +8,7 @@ be built.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import inspect
 import math
@@ -15,20 +17,80 @@ import platform
 import sys
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import smelt
 from smelt.cli import run_script
 from smelt.errors import SmeltError
 
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+# What writing to a full disk or a closed pipe raises.
+_UNWRITABLE = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
+class Refused(UsageError):  # type: ignore[misc, valid-type]
+    """What a command cannot do; the text says all that a user needs."""
+
+
+class Commands(TyperGroup):
+    """The commands, whose errors are one line."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command line, and raise SystemExit with its status."""
+        try:
+            raise SystemExit(super().main(*args, **{**kwargs, "standalone_mode": False}) or 0)
+        except UsageError as error:
+            print(_one_line_of(error), file=sys.stderr)
+            raise SystemExit(2) from None
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the command line; `--help` and `--version` print here."""
+        with _stdout():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _stdout():
+            return super().invoke(ctx)
+
+
+def _one_line_of(error: Any) -> str:
+    """`smelt cache: No such option: --claer (Possible options: --clear). See smelt cache --help.`"""
+    said = error.format_message()
+    if error.ctx is None or isinstance(error, Refused):
+        return f"smelt: {said}"
+    command = error.ctx.command_path
+    return f"{command}: {said}{'' if said.endswith(('.', '?')) else '.'} See {command} --help."
+
+
+@contextmanager
+def _stdout() -> Iterator[None]:
+    """Flush what the context prints, and turn a failure into one line and status 1."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        with suppress(OSError, ValueError):  # what is buffered would fail again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"smelt: the output cannot be written: {error.strerror}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="A PyTorch compiler that is small, instant and honest.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -58,12 +120,16 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _smelt(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show versions and exit."),
     ] = False,
 ) -> None:
     """A PyTorch compiler that is small, instant and honest."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
 
 
 @app.command(context_settings=_OF_A_SCRIPT)
@@ -88,14 +154,14 @@ def explain(
     _check_options(context, script)
     if ":" in script and not os.path.exists(script):
         if len(context.args) > 1:
-            raise typer.BadParameter(f"one expression follows {script!r}, got {context.args}: quote it")
+            raise Refused(f"one expression follows {script!r}, got {context.args}: quote it")
         benching = _of_compiler("smelt.cli.bench")
         module, function, call = _function(script, *(context.args or ["()"]))
         with _one_line(), _shown(module):
             print(smelt.explain(benching.original(function), times=times)(*call), end="")
         return
     if times:
-        raise typer.BadParameter("--times is for the calls of one function: SCRIPT:FUNCTION")
+        raise Refused("--times is for the calls of one function: SCRIPT:FUNCTION")
     explanation, status = _observed(script, context.args)
     sys.stdout.flush()
     print(explanation, end="", file=sys.stderr)
@@ -114,9 +180,9 @@ def report(
     """Run a script, and write a report: one HTML file that needs no network."""
     _check_options(context, script)
     if output.suffix not in (".html", ".json"):
-        raise typer.BadParameter(f"a report is written as .html or .json, not as {output.name!r}")
+        raise Refused(f"a report is written as .html or .json, not as {output.name!r}")
     if shows and output.suffix != ".html":
-        raise typer.BadParameter("--open shows a page: --output must end in .html")
+        raise Refused("--open shows a page: --output must end in .html")
     output = output.absolute()  # the script may go elsewhere
     with _writing(output):
         _of_compiler("smelt.runtime.whole_files").check_writable(output)
@@ -146,7 +212,7 @@ def bench(
 ) -> None:
     """Measure a function, eager against smelt. Exits with status 1 if results differ."""
     if not 0 < seconds < math.inf:
-        raise typer.BadParameter(f"--seconds must be a positive number, got {seconds:g}")
+        raise Refused(f"--seconds must be a positive number, got {seconds:g}")
     benching = _of_compiler("smelt.cli.bench")
     module, function, call = _function(target, arguments)
     with _one_line(), _shown(module):
@@ -162,7 +228,7 @@ def ops(name: Annotated[str, typer.Argument(help="An operator: add, aten.add.Ten
     try:
         print(operators.about(name) if name else operators.overview())
     except LookupError as error:
-        raise typer.BadParameter(error.args[0]) from None
+        raise Refused(error.args[0]) from None
 
 
 @app.command()
@@ -192,7 +258,7 @@ def _check_options(context: typer.Context, script: str) -> None:
     if script.startswith("-") and not os.path.exists(script):
         near = difflib.get_close_matches(script, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "options of the script follow its name"
-        raise typer.BadParameter(f"no such option: {script}; {hint}")
+        raise Refused(f"no such option: {script}; {hint}")
     words = {word.partition("=")[0] for word in context.args}
     defaulted = {opt for name, opt in options if name and _is_default(context, name)}
     for passed in sorted(words & defaulted):
@@ -210,7 +276,7 @@ def _is_default(context: typer.Context, name: str) -> bool:
 def _of_compiler(name: str) -> Any:
     compatibility: Any = importlib.import_module("smelt.compatibility")
     if compatibility.compiler() and compatibility.unavailable is not None:
-        raise typer.BadParameter(compatibility.unavailable)
+        raise Refused(compatibility.unavailable)
     return importlib.import_module(name)
 
 
@@ -222,7 +288,7 @@ def _function(target: str, arguments: str) -> tuple[Any, Any, tuple[Any, ...]]:
     """The module, function and arguments of `SCRIPT:FUNCTION` and an expression."""
     script, colon, name = target.rpartition(":")
     if not colon or not name:
-        raise typer.BadParameter(f"{target!r} is no SCRIPT:FUNCTION")
+        raise Refused(f"{target!r} is no SCRIPT:FUNCTION")
     _redirect()
     with _one_line():
         module = run_script.load(script)
@@ -231,7 +297,7 @@ def _function(target: str, arguments: str) -> tuple[Any, Any, tuple[Any, ...]]:
     try:
         inspect.signature(function).bind(*values)
     except TypeError as error:
-        raise typer.BadParameter(f"{name}: {error}, in the call {name}{_in_call(arguments)}") from None
+        raise Refused(f"{name}: {error}, in the call {name}{_in_call(arguments)}") from None
     except ValueError:  # a native function without a signature
         pass
     return module, function, values
@@ -245,7 +311,7 @@ def _values(arguments: str, module: Any) -> tuple[Any, ...]:
         values = eval(arguments, {"torch": torch, **module.__dict__})
     except Exception as error:
         text = error.msg if isinstance(error, SyntaxError) else error
-        raise typer.BadParameter(f"the arguments {arguments!r}: {type(error).__name__}: {text}") from None
+        raise Refused(f"the arguments {arguments!r}: {type(error).__name__}: {text}") from None
     return values if isinstance(values, tuple) else (values,)
 
 
@@ -272,7 +338,7 @@ def _one_line() -> Iterator[None]:
     try:
         yield
     except (run_script.NoScript, SmeltError) as error:
-        raise typer.BadParameter(str(error)) from None
+        raise Refused(str(error)) from None
 
 
 @contextmanager
@@ -292,7 +358,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}") from None
+        raise Refused(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _found(module: Any, name: str) -> Any:
@@ -302,9 +368,7 @@ def _found(module: Any, name: str) -> Any:
     if not callable(found):
         near = difflib.get_close_matches(name, [n for n, v in vars(module).items() if callable(v)], 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise typer.BadParameter(f"{module.__file__} has no function {name!r}{hint}")
+        raise Refused(f"{module.__file__} has no function {name!r}{hint}")
     if inspect.isclass(found):
-        raise typer.BadParameter(
-            f"{name} is a class: name a function or an instance, such as model = {name}(...)"
-        )
+        raise Refused(f"{name} is a class: name a function or an instance, such as model = {name}(...)")
     return found

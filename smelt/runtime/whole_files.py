@@ -55,5 +55,11 @@ def _new_file(target: Path) -> Path:
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(13, "Permission denied", str(target))
     aside = target.with_name(f".smelt-{secrets.token_hex(8)}")
-    os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except OSError as error:
+        why = (
+            "; the new file is made in this folder before it replaces the old one" if target.exists() else ""
+        )
+        raise OSError(error.errno, f"{error.strerror}: {target.parent}{why}", str(target)) from None
     return aside
