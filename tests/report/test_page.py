@@ -391,6 +391,25 @@ def test_all_text_has_contrast(browser: Any, sample: Path, scheme: str):
             assert page.evaluate(CONTRASTS) == [], view
 
 
+WIDER = """() => [document.documentElement, ...document.querySelectorAll(".entry .scroll, .figures, .timeline")]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.className || one.tagName)"""
+SMALL = """() => [...document.querySelectorAll("svg text")].filter((one) => one.getBoundingClientRect().height < 9).length"""
+
+
+def test_a_narrow_window_shows_all_columns_and_legible_charts(browser: Any, tmp_path: Path):
+    data = reports.sample()
+    data["frames"][0]["entries"][0]["guards"][0]["source"] = "L['self']" + "._modules['layer']" * 6
+    pages.write(tmp_path / "page.html", data)
+    with opened(browser, tmp_path / "page.html") as page:
+        page.set_viewport_size({"width": 390, "height": 844})
+        for view in VIEWS:
+            visit(page, view)
+            assert page.evaluate(WIDER) == [], view
+            assert page.evaluate(SMALL) == 0, view
+        visit(page, f"{LINE}/17")
+        assert page.locator("aside h2").bounding_box()["y"] < 844  # what was chosen is in sight
+
+
 def test_a_drawing_follows_a_change_of_scheme(browser: Any, sample: Path):
     with opened(browser, sample, "graphs") as page:
         drawn(page)
