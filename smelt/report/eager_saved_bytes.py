@@ -91,8 +91,10 @@ def _fill(tensor: torch.Tensor) -> None:
         tensor.normal_() if tensor.numel() else tensor
         return
     drawn = torch.randn(_DRAWN, dtype=tensor.dtype, device=tensor.device)
-    for part in tensor.view(-1).split(_DRAWN):
-        part.copy_(drawn[: part.numel()])
+    flat, rest = tensor.view(-1), tensor.numel() % _DRAWN
+    # One call: on a busy machine each of many small ones waits for its threads, in all for longer than the graph takes.
+    flat[: flat.numel() - rest].view(-1, _DRAWN).copy_(drawn)
+    flat[flat.numel() - rest :].copy_(drawn[:rest])
 
 
 def _input(spec: TensorSpec, fake: FakeTensor) -> torch.Tensor:
