@@ -394,3 +394,14 @@ def test_a_report_is_saved_as_json(tmp_path):
 def test_what_is_not_compiled_is_refused():
     with pytest.raises(TypeError, match="must be a function"):
         smelt.explain(3)
+
+
+@pytest.mark.parametrize("rows", (0, 1, 3))
+def test_every_element_of_a_synthetic_input_is_drawn(rows):
+    from smelt.report.eager_saved_bytes import _DRAWN, _fill
+
+    for more in (0, 7):
+        filled = torch.full((rows * _DRAWN + more,), float("nan"))
+        _fill(filled)
+        assert not filled.isnan().any()
+        assert filled.numel() < 2 or filled.unique().numel() > 1
