@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributions
+import torch.fx
 import torch.nn.attention
 import torch.overrides
 import torch.utils._python_dispatch
@@ -514,3 +515,45 @@ def backend_tools() -> Any:
         TracingContext=TracingContext,
         tracing=tracing,
     )
+
+
+# ---- torch.fx, whose graphs smelt.fx builds
+
+FxTracerBase: Any = _optional(lambda: torch.fx.proxy.TracerBase, "a tracer creates nodes of torch.fx's graphs")
+FxPytreeCodeGen: Any = _optional(
+    lambda: torch.fx.graph._PyTreeCodeGen, "a graph takes and returns nested containers"
+)
+FxPytreeInfo: Any = _optional(
+    lambda: torch.fx.graph._PyTreeInfo, "a graph takes and returns nested containers"
+)
+fx_wrapped_functions: Any = _optional(
+    lambda: torch.fx._symbolic_trace._wrapped_fns_to_patch, "functions that torch.fx.wrap marks are leaves"
+)
+fx_assert_is_none: Any = _optional(
+    lambda: torch.fx._symbolic_trace._assert_is_none, "a specialized argument is checked"
+)
+fx_assert: Any = _optional(lambda: torch.fx.proxy.assert_fn, "assertions are recorded")
+fx_proxyable_classes: Any = _optional(
+    lambda: torch.fx._symbolic_trace._proxyable_classes, "constants of proxyable classes are attributes"
+)
+FxFree: Any = _optional(lambda: torch.fx._symbolic_trace.PHBase, "marks free values among concrete arguments")
+
+
+@contextmanager
+def fx_tracing() -> Iterator[None]:
+    """`torch.fx._symbolic_trace.is_fx_tracing()` is true in this context, which programs ask. torch keeps the flag in a global,
+    from 2.14 on in an object of the thread."""
+    module = torch.fx._symbolic_trace
+    owner: Any = getattr(module, "_is_fx_tracing_tls", module)
+    name = "_is_fx_tracing_flag" if owner is module else "flag"
+    before = getattr(owner, name, False)
+    setattr(owner, name, True)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def write_lazy_code(module: object) -> None:
+    """Write the code of a lazy graph module, which torch writes at its first call otherwise."""
+    getattr(module, "real_recompile", lambda: None)()

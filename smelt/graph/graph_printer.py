@@ -10,7 +10,7 @@ import builtins
 import linecache
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,6 +217,11 @@ def table(graph: Graph) -> str:
         rows.append(
             (node.op, node.name, target, args, kwargs, spec_text(node.spec) if node.spec is not None else "")
         )
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """A table: the first row is the head."""
     widths = [min(60, max(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     text.insert(1, "  ".join("-" * width for width in widths))
