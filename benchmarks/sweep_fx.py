@@ -39,10 +39,15 @@ from benchmarks.sweep_pytorch import first_line, import_file
 from benchmarks.unittest_runs import PASSED, Limits, Recorder, cases, commit, here, run_tests
 
 RESULTS = Path(__file__).parent / "results"
-FILES = (
-    "test_fx", "fx/test_fx_split", "fx/test_fx_node_hook", "fx/test_fx_traceback", "fx/test_future",
-    "fx/test_fx_xform_observer", "fx/test_lazy_graph_module", "fx/test_partitioner_order", "fx/test_shape_inference",
-)  # fmt: skip  # test_fx imports the others' tests
+FILES = (  # test_fx imports the tests of others
+    "test_fx",
+    "fx/test_fx_split",
+    "fx/test_fx_node_hook",
+    "fx/test_fx_traceback",
+    "fx/test_fx_xform_observer",
+    "fx/test_lazy_graph_module",
+    "fx/test_partitioner_order",
+)
 NOTHING = "traces nothing"
 _FX = "torch.fx"
 _ROOT = "__fx_of_smelt__"
@@ -104,7 +109,9 @@ def of_smelt(value: Any) -> Any:
 def imported(module: str, name: str) -> Any:
     """`from module import name`, in the tests' modules."""
     found = importlib.import_module(module)
-    return of_smelt(getattr(found, name) if hasattr(found, name) else importlib.import_module(f"{module}.{name}"))
+    return of_smelt(
+        getattr(found, name) if hasattr(found, name) else importlib.import_module(f"{module}.{name}")
+    )
 
 
 class _Redirected(ast.NodeTransformer):
@@ -215,8 +222,8 @@ def _private_names(test: unittest.TestCase) -> str:
 
 
 def run_file(name: str, tests: Path, how: str, only: set[str] | None, out: TextIO) -> None:
-    """Runs the tests of a file whose id is in `only` (None: all) with smelt.fx ("smelt") or torch.fx ("torch"), or only lists
-    them ("list")."""
+    """Runs the tests of a file whose id is in `only` (None: all) with smelt.fx ("smelt") or torch.fx ("torch"), or only
+    lists them ("list")."""
     file = tests / f"{name}.py"
     sys.argv[:] = [str(file)]
     sys.path[:0] = [str(file.parent), str(tests)]
@@ -282,7 +289,7 @@ def report(rows: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# PyTorch's own tests of torch.fx",
         "",
-        f"{total['tests']} tests of {len(rows)} files of PyTorch 2.6 (test_fx imports the tests of others); {total['trace']} "
+        f"{total['tests']} tests of {len(rows)} files of PyTorch 2.6 (test_fx imports tests of others); {total['trace']} "
         f"use what smelt has of its own, {total['valid']} of them pass with the installed torch (valid). With smelt "
         f"{total['passed']} pass; of the {total['public']} valid ones whose text names no private part of torch, "
         f"{total['public_passed']} pass. Written by `python -m benchmarks.sweep_fx`. Where the files ran:",

@@ -3,6 +3,7 @@
 `smelt.compile(model)` in place of `torch.compile(model)`.
 """
 
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -22,16 +23,21 @@ from smelt.api import (
     register_backend,
     reset,
     set_logs,
+    symbolic_trace,
     trace,
 )
 from smelt.size_marks import mark_dynamic, mark_static
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from smelt import fx
     from smelt.exported.dynamic_dims import Dim
     from smelt.exported.program import Program
 
 __all__ = [
     "Dim",
+    "GraphModule",
     "Program",
     "__version__",
     "compile",
@@ -42,6 +48,7 @@ __all__ = [
     "errors",
     "explain",
     "export",
+    "fx",
     "graph_break",
     "is_compiling",
     "list_backends",
@@ -51,6 +58,7 @@ __all__ = [
     "register_backend",
     "reset",
     "set_logs",
+    "symbolic_trace",
     "trace",
     "unavailable",
 ]
@@ -59,7 +67,11 @@ unavailable: str | None  # why nothing can be compiled with this torch and this 
 
 
 def __getattr__(name: str) -> object:
-    """`unavailable`, which is complete only once the compiler has been imported; the classes of exported programs."""
+    """`unavailable`, which is complete only once the compiler has been imported; the classes of exported programs; `fx` and
+    `GraphModule`, which import the compiler."""
+    if name in ("fx", "GraphModule"):
+        fx = importlib.import_module("smelt.fx")
+        return fx if name == "fx" else fx.GraphModule
     if name == "unavailable":
         from smelt import compatibility  # noqa: PLC0415 (imports torch)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
     from smelt.exported.program import Program
     from smelt.report.dump import Dump
     from smelt.report.explanation import Explanation
@@ -254,6 +256,53 @@ def load(path: str | os.PathLike[str]) -> Program:
     from smelt.exported import program  # noqa: PLC0415 (imports the native extension)
 
     return program.load(path)
+
+
+def symbolic_trace(
+    root: Any,
+    concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
+    *,
+    example_inputs: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    leaves: Sequence[type] | Callable[[Any, str], bool] | None = None,
+    dynamic: bool = False,
+    level: Literal["torch", "aten"] = "torch",
+) -> GraphModule:
+    """The program of a module or function as a `smelt.GraphModule`: a graph to print, rewrite and run (docs/fx.md).
+
+    Without example inputs, the program runs on proxies, as with torch.fx: it may not need the value, the size or the
+    length of one. With them, smelt captures the call, which always knows sizes; nothing is computed, and attributes that
+    the program sets are put back. The graph then checks its inputs: dtypes, sizes and plain values are the example's.
+
+    Args:
+        root: an nn.Module or a Python function. The result shares its parameters and buffers.
+        concrete_args: values of parameters, by name, in place of proxies; `smelt.fx.PH` stands for a proxy in containers.
+        example_inputs, example_kwargs: arguments of a call. Tensors are inputs of the graph, other values are constants.
+        leaves: which calls of modules are nodes, instead of what they compute: classes, or a function of a module and its
+            path. None: the modules of torch.nn except Sequential.
+        dynamic: with example inputs: sizes of tensors that the program does not decide by are free.
+        level: with example inputs: "aten" is a functional graph of ATen operators, without modules.
+
+    Raises:
+        smelt.fx.TraceError: the program needs a value; the message names the user's line.
+        OptionError: a wrong argument.
+        SmeltError: the result holds an object that a graph cannot return.
+        Unavailable: smelt cannot work with this torch or Python.
+
+    Exceptions of the program propagate.
+    """
+    _compiler().check_available("symbolic_trace")
+    from smelt import fx  # noqa: PLC0415 (imports the compiler)
+
+    return fx.symbolic_trace(
+        root,
+        concrete_args,
+        example_inputs=example_inputs,
+        example_kwargs=example_kwargs,
+        leaves=leaves,
+        dynamic=dynamic,
+        level=level,
+    )
 
 
 def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> None:

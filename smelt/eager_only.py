@@ -60,6 +60,11 @@ def trace(fn: Any, **others: object) -> Any:
     raise Unavailable(f"smelt.trace: {_why}")
 
 
+def check_available(name: str) -> None:
+    """Nothing can be captured here: raises Unavailable."""
+    raise Unavailable(f"smelt.{name}: {_why}")
+
+
 def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> Any:
     """Raises Unavailable: there is nothing to explain."""
     raise Unavailable(f"smelt.explain: {_why}")

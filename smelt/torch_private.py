@@ -519,7 +519,9 @@ def backend_tools() -> Any:
 
 # ---- torch.fx, whose graphs smelt.fx builds
 
-FxTracerBase: Any = _optional(lambda: torch.fx.proxy.TracerBase, "a tracer creates nodes of torch.fx's graphs")
+FxTracerBase: Any = _optional(
+    lambda: torch.fx.proxy.TracerBase, "a tracer creates nodes of torch.fx's graphs"
+)
 FxPytreeCodeGen: Any = _optional(
     lambda: torch.fx.graph._PyTreeCodeGen, "a graph takes and returns nested containers"
 )
@@ -532,6 +534,10 @@ fx_wrapped_functions: Any = _optional(
 fx_assert_is_none: Any = _optional(
     lambda: torch.fx._symbolic_trace._assert_is_none, "a specialized argument is checked"
 )
+make_graph_module: Any = _optional(
+    lambda: torch.fx._lazy_graph_module._make_graph_module,
+    "graph modules write their code when it is needed, if asked",
+)
 fx_assert: Any = _optional(lambda: torch.fx.proxy.assert_fn, "assertions are recorded")
 fx_proxyable_classes: Any = _optional(
     lambda: torch.fx._symbolic_trace._proxyable_classes, "constants of proxyable classes are attributes"
@@ -541,8 +547,8 @@ FxFree: Any = _optional(lambda: torch.fx._symbolic_trace.PHBase, "marks free val
 
 @contextmanager
 def fx_tracing() -> Iterator[None]:
-    """`torch.fx._symbolic_trace.is_fx_tracing()` is true in this context, which programs ask. torch keeps the flag in a global,
-    from 2.14 on in an object of the thread."""
+    """`torch.fx._symbolic_trace.is_fx_tracing()` is true in this context, which programs ask. torch keeps the flag in a
+    global, from 2.14 on in an object of the thread."""
     module = torch.fx._symbolic_trace
     owner: Any = getattr(module, "_is_fx_tracing_tls", module)
     name = "_is_fx_tracing_flag" if owner is module else "flag"
@@ -557,3 +563,10 @@ def fx_tracing() -> Iterator[None]:
 def write_lazy_code(module: object) -> None:
     """Write the code of a lazy graph module, which torch writes at its first call otherwise."""
     getattr(module, "real_recompile", lambda: None)()
+
+
+def fx_tensor_metadata(tensor: torch.Tensor) -> object:
+    """What torch.fx's passes read of a tensor. Importing its module imports torch's fake tensors."""
+    from torch.fx.passes.shape_prop import _extract_tensor_metadata  # noqa: PLC0415
+
+    return _extract_tensor_metadata(tensor)

@@ -19,6 +19,7 @@ ORDER = Layers(
             "doctor",
             "torch_backend",
             "api",
+            "fx",
             "compatibility",
             "callables",
             "shared_compilations",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,13 +17,13 @@ from smelt.backends.explicit_numbers import ExplicitGraph, with_explicit_numbers
 from smelt.backends.graph_parts import compile_parts
 from smelt.backends.torch_capture_facts import TorchCaptureFacts, compile_reason
 from smelt.config import Config
-from smelt.errors import BackendError, NeedsFixedSize
+from smelt.errors import BackendError, NeedsFixedSize, SmeltError
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, Node
 from smelt.graph.pytree import map_leaves
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.shapes.expr import Sym, Values
-from smelt.torch_private import backend_tools
+from smelt.torch_private import OpOverload, backend_tools
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.traced import Traced
 
@@ -58,6 +59,62 @@ def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule
         if node.op.startswith("call"):
             new.meta["source_fn_stack"] = [(new.name, node.target)]
     return torch.fx.GraphModule(root, out, class_name)
+
+
+def from_fx(gm: torch.fx.GraphModule) -> Graph:
+    """The graph of `gm` as smelt's: the inverse of `to_fx`. Tensors that it reads from attributes become constants.
+
+    Raises SmeltError if it calls modules, reads attributes that are no tensors, or returns anything but tensors.
+    """
+    calls = [n for n in gm.graph.nodes if n.op.startswith("call")]
+    aten = all(isinstance(n.target, OpOverload) or n.target is operator.getitem for n in calls)
+    graph = Graph("aten" if aten and calls else "torch")
+    nodes: dict[torch.fx.Node, Node] = {}
+
+    def argument(value: Any) -> Any:
+        return map_leaves(value, torch.fx.Node, nodes.__getitem__)
+
+    for fx_node in gm.graph.nodes:
+        op, target, args, kwargs = (
+            fx_node.op,
+            fx_node.target,
+            argument(fx_node.args),
+            argument(fx_node.kwargs),
+        )
+        if op == "call_module":
+            raise SmeltError(f"from_fx: the graph calls the module {target}: {_RETRACE}")
+        if op == "placeholder":
+            target, args = fx_node.name, ()
+        elif op == "get_attr":
+            value, target = operator.attrgetter(target)(gm), fx_node.name
+            if not isinstance(value, torch.Tensor):
+                raise SmeltError(f"from_fx: the attribute {fx_node.target} is no tensor: {_RETRACE}")
+            graph.constants[target] = value
+        elif op == "output":
+            args = (_results(args[0]),)
+        node = Node(op, target, _plain(args), _plain(kwargs), fx_node.name, fx_node.meta.get("spec"))
+        nodes[fx_node] = node
+        graph.nodes.append(node)
+    return graph
+
+
+_RETRACE = "trace it again to a graph of functions: smelt.symbolic_trace(gm, example_inputs=..., leaves=())"
+
+
+def _results(value: Any) -> tuple[Node | None, ...]:
+    results = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if not all(result is None or isinstance(result, Node) for result in results):
+        raise SmeltError(f"from_fx: the graph returns nested or plain values: {_RETRACE}")
+    return results
+
+
+def _plain(value: Any) -> Any:
+    """torch.fx's immutable lists and dictionaries as plain ones."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return tuple(map(_plain, value)) if type(value) is tuple else value
 
 
 def _class_argument(value: type, root: torch.nn.Module, graph: torch.fx.Graph) -> Any:

@@ -1,20 +1,50 @@
-"""FX."""
-import torch.fx
-from torch.fx import *  # noqa
-from torch.fx import PH, CodeGen, GraphModule, Interpreter, Node, has_side_effect, wrap
-from torch.fx._symbolic_trace import PHBase, PHWithMeta
-from smelt.fx.symbolic_tracer import Tracer
+"""The role of torch.fx: programs as graphs of modules that can be printed, rewritten and run (docs/fx.md).
+
+smelt traces, and keeps torch.fx's data structures. Graph, Node, GraphModule, code generation, node editing, pickling and the
+subgraph matcher are a library that is well kept, that passes and backends of others take and return, and about which smelt
+has nothing to add; classes of our own would need conversions in both directions and would make every such pass useless. What
+decides which program a graph is belongs to capture, and is smelt's own: the tracer on proxies, whose errors name the user's
+line; tracing with example inputs, by smelt's capture; module hierarchies; shapes by smelt's fakes; and retracing to ATen.
+"""
+
+from __future__ import annotations
+
+from torch.fx._symbolic_trace import PH, ProxyableClassMeta, wrap
+from torch.fx.graph import CodeGen
+from torch.fx.graph_module import GraphModule
+from torch.fx.interpreter import Interpreter
+from torch.fx.node import Node, has_side_effect, map_arg
+
 from smelt.fx.fx_graph import Graph
-from smelt.fx.fx_proxy import Proxy, Attribute, ParameterProxy, TraceError
-def symbolic_trace(root, concrete_args=None):
-    t = Tracer()
-    g = t.trace(root, concrete_args)
-    return GraphModule(t.root, g, root.__class__.__name__ if isinstance(root, torch.nn.Module) else root.__name__)
-from smelt.fx.fx_interpreter import Transformer, ShapeProp
-from torch.fx.subgraph_rewriter import replace_pattern as _rp, replace_pattern_with_filters as _rpf
-def _g(p):
-    return p if isinstance(p, (torch.fx.GraphModule, torch.fx.Graph)) or p is None else symbolic_trace(p)
-def replace_pattern(gm, pattern, replacement):
-    return _rp(gm, _g(pattern), _g(replacement))
-def replace_pattern_with_filters(gm, pattern, replacement=None, *a, **k):
-    return _rpf(gm, _g(pattern), _g(replacement), *a, **k)
+from smelt.fx.fx_interpreter import ShapeProp, Transformer
+from smelt.fx.fx_proxy import Attribute, NotTraceable, ParameterProxy, Proxy, TraceError
+from smelt.fx.module_hierarchy import features, nest
+from smelt.fx.symbolic_tracer import Tracer
+from smelt.fx.tracing import from_fx, replace_pattern, replace_pattern_with_filters, symbolic_trace
+
+__all__ = [
+    "PH",
+    "Attribute",
+    "CodeGen",
+    "Graph",
+    "GraphModule",
+    "Interpreter",
+    "Node",
+    "NotTraceable",
+    "ParameterProxy",
+    "Proxy",
+    "ProxyableClassMeta",
+    "ShapeProp",
+    "TraceError",
+    "Tracer",
+    "Transformer",
+    "features",
+    "from_fx",
+    "has_side_effect",
+    "map_arg",
+    "nest",
+    "replace_pattern",
+    "replace_pattern_with_filters",
+    "symbolic_trace",
+    "wrap",
+]

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch.fx
 
 from smelt.graph.graph_printer import columns
+
+_IN_PLACE = frozenset(
+    getattr(operator, name)
+    for name in dir(operator)
+    if name.startswith("i") and f"__{name}__" in dir(operator)
+) - {operator.inv, operator.invert, operator.index, operator.is_, operator.is_not}
+
+
+def _is_impure(node: torch.fx.Node) -> bool:
+    return _writes_in_place(node) or node.is_impure()
+
+
+def _writes_in_place(node: torch.fx.Node) -> bool:
+    if node.op == "call_module":
+        module = node.graph.owning_module
+        called = None if module is None else operator.attrgetter(str(node.target))(module)
+        return getattr(called, "inplace", False) is True
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    by_name = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
+    return (
+        by_name
+        or node.target in _IN_PLACE
+        or node.target is operator.setitem
+        or node.kwargs.get("inplace") is True
+        or node.kwargs.get("out") is not None
+    )
 
 
 class Graph(torch.fx.Graph):
@@ -15,9 +45,14 @@ class Graph(torch.fx.Graph):
 
     def print_tabular(self) -> None:
         """Print one row per node."""
-        rows = [("opcode", "name", "target", "args", "kwargs")]
+        rows: list[tuple[str, ...]] = [("opcode", "name", "target", "args", "kwargs")]
         rows += [tuple(map(str, (n.op, n.name, n.target, n.args, n.kwargs))) for n in self.nodes]
         print(columns(rows))
+
+    def eliminate_dead_code(self, is_impure_node: Callable[[torch.fx.Node], bool] | None = None) -> bool:
+        """Erase nodes without users; return whether there were any. Unlike torch.fx, keep calls that write in place: another
+        node may read what they wrote. `is_impure_node` says which nodes to keep instead."""
+        return super().eliminate_dead_code(is_impure_node or _is_impure)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Graph:
         return as_smelt_graph(super().__deepcopy__({} if memo is None else memo))

@@ -1,19 +1,22 @@
-"""Execution of torch.fx's graphs: transformation into other graphs, and shape propagation."""
+"""Runs of torch.fx's graphs on other values: on proxies, which gives a new graph, and on smelt's fakes, which gives
+shapes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.fx
 from torch import nn
-from torch.fx.passes import shape_prop
+from torch.fx.node import map_aggregate
 
 from smelt.fx.fx_graph import Graph
 from smelt.fx.fx_proxy import Proxy
 from smelt.fx.symbolic_tracer import Tracer
+from smelt.torch_private import fx_tensor_metadata
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.trace import Trace
 
 
 class _Appending(Tracer):
@@ -34,9 +37,8 @@ class Transformer(torch.fx.Transformer):
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
-        codegen = self.new_graph._codegen
         self.new_graph = Graph()
-        self.new_graph.set_codegen(codegen)
+        self.new_graph.set_codegen(module.graph._codegen)
         self.tracer = _Appending(self.new_graph, module)
 
     def placeholder(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -45,5 +47,37 @@ class Transformer(torch.fx.Transformer):
         return Proxy(self.new_graph.placeholder(target, default_value=default), self.tracer)
 
 
-class ShapeProp(shape_prop.ShapeProp):
-    pass
+class ShapeProp(torch.fx.Interpreter):
+    """Finds what each node returns: `ShapeProp(gm).propagate(*inputs)` runs the graph on fakes of the inputs, which compute
+    nothing, and fills `node.meta`: "spec" holds smelt's `TensorSpec`, "tensor_meta" what torch.fx's passes read
+    (`TensorMetadata`), "type" the class of the result.
+
+    Raises Unsupported if a node needs a tensor's data, and the exceptions of the nodes.
+    """
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """The result of a node, which `meta` describes."""
+        result = super().run_node(n)
+        n.meta["type"] = torch.Tensor if isinstance(result, FakeTensor) else type(result)
+        if _tensors(result):
+            n.meta["spec"] = _described(result, lambda t: t.spec)
+            n.meta["tensor_meta"] = _described(result, fx_tensor_metadata)
+        return result
+
+    def propagate(self, *args: Any) -> Any:
+        """The result of the graph, with fakes for tensors. `args`: real tensors, or fakes of torch's."""
+        recorder = Trace()
+        recorder.inputs.on_unknown_tensor = recorder.fake
+        with torch.no_grad(), recorder:
+            fakes = [recorder.fake(a) if isinstance(a, torch.Tensor) else a for a in args]
+            return super().run(*fakes)
+
+
+def _tensors(result: Any) -> list[FakeTensor]:
+    found: list[FakeTensor] = []
+    _described(result, found.append)
+    return found
+
+
+def _described(result: Any, describe: Any) -> Any:
+    return map_aggregate(result, lambda leaf: describe(leaf) if isinstance(leaf, FakeTensor) else leaf)

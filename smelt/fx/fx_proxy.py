@@ -7,6 +7,8 @@ user's line and what to do: an example input has a value.
 from __future__ import annotations
 
 import dis
+import functools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -29,25 +31,30 @@ _HINT = (
 
 
 class TraceError(SmeltError, torch.fx.proxy.TraceError, RuntimeError):
-    """A program needs the value of a proxy. The message names the user's line and what to do. It is a ValueError, as torch.fx's
-    error is, and a RuntimeError."""
+    """A program needs the value of a proxy. The message names the user's line and what to do. It is a ValueError, as
+    torch.fx's error is, and a RuntimeError."""
+
+
+class NotTraceable(SmeltError, TypeError, AssertionError):
+    """What is to be traced is no Python function or module, or has no such method. It is an AssertionError, which torch.fx
+    raises."""
 
 
 class Proxy(torch.fx.Proxy):
     """A node as a value of the program that is traced; `torch.fx.Proxy`, whose operators it has, says what can be done with
     it. Calls of torch come by `__torch_function__`."""
 
-    def __getattr__(self, name: str) -> Attribute:
+    def __getattr__(self, name: str) -> Any:
         return Attribute(self, name)
 
-    def __iter__(self) -> Iterator[Proxy]:
+    def __iter__(self) -> Iterator[Any]:
         frame = sys._getframe(1)
         instruction = _instruction(frame)
         if instruction.opname == "UNPACK_SEQUENCE":
-            return (self[i] for i in range(instruction.argval))
+            return map(functools.partial(operator.getitem, self), range(instruction.argval))
         if instruction.opname == "UNPACK_EX":
             refuse(self, "Proxy object cannot be iterated: the number of values of a starred target")
-        values: Iterator[Proxy] = self.tracer.iter(self)
+        values: Iterator[Any] = self.tracer.iter(self)
         return values
 
     def __bool__(self) -> bool:
@@ -69,8 +76,10 @@ class Proxy(torch.fx.Proxy):
     def __float__(self) -> float:
         refuse(self, "a proxy cannot become a float")
 
-    def __contains__(self, value: object) -> bool:
-        refuse(self, "a proxy cannot be searched by `in`")
+    def __deepcopy__(self, memo: dict[int, Any]) -> Proxy:
+        made = super().__deepcopy__(memo)
+        made.__class__ = type(self)
+        return made  # type: ignore[return-value]
 
     @classmethod
     def __torch_function__(
@@ -206,5 +215,3 @@ def _is_asserted(frame: FrameType) -> bool:
         return False
     following = next((i for i in after[jumps + 1 :] if i.opname not in ("CACHE", "NOT_TAKEN")), None)
     return following is not None and following.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
-
-

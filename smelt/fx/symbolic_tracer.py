@@ -1,7 +1,7 @@
 """Symbolic tracing: a program runs on proxies, and what it does with them becomes the nodes of a graph.
 
-While a program is traced, `nn.Module.__call__` and `nn.Module.__getattr__` are replaced, and so are the global functions that
-`wrap` marks in the modules that use them: these calls become nodes. The replacements hold for the process, but only the
+While a program is traced, `nn.Module.__call__` and `nn.Module.__getattr__` are replaced, and so are the global functions
+that `wrap` marks in the modules that use them: these calls become nodes. The replacements hold for the process, but only the
 tracing thread notices: others get the originals, and wait if they trace too.
 """
 
@@ -27,7 +27,7 @@ from torch.fx.proxy import Scope, ScopeContextManager
 from torch.utils import _pytree as pytree
 
 from smelt.fx.fx_graph import Graph
-from smelt.fx.fx_proxy import ParameterProxy, Proxy, refuse, user_line
+from smelt.fx.fx_proxy import NotTraceable, ParameterProxy, Proxy, refuse, user_line
 from smelt.torch_private import (
     FxFree,
     FxPytreeCodeGen,
@@ -49,8 +49,8 @@ _CONSTANT_NAMES = {torch.Tensor: "_tensor_constant", pytree.TreeSpec: "_tree_spe
 
 
 class Tracer(FxTracerBase):  # type: ignore[misc]
-    """Records a graph of a module or function: `Tracer().trace(module)`. Subclasses override `is_leaf_module`, `call_module`,
-    `getattr`, `create_arg`, `create_node`, `proxy`, `to_bool`, `iter` and `keys`, as with torch.fx.
+    """Records a graph of a module or function: `Tracer().trace(module)`. Subclasses override `is_leaf_module`,
+    `call_module`, `getattr`, `create_arg`, `create_node`, `proxy`, `to_bool`, `iter` and `keys`, as with torch.fx.
 
     Args:
         autowrap_modules: Python modules whose functions become nodes if they are called with a proxy.
@@ -148,8 +148,8 @@ class Tracer(FxTracerBase):  # type: ignore[misc]
         refuse(obj, "Proxy object cannot be iterated")
 
     def create_arg(self, a: Any) -> Any:
-        """The argument of a node for a value of the program: tensors and modules of the hierarchy become get_attr nodes, other
-        tensors constants of the traced module, containers are walked.
+        """The argument of a node for a value of the program: tensors and modules of the hierarchy become get_attr nodes,
+        other tensors constants of the traced module, containers are walked.
 
         Raises NameError for a parameter that is not in the hierarchy, NotImplementedError for other objects.
         """
@@ -211,10 +211,12 @@ class Tracer(FxTracerBase):  # type: ignore[misc]
     # ---- tracing
 
     def trace(
-        self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
+        self,
+        root: nn.Module | Callable[..., Any],
+        concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
     ) -> Graph:
-        """The graph of `root`, a module or Python function. `self.root` becomes the module that the graph's targets name: of a
-        function, a new one.
+        """The graph of `root`, a module or Python function. `self.root` becomes the module that the graph's targets
+        name: of a function, a new one.
 
         Args:
             concrete_args: values of parameters, by name, that are not proxies; nested containers may hold `PH` for what is.
@@ -226,7 +228,7 @@ class Tracer(FxTracerBase):  # type: ignore[misc]
         if not is_module:
             self.root = nn.Module()
         if not isinstance(function, FunctionType):
-            raise TypeError(f"a Python function or an nn.Module can be traced, got {function!r}")
+            raise NotTraceable(f"a Python function or an nn.Module can be traced, got {function!r}")
         self.graph = Graph(tracer_cls=type(self))
         code = function.__code__
         self.graph._co_fields = {
@@ -251,13 +253,16 @@ class Tracer(FxTracerBase):  # type: ignore[misc]
         self.submodule_paths = {module: name for name, module in root.named_modules()}
         function = getattr(type(root), self.traced_func_name, None)
         if function is None:
-            raise AttributeError(f"{type(root).__name__} has no method {self.traced_func_name} to trace")
+            raise NotTraceable(
+                f"traced_func_name={self.traced_func_name} doesn't exist in {type(root).__name__}"
+            )
         return function  # type: ignore[no-any-return]
 
     @contextmanager
     def _interception(self, names: dict[str, Any]) -> Iterator[None]:
         """The context in which calls and attributes of modules, and marked functions of `names`, are recorded."""
-        thread, known = threading.get_ident(), {}
+        thread = threading.get_ident()
+        known: dict[str, Any] = {}
         patches = _Patches()
 
         @functools.wraps(_get_attribute)
@@ -293,8 +298,8 @@ class Tracer(FxTracerBase):  # type: ignore[misc]
         is_module: bool,
         concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """A function that runs the program, and its arguments: proxies of placeholders, and concrete values. If they are nested,
-        the graph takes and returns nested containers.
+        """A function that runs the program, and its arguments: proxies of placeholders, and concrete values. If
+        they are nested, the graph takes and returns nested containers.
 
         Raises TypeError if `concrete_args` do not fit the parameters.
         """

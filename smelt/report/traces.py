@@ -50,8 +50,7 @@ class GraphView(GraphFunction):
         """The nodes in execution order."""
         return self.graph.nodes
 
-    @property
-    def graph_module(self) -> GraphModule:
+    def to_fx(self) -> GraphModule:
         """The graph as a new torch.fx.GraphModule, as backends of torch.compile receive it (`backends/fx_bridge.py`).
 
         Raises SmeltError for a graph with symbolic sizes among its arguments.
@@ -201,10 +200,9 @@ class Trace:
         """The torch-level graph as a Python program."""
         return self.torch.code
 
-    @property
-    def graph_module(self) -> GraphModule:
+    def to_fx(self) -> GraphModule:
         """The torch-level graph as a torch.fx.GraphModule."""
-        return self.torch.graph_module
+        return self.torch.to_fx()
 
     def print_tabular(self) -> None:
         """Print the torch-level graph, one row per node."""

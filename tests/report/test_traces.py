@@ -58,7 +58,7 @@ def test_the_graph_module_is_one_of_torch_fx_and_what_backends_are_given():
 
     x = torch.randn(5)
     trace = smelt.trace(two_cosines, backend=backend)(x)
-    module = trace.graph_module
+    module = trace.to_fx()
     assert isinstance(module, torch.fx.GraphModule) and module.code == given[0].code
     for node in module.graph.nodes:
         if node.target is torch.cos:
@@ -95,7 +95,7 @@ def test_the_joint_graph_and_its_partition():
         rows = [("primal", "primals_1", 0), ("alias", "primals_1_alias", 0)]
         assert [(s.kind, s.name, s.nbytes) for s in trace.partition.saved] == rows
         torch.testing.assert_close(trace.backward(x, x, gradient), (wanted,))
-    assert isinstance(trace.joint.graph_module, torch.fx.GraphModule)
+    assert isinstance(trace.joint.to_fx(), torch.fx.GraphModule)
     assert x.grad is None and trace.result.grad_fn is not None
     trace.result.backward(gradient)
     torch.testing.assert_close(x.grad, wanted)
@@ -220,7 +220,7 @@ def test_symbolic_sizes_run_at_any_size():
     for view in (trace.torch, trace.aten):
         assert torch.equal(view(other, 6)[0], f(other))
     with pytest.raises(SmeltError, match="dynamic=False"):
-        _ = trace.aten.graph_module
+        _ = trace.aten.to_fx()
 
 
 def test_what_cannot_be_traced_is_an_error():

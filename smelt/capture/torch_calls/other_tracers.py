@@ -1,4 +1,5 @@
-"""Calls of torch's other tracers: each breaks the graph, since a tracer must observe an eager run of its function."""
+"""Calls of other tracers, torch's and `smelt.fx`'s: each breaks the graph, since a tracer must observe an eager run of
+its function."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from smelt.capture.base.call_handlers import LAZY_FUNCTIONS, Args, Kwargs, unsup
 from smelt.capture.vm.vm import VM
 
 _TRACERS = (
+    ("smelt.fx.tracing", "symbolic_trace"),
+    ("smelt.fx.symbolic_tracer", "Tracer.trace"),
     ("torch.fx._symbolic_trace", "symbolic_trace"),
     ("torch.fx._symbolic_trace", "Tracer.trace"),
     ("torch.fx.experimental.proxy_tensor", "make_fx"),

@@ -106,6 +106,8 @@ def build(
         joint=joint.joint(inputs, aten_graph.placeholders) if joint else None,
         through_wrappers=recorded is not None and parts.wrapper_gradients.is_used,
         counters=Counters.of(parts, inputs, outputs),
+        module_calls=tuple(parts.module_calls.ended),
+        same_results=parts.torch_recorder.same_results,
         boundaries=tuple(
             f.torch_node for f in parts.autograd.hooked if f.torch_node and not parts.inputs.holds(f)
         ),

@@ -41,6 +41,9 @@ class TorchCallRecorder:
         self._inputs = inputs
         self._writes = writes
         self._numbers = numbers
+        self.same_results: dict[
+            Node, Node
+        ] = {}  # the node of the tensor that a call returns anew, as `add_` does
         self._open_levels = 0  # of forward-mode differentiation
         self._left_autocast = False  # since the latest node
         self._state = self.first_state = torch_settings.read()
@@ -94,6 +97,8 @@ class TorchCallRecorder:
             node.spec = out.spec
             if out.torch_node is None:
                 out.torch_node = node
+            elif out.torch_node is not node:
+                self.same_results[node] = out.torch_node
         elif isinstance(out, (list, tuple, dict)):
             keys = list(out) if isinstance(out, dict) else range(len(out))
             node.spec = tuple(self._name_item(node, key, out[key]) for key in keys)

@@ -12,6 +12,7 @@ from smelt.tracing.functionalize.view_copies import Copies
 from smelt.tracing.record.aten_call_recorder import AtenCallRecorder
 from smelt.tracing.record.autograd_calls import AutogradCalls
 from smelt.tracing.record.current_call import CurrentCall
+from smelt.tracing.record.module_calls import ModuleCalls
 from smelt.tracing.record.nested_tensors import NestedTensors
 from smelt.tracing.record.number_inputs import NumberInputs
 from smelt.tracing.record.tape import Tape
@@ -29,6 +30,7 @@ class TraceParts:
         tape: the nodes of both levels, and the fakes that the aten nodes returned.
         inputs: the fakes of input tensors.
         numbers: the symbolic numbers that operators received.
+        module_calls: the calls of modules.
         writes: the memory that was written, or must not be.
         copies: copies recorded in place of views.
         autograd: state of autograd that the program sets.
@@ -44,6 +46,7 @@ class TraceParts:
         self.call = CurrentCall(where)
         self.tape = Tape(self.call)
         self.numbers = NumberInputs()
+        self.module_calls = ModuleCalls(self.tape.torch.graph)
         self.inputs = Inputs(self.call, self.tape, self.numbers)
         self.copies = Copies()
         self.writes = Writes(self.call, self.copies, self.inputs)

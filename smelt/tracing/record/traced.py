@@ -22,6 +22,7 @@ from smelt.tracing.backward.joint import Joint
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.fake.returned_views import NO_VIEWS, Views
 from smelt.tracing.fake.version_counters import NO_COUNTERS, Counters
+from smelt.tracing.record.module_calls import ModuleCall
 from smelt.tracing.record.number_inputs import NumberInput
 from smelt.tracing.record.trace_parts import TraceParts
 from smelt.tracing.symbolic.symbolic_layouts import SizeSource
@@ -71,7 +72,8 @@ class Traced:
     `needs_grad`: running the aten graph alone would lose gradients, or an output is an inference tensor: the joint
     graph runs, or autograd must see the torch-level graph run eagerly. `on_mismatch` is called when compiled code
     gives wrong results (the option `verify`). `on_failure` is called when deferred compilation of a subgraph fails; it
-    may raise.
+    may raise. `module_calls`: the calls of modules, inner ones first. `same_results`: torch-level calls that
+    return a tensor of an earlier node, as `add_` does, and that node.
     """
 
     torch_graph: Graph
@@ -93,6 +95,8 @@ class Traced:
     title: str = ""  # the traced function, for messages
     graph_break: Reason | None = None  # the break at which the graph ends
     boundaries: tuple[Node, ...] = ()
+    module_calls: tuple[ModuleCall, ...] = ()
+    same_results: Mapping[Node, Node] = field(default_factory=dict)
 
     def example_inputs(self) -> tuple[Any, ...]:
         """The traced tensors that still exist, else empty ones like them; then the numbers."""

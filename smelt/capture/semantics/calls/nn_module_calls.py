@@ -31,6 +31,18 @@ _GLOBAL_HOOKS = (
 
 def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
     """`module(*args, **kwargs)`. Raises Unsupported for backward hooks while gradients are recorded."""
+    calls = vm.trace.module_calls
+    calls.begin()
+    try:
+        result = _call_module(vm, module, args, kwargs)
+    except BaseException:
+        calls.leave()
+        raise
+    calls.end(module, args, kwargs, result)
+    return result
+
+
+def _call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
     _check_initialized(vm, module)
     if torch.is_grad_enabled() and _has_backward_hooks(vm, module):
         raise unsupported("a module with backward hooks")
