@@ -100,7 +100,8 @@ endif
 QUICK := tests/test_docstrings.py tests/test_layers.py tests/test_layout.py tests/test_architecture.py tests/test_api.py \
   tests/autograd/test_recompute_classes.py tests/autograd/test_max_flow.py tests/backends/test_backends.py \
   tests/capture/test_reconstruction.py tests/capture/test_store_replay.py tests/catalogue/test_harness.py tests/cli/test_commands.py \
-  tests/codegen/test_modules.py tests/exported/test_refusals.py tests/graph tests/guards/test_tree_layout.py tests/guards/test_evaluate.py \
+  tests/codegen/test_modules.py tests/exported/test_refusals.py tests/fx/test_symbolic_trace.py tests/graph \
+  tests/guards/test_tree_layout.py tests/guards/test_evaluate.py \
   tests/loops/test_kernel_verify.py tests/loops/test_kernel_printer.py tests/native/test_guard_tree.py \
   tests/ops/test_registry.py tests/plan/test_build.py tests/plan/test_executor.py \
   tests/programs/test_found.py tests/report/test_reasons.py tests/report/test_kernels_report.py tests/runtime \

@@ -519,9 +519,12 @@ def backend_tools() -> Any:
 
 # ---- torch.fx, whose graphs smelt.fx builds
 
-FxTracerBase: Any = _optional(
-    lambda: torch.fx.proxy.TracerBase, "a tracer creates nodes of torch.fx's graphs"
+TreeSpec: Any = _optional(
+    lambda: torch.utils._pytree.TreeSpec, "nested arguments and results have a structure"
 )
+tree_flatten: Any = _optional(lambda: torch.utils._pytree.tree_flatten, "nested values are taken apart")
+tree_unflatten: Any = _optional(lambda: torch.utils._pytree.tree_unflatten, "nested values are put together")
+tree_map: Any = _optional(lambda: torch.utils._pytree.tree_map, "the leaves of arguments are replaced")
 FxPytreeCodeGen: Any = _optional(
     lambda: torch.fx.graph._PyTreeCodeGen, "a graph takes and returns nested containers"
 )

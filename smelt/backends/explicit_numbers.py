@@ -22,8 +22,9 @@ from smelt.graph.pytree import map_leaves
 from smelt.graph.unbacked_sizes import AS_SIZES, is_unbacked, sizes_tensor
 from smelt.ops.node_builders import ASSERT_NUMBER
 from smelt.shapes.expr import Expr, Expression, Size, Sym, free_syms
-from smelt.shapes.number_operations import OPERATIONS, OPPOSITES
+from smelt.shapes.number_operations import OPERATIONS, OPPOSITES, Number
 from smelt.torch_private import is_tracing
+from smelt.tracing.record.number_inputs import NumberInput
 from smelt.tracing.record.traced import Traced
 from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
 from smelt.tracing.symbolic.unbacked_numbers import Condition, NumberCondition
@@ -84,15 +85,17 @@ class ExplicitGraph:
         return call
 
 
-def with_explicit_numbers(traced: Traced) -> ExplicitGraph:
-    """The torch-level graph of `traced`. Raises NeedsFixedSize where a number is not known when it is needed."""
-    if traced.unbacked is None and not symbols_of_arguments(traced.torch_graph):
+def with_explicit_numbers(traced: Traced, computes: bool = False) -> ExplicitGraph:
+    """The torch-level graph of `traced`. With `computes`, it computes the numbers that are its inputs from sizes of tensors;
+    other numbers are those of this call. Raises NeedsFixedSize where a number is not known when it is needed."""
+    computed = traced.numbers if computes else ()
+    if traced.unbacked is None and not computed and not symbols_of_arguments(traced.torch_graph):
         return ExplicitGraph(traced.torch_graph)
-    return _Builder(traced).build()
+    return _Builder(traced, computed).build()
 
 
 class _Builder:
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: Traced, computed: Sequence[NumberInput]) -> None:
         self._traced = traced
         self._explicit = ExplicitGraph(Graph("torch"))
         self._explicit.graph.constants = traced.torch_graph.constants
@@ -107,6 +110,10 @@ class _Builder:
         expressions = () if facts is None else facts.numbers
         numbers = self._placeholders[len(self._placeholders) - len(expressions) :]
         self._expressions = dict(zip(numbers, expressions, strict=True))
+        self._leaves: dict[Any, Size | Number] = {}
+        for number in computed:
+            self._expressions[number.nodes["torch"]] = number.symbol.expression
+            self._leaves.update(number.symbol.symbols.leaves())
 
     def build(self) -> ExplicitGraph:
         for node in self._traced.torch_graph:
@@ -203,9 +210,9 @@ class _Builder:
         holds = self._add("call_function", OPERATIONS[op].function, (a, b), op)
         self._add("call_function", check_number, (holds, text), "check")
 
-    def _value(self, number: Size | Expression) -> Any:
+    def _value(self, number: Size | Expression | float) -> Any:
         """The node of a number, or the number."""
-        if isinstance(number, int):
+        if isinstance(number, (int, float)):
             return number
         if number not in self._values:
             self._values[number] = self._compute(number)
@@ -217,7 +224,7 @@ class _Builder:
                 raise NeedsFixedSize(f"{number} is needed before it is known", frozenset((number,)))
             return self._backed(number)
         if number.op == "leaf":
-            return self._value(number.args[0])
+            return self._value(self._leaves.get(number.args[0], number.args[0]))
         if number.op == "const":
             return number.args[0]
         function = _FOR_SYMBOLS.get(number.op) or OPERATIONS[number.op].function

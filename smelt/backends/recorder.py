@@ -41,7 +41,7 @@ class Recorder:
     def __call__(self, traced: Traced, config: Config) -> Compiled:
         """The callable of a graph: it returns empty tensors."""
         torch_level = self._level == "torch"
-        graph = with_explicit_numbers(traced).graph if torch_level else traced.forward_graph
+        graph = with_explicit_numbers(traced, computes=True).graph if torch_level else traced.forward_graph
 
         def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
             specs = [None if n is None else n.spec for n in graph.output.args[0]]
@@ -53,7 +53,7 @@ class Recorder:
                 )
                 for spec in specs
             )
-            self._recording = Recording(traced, graph, tensors, outputs)
+            self._recording = Recording(traced, graph, tensors[: len(traced.inputs)], outputs)
             return outputs
 
         return call

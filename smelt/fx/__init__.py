@@ -9,7 +9,7 @@ line; tracing with example inputs, by smelt's capture; module hierarchies; shape
 
 from __future__ import annotations
 
-from torch.fx._symbolic_trace import PH, ProxyableClassMeta, wrap
+from torch.fx import PH, ProxyableClassMeta, wrap  # type: ignore[attr-defined]
 from torch.fx.graph import CodeGen
 from torch.fx.graph_module import GraphModule
 from torch.fx.interpreter import Interpreter

@@ -19,17 +19,17 @@ from typing import Any
 import torch
 import torch.fx
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from smelt import compatibility
 from smelt.errors import SmeltError, Unsupported
 from smelt.fx.fx_graph import Graph
 from smelt.fx.fx_proxy import TraceError
 from smelt.fx.input_checks import check_inputs
-from smelt.fx.symbolic_tracer import Tracer
+from smelt.fx.symbolic_tracer import TRACER
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.pytree import PLAIN, leaves, map_leaves
 from smelt.shapes.expr import INFINITE
+from smelt.torch_private import tree_flatten, tree_unflatten
 
 IsLeaf = Callable[[nn.Module, str], bool]
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -113,7 +113,7 @@ class _Builder:
         self.arguments = arguments
         self.captured = captured
         self.is_leaf = is_leaf
-        self.graph = Graph(tracer_cls=Tracer)
+        self.graph = Graph(tracer_cls=TRACER)
         self.made: dict[str, Any] = {}  # what a captured node has become, by its name
         self.attributes: dict[str, torch.fx.Node] = {}
         self.inputs: dict[int, torch.fx.Node] = {}  # by the id of an example tensor
@@ -204,14 +204,10 @@ class _Builder:
 
     # ---- values
 
-    def _tensor(self, tensor: Any) -> torch.fx.Node:
+    def _tensor(self, tensor: torch.Tensor) -> torch.fx.Node:
         """The node of an input of the captured graph: an argument, an attribute, or a new constant of the module."""
         if id(tensor) in self.inputs:
             return self.inputs[id(tensor)]
-        if not isinstance(tensor, torch.Tensor):
-            raise SmeltError(
-                f"the graph takes the number {tensor!r}, which no argument holds as a tensor: trace with dynamic=False"
-            )
         name = self.names.get(id(tensor))
         if name is None:
             name = self._constant("_tensor_constant", tensor)
@@ -247,7 +243,7 @@ class _Builder:
                 return value
             raise SmeltError(
                 f"the result holds a {type(value).__name__}, which a graph cannot return: return tensors, numbers and "
-                "containers of them, or register the class with torch.utils._pytree"
+                "containers of them, or register the class with torch's pytree"
             )
 
         def plain(value: Any) -> Any:
@@ -255,11 +251,11 @@ class _Builder:
                 items = value.values() if type(value) is dict else value
                 made = list(map(plain, items))
                 return dict(zip(value, made)) if type(value) is dict else type(value)(made)
-            values, spec = pytree.tree_flatten(value)
+            values, spec = tree_flatten(value)
             if spec.is_leaf():
                 return leaf(value)
             attribute = self._attribute(self._constant("_tree_spec_constant", spec))
-            return self.graph.call_function(pytree.tree_unflatten, (list(map(leaf, values)), attribute))
+            return self.graph.call_function(tree_unflatten, (list(map(leaf, values)), attribute))
 
         return plain(result)
 
@@ -332,14 +328,10 @@ class _Builder:
         computed = {n.name for n in call.nodes}
         written = {self.same[name] for name in computed & self.same.keys()} - computed
         returned = {n.name for n in leaves(result, Node)}
-        if (
-            not returned
-            or not returned <= computed | written
-            or not written <= returned
-            or any(n.name in computed for n in leaves((args, kwargs), Node))
-        ):
+        reads_itself = any(n.name in computed for n in leaves((args, kwargs), Node))
+        if not returned or not returned <= computed | written or reads_itself:
             return False
-        return all(name in returned or readers[name] <= names for name in names)
+        return all(name in returned or readers[name] <= names for name in names | written)
 
     def _first(self, call: Any) -> str:
         return min((n.name for n in call.nodes if n.name in self.order), key=self.order.__getitem__)

@@ -10,7 +10,7 @@ import torch.fx
 
 from smelt.graph.graph_printer import columns
 
-_IN_PLACE = frozenset(
+_INPLACE = frozenset(
     getattr(operator, name)
     for name in dir(operator)
     if name.startswith("i") and f"__{name}__" in dir(operator)
@@ -18,10 +18,10 @@ _IN_PLACE = frozenset(
 
 
 def _is_impure(node: torch.fx.Node) -> bool:
-    return _writes_in_place(node) or node.is_impure()
+    return _is_inplace(node) or node.is_impure()
 
 
-def _writes_in_place(node: torch.fx.Node) -> bool:
+def _is_inplace(node: torch.fx.Node) -> bool:
     if node.op == "call_module":
         module = node.graph.owning_module
         called = None if module is None else operator.attrgetter(str(node.target))(module)
@@ -32,7 +32,7 @@ def _writes_in_place(node: torch.fx.Node) -> bool:
     by_name = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
     return (
         by_name
-        or node.target in _IN_PLACE
+        or node.target in _INPLACE
         or node.target is operator.setitem
         or node.kwargs.get("inplace") is True
         or node.kwargs.get("out") is not None

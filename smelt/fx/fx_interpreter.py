@@ -39,7 +39,7 @@ class Transformer(torch.fx.Transformer):
         super().__init__(module)
         self.new_graph = Graph()
         self.new_graph.set_codegen(module.graph._codegen)
-        self.tracer = _Appending(self.new_graph, module)
+        self.tracer: Any = _Appending(self.new_graph, module)
 
     def placeholder(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A proxy of a placeholder of the new graph."""

@@ -20,7 +20,7 @@ import torch.fx
 from torch import nn
 
 from smelt.errors import SmeltError
-from smelt.torch_private import fx_assert
+from smelt.torch_private import HigherOrderOperator, ScriptMethod, fx_assert, tree_map
 from smelt.user_lines import Line, is_own
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -64,6 +64,9 @@ class Proxy(torch.fx.Proxy):
         holds: bool = self.tracer.to_bool(self)
         return holds
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
     def __len__(self) -> int:
         refuse(self, "'len' is not supported in symbolic tracing by default")
 
@@ -95,8 +98,7 @@ class Proxy(torch.fx.Proxy):
         """
         args, kwargs = args or (), kwargs or {}
         tracer = _tracer_of(function, args, kwargs)
-        script = torch._C.ScriptMethod
-        if isinstance(function, script):
+        if isinstance(function, ScriptMethod):
             return tracer.create_proxy("call_method", function.name, (function.owner, *args), kwargs)
         if torch.overrides.is_tensor_method_or_property(function):
             return tracer.create_proxy("call_method", function.__name__, args, kwargs)
@@ -191,10 +193,10 @@ def _tracer_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             functions.append(leaf)
         return leaf
 
-    torch.utils._pytree.tree_map_(look, (args, kwargs))
+    tree_map(look, (args, kwargs))
     if len(tracers) > 1:
         raise TraceError(f"Found multiple different tracers in a call of {function}: {list(tracers)}")
-    if functions and isinstance(function, torch._ops.HigherOrderOperator):
+    if functions and isinstance(function, HigherOrderOperator):
         raise TraceError(
             f"Unable to symbolically trace the HigherOrderOperator {function.name()} because it received an arbitrary "
             f"callable argument {functions[0]}: at {user_line()}. {_HINT}"

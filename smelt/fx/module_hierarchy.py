@@ -16,7 +16,7 @@ from torch.fx.graph import CodeGen
 
 from smelt.errors import OptionError, nearest
 from smelt.fx.fx_graph import Graph
-from smelt.fx.symbolic_tracer import Tracer
+from smelt.fx.symbolic_tracer import TRACER
 
 Stack = tuple[tuple[str, str, str], ...]  # of each call: its key, the module's path, the name of its class
 
@@ -59,7 +59,7 @@ def features(gm: torch.fx.GraphModule, names: Sequence[str] | Mapping[str, str])
     for name in keys:
         if name not in last:
             raise OptionError(f"features: no node and no module is called {name!r}; {nearest(name, last)}")
-    graph = Graph(tracer_cls=Tracer)
+    graph = Graph(tracer_cls=TRACER)
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in gm.graph.nodes:
         if node.op != "output":
@@ -81,7 +81,7 @@ class _Level:
         self.gm = gm
         self.path = path
         self.name = name
-        self.graph = Graph(tracer_cls=Tracer)
+        self.graph = Graph(tracer_cls=TRACER)
         self.copies: dict[torch.fx.Node, torch.fx.Node] = {}
         self.attributes: dict[str, Any] = {}
 

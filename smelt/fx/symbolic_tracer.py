@@ -23,8 +23,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch import nn
-from torch.fx.proxy import Scope, ScopeContextManager
-from torch.utils import _pytree as pytree
+from torch.fx.proxy import Scope, ScopeContextManager, TracerBase
 
 from smelt.fx.fx_graph import Graph
 from smelt.fx.fx_proxy import NotTraceable, ParameterProxy, Proxy, refuse, user_line
@@ -32,11 +31,15 @@ from smelt.torch_private import (
     FxFree,
     FxPytreeCodeGen,
     FxPytreeInfo,
-    FxTracerBase,
+    TreeSpec,
+    assert_condition,
     fx_assert_is_none,
     fx_proxyable_classes,
     fx_tracing,
     fx_wrapped_functions,
+    tree_flatten,
+    tree_map,
+    tree_unflatten,
     write_lazy_code,
 )
 
@@ -45,10 +48,10 @@ _call_module: Callable[..., Any] = nn.Module.__call__
 _get_attribute: Callable[..., Any] = nn.Module.__getattr__
 _tracing_lock = threading.RLock()
 # Stands, in an attribute of the traced module, for a constant of the program.
-_CONSTANT_NAMES = {torch.Tensor: "_tensor_constant", pytree.TreeSpec: "_tree_spec_constant"}
+_CONSTANT_NAMES = {torch.Tensor: "_tensor_constant", TreeSpec: "_tree_spec_constant"}
 
 
-class Tracer(FxTracerBase):  # type: ignore[misc]
+class Tracer(TracerBase):
     """Records a graph of a module or function: `Tracer().trace(module)`. Subclasses override `is_leaf_module`,
     `call_module`, `getattr`, `create_arg`, `create_node`, `proxy`, `to_bool`, `iter` and `keys`, as with torch.fx.
 
@@ -229,7 +232,8 @@ class Tracer(FxTracerBase):  # type: ignore[misc]
             self.root = nn.Module()
         if not isinstance(function, FunctionType):
             raise NotTraceable(f"a Python function or an nn.Module can be traced, got {function!r}")
-        self.graph = Graph(tracer_cls=type(self))
+        cls: Any = type(self)
+        self.graph = Graph(tracer_cls=cls)
         code = function.__code__
         self.graph._co_fields = {
             "co_name": code.co_name,
@@ -333,15 +337,15 @@ class Tracer(FxTracerBase):  # type: ignore[misc]
         self, function: Callable[..., Any], args: list[Any], names: list[str]
     ) -> tuple[Callable[..., Any], list[Any]]:
         """Where arguments are nested, the graph's code flattens them, and unflattens the results."""
-        leaves, spec = pytree.tree_flatten(tuple(args))
+        leaves, spec = tree_flatten(tuple(args))
         if all(child.is_leaf() for child in spec.children()):
             return function, args
         codegen = FxPytreeCodeGen(FxPytreeInfo(names, spec, None))
         self.graph.set_codegen(codegen)
 
         def flat(*values):  # type: ignore[no-untyped-def]  # torch copies annotations to the generated code
-            results, out_spec = pytree.tree_flatten(function(*pytree.tree_unflatten(list(values), spec)))
-            codegen.pytree_info = codegen.pytree_info._replace(out_spec=out_spec)
+            results, out_spec = tree_flatten(function(*tree_unflatten(list(values), spec)))
+            codegen.pytree_info = FxPytreeInfo(names, spec, out_spec)
             return results
 
         return flat, leaves
@@ -357,7 +361,8 @@ class Tracer(FxTracerBase):  # type: ignore[misc]
         """The proxy of a parameter, or its concrete value with proxies for what is free in it."""
         function = inspect.unwrap(function)
         default: tuple[Any, ...] = ()
-        if not name.startswith("*"):
+        nested = any(isinstance(v, (list, tuple, dict)) for v in concrete.values())
+        if not name.startswith("*") and not nested:  # code that flattens its arguments cannot have defaults
             value = inspect.signature(function).parameters[name].default
             default = () if value is inspect.Parameter.empty else (value,)
         if name not in concrete:
@@ -375,7 +380,7 @@ class Tracer(FxTracerBase):  # type: ignore[misc]
             self._check_concrete(proxy, name, value)
             return value
 
-        return pytree.tree_map(of_leaf, concrete[name])
+        return tree_map(of_leaf, concrete[name])
 
     def _check_concrete(self, proxy: Any, name: str, value: Any) -> None:
         """Add nodes that check that an argument has the value that the graph was traced with."""
@@ -383,13 +388,16 @@ class Tracer(FxTracerBase):  # type: ignore[misc]
         if value is None:
             self.create_proxy("call_function", fx_assert_is_none, (proxy, message), {})
         elif isinstance(value, torch.fx.node.base_types) and not isinstance(value, torch.Tensor):
-            torch._assert(proxy == value, message)
+            assert_condition(proxy == value, message)
         else:
             warnings.warn(
                 f"Was not able to add assertion to guarantee correct input {name} to specialized function. It is up to "
                 "the user to make sure that your inputs match the inputs you specialized the function with.",
                 stacklevel=2,
             )
+
+
+TRACER: Any = Tracer  # as the class of a graph's tracer, which torch's annotations want to be torch's
 
 
 class _Patches:
@@ -445,7 +453,7 @@ def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_constant(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, torch.ScriptObject, pytree.TreeSpec))
+    return isinstance(value, (torch.Tensor, torch.ScriptObject, TreeSpec))
 
 
 def _constants_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[Any, str]]:

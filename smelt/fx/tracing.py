@@ -14,7 +14,7 @@ from torch.fx import subgraph_rewriter
 from smelt.backends import fx_bridge
 from smelt.errors import OptionError
 from smelt.fx.captured_module import capture_module
-from smelt.fx.symbolic_tracer import Tracer
+from smelt.fx.symbolic_tracer import TRACER, Tracer
 from smelt.report.traces import GraphView
 from smelt.torch_private import make_graph_module
 
@@ -39,7 +39,7 @@ def symbolic_trace(
         tracer = _with_leaves(is_leaf)
         graph = tracer.trace(root, concrete_args)
         name = root._get_name() if isinstance(root, nn.Module) else root.__name__
-        graph._tracer_cls = Tracer
+        graph._tracer_cls = TRACER
         made: torch.fx.GraphModule = make_graph_module(tracer.root, graph, name)
         return made
     if concrete_args is not None:

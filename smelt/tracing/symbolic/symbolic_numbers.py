@@ -153,6 +153,14 @@ class Symbols:
         self._values[key] = value
         return wrapped(Symbol(self, self._table.leaf(key), value))
 
+    def leaves(self) -> dict[Any, Size | Number]:
+        """What each leaf of an expression is, by its key: a size, or the number of this call."""
+        found: dict[Any, Size | Number] = dict(self._values)
+        for size, symbol in self._sizes.items():
+            if symbol.expression.op == "leaf":
+                found[symbol.expression.args[0]] = size
+        return found
+
     def size_leaf(
         self,
         key: Any,
