@@ -8,13 +8,21 @@ from typing import Any
 
 import torch.fx
 
-from smelt.graph.graph_printer import columns
+from smelt.graph.graph_printer import columns, target_text
 
 _INPLACE = frozenset(
     getattr(operator, name)
     for name in dir(operator)
     if name.startswith("i") and f"__{name}__" in dir(operator)
 ) - {operator.inv, operator.invert, operator.index, operator.is_, operator.is_not}
+
+
+def _target_text(target: Any) -> str:
+    if isinstance(target, str):
+        return target
+    unknown: dict[str, Any] = {}
+    text = target_text(target, unknown)
+    return f"{target.__module__}.{target.__name__}" if unknown and hasattr(target, "__name__") else text
 
 
 def _is_impure(node: torch.fx.Node) -> bool:
@@ -46,7 +54,7 @@ class Graph(torch.fx.Graph):
     def print_tabular(self) -> None:
         """Print one row per node."""
         rows: list[tuple[str, ...]] = [("opcode", "name", "target", "args", "kwargs")]
-        rows += [tuple(map(str, (n.op, n.name, n.target, n.args, n.kwargs))) for n in self.nodes]
+        rows += [tuple(map(str, (n.op, n.name, _target_text(n.target), n.args, n.kwargs))) for n in self.nodes]
         print(columns(rows))
 
     def eliminate_dead_code(self, is_impure_node: Callable[[torch.fx.Node], bool] | None = None) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch import nn
+from torch.func import functional_call
 from torch.fx.node import map_aggregate
 
 from smelt.fx.fx_graph import Graph
@@ -58,15 +59,25 @@ class ShapeProp(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         """The result of a node, which `meta` describes."""
         result = super().run_node(n)
+        if n.op == "get_attr" and isinstance(result, torch.Tensor):
+            result = self._recorder.fake(result)
         n.meta["type"] = torch.Tensor if isinstance(result, FakeTensor) else type(result)
         if _tensors(result):
             n.meta["spec"] = _described(result, lambda t: t.spec)
             n.meta["tensor_meta"] = _described(result, fx_tensor_metadata)
         return result
 
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a module with fakes for its parameters and buffers, which it may write."""
+        module = self.fetch_attr(target)
+        state = [*module.named_parameters(), *module.named_buffers()]
+        return functional_call(
+            module, {name: self._recorder.fake(tensor) for name, tensor in state}, args, kwargs
+        )
+
     def propagate(self, *args: Any) -> Any:
         """The result of the graph, with fakes for tensors. `args`: real tensors, or fakes of torch's."""
-        recorder = Trace()
+        recorder = self._recorder = Trace()
         recorder.inputs.on_unknown_tensor = recorder.fake
         with torch.no_grad(), recorder:
             fakes = [recorder.fake(a) if isinstance(a, torch.Tensor) else a for a in args]
