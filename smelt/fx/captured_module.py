@@ -120,6 +120,7 @@ class _Builder:
         named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
         self.names = {id(tensor): name for name, tensor in named}
         self.same = {node.name: first.name for node, first in captured.traced.same_results.items()}
+        self.added: list[str] = []
         self.order = {node.name: at for at, node in enumerate(captured.graph)}
         self.paths = {id(module): path for path, module in root.named_modules()}
 
@@ -152,7 +153,10 @@ class _Builder:
             lambda node: node.op != "get_attr" and node.target is not operator.getitem
         )
         self.graph.lint()
-        return torch.fx.GraphModule(self.root, self.graph, name)
+        made = torch.fx.GraphModule(self.root, self.graph, name)
+        for added in self.added:  # the result has them now
+            delattr(self.root, added)
+        return made
 
     # ---- arguments
 
@@ -218,6 +222,7 @@ class _Builder:
         while hasattr(self.root, f"{stem}{count}"):
             count += 1
         name = f"{stem}{count}"
+        self.added.append(name)
         if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
             self.root.register_buffer(name, value, persistent=False)
             self.names[id(value)] = name

@@ -54,7 +54,9 @@ class Graph(torch.fx.Graph):
     def print_tabular(self) -> None:
         """Print one row per node."""
         rows: list[tuple[str, ...]] = [("opcode", "name", "target", "args", "kwargs")]
-        rows += [tuple(map(str, (n.op, n.name, _target_text(n.target), n.args, n.kwargs))) for n in self.nodes]
+        rows += [
+            tuple(map(str, (n.op, n.name, _target_text(n.target), n.args, n.kwargs))) for n in self.nodes
+        ]
         print(columns(rows))
 
     def eliminate_dead_code(self, is_impure_node: Callable[[torch.fx.Node], bool] | None = None) -> bool:

@@ -70,7 +70,6 @@ def features(gm: torch.fx.GraphModule, names: Sequence[str] | Mapping[str, str])
     made.graph.eliminate_dead_code()
     made.graph.lint()
     made.recompile()
-    made.train(gm.training)
     return made
 
 
@@ -88,7 +87,7 @@ class _Level:
     def module(self) -> torch.fx.GraphModule:
         self.graph.lint()
         made = torch.fx.GraphModule(self.attributes, self.graph, self.name)
-        made.train(self.gm.training)
+        made.training = self.gm.training  # not `train`, which sets shared modules
         return made
 
     def value(self, node: torch.fx.Node) -> torch.fx.Node:

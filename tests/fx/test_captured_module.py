@@ -161,6 +161,17 @@ def test_arguments_and_results(program, args):
     same(ours, theirs)
 
 
+def test_constants_belong_to_the_result():
+    class M(nn.Module):
+        def forward(self, x):
+            return Pair(x * CONSTANT, x)
+
+    module = M()
+    traced = smelt.symbolic_trace(module, example_inputs=(torch.ones(2),))
+    assert not list(module.buffers()) and not [n for n in vars(module) if "constant" in n]
+    same(traced(torch.ones(2)), module(torch.ones(2)))
+
+
 CONSTANT = torch.tensor([2.0, 3.0])
 
 

@@ -86,6 +86,15 @@ def test_features_are_what_hooks_see(form):
         torch.testing.assert_close(found[key], seen[name])
 
 
+@pytest.mark.parametrize("form", ["proxies", "captured"])
+def test_modes_of_modules_stay(form):
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    module[1].eval()
+    gm = traced(module, torch.randn(3, 4), form)
+    made = [fx.nest(gm), fx.features(gm, ["0"])]
+    assert [m.training for m in module] == [True, False] and all(m.training for m in made)
+
+
 def test_an_unknown_name_is_an_error():
     gm = smelt.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
     with pytest.raises(smelt.errors.OptionError, match="no node and no module is called 'linaer'"):
