@@ -51,6 +51,20 @@ class Graph(torch.fx.Graph):
     """`torch.fx.Graph`: nodes of six opcodes (placeholder, get_attr, call_function, call_method, call_module, output), which
     can be inserted, replaced, erased and printed."""
 
+    def create_node(
+        self,
+        op: str,
+        target: Any,
+        args: Any = None,
+        kwargs: Any = None,
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> torch.fx.Node:
+        """Append a node. The result of a module that is called `self` has another name, as the code is a method."""
+        if op in ("call_module", "get_attr") and (name or target) == "self":
+            name = "self_module"
+        return super().create_node(op, target, args, kwargs, name, type_expr)
+
     def print_tabular(self) -> None:
         """Print one row per node."""
         rows: list[tuple[str, ...]] = [("opcode", "name", "target", "args", "kwargs")]

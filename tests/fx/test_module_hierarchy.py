@@ -86,6 +86,23 @@ def test_features_are_what_hooks_see(form):
         torch.testing.assert_close(found[key], seen[name])
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_module_called_self(form):
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module("self", nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+            self.output = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.output(getattr(self, "self")(x)) + x  # noqa: B009
+
+    module, x = nn.Sequential(Attention()), torch.randn(2, 4)
+    gm = traced(module, x, form)
+    torch.testing.assert_close(fx.nest(gm)(x), module(x))
+    torch.testing.assert_close(traced(module[0], x, form)(x), module(x))
+
+
 @pytest.mark.parametrize("form", ["proxies", "captured"])
 def test_modes_of_modules_stay(form):
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
