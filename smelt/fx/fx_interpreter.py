@@ -79,7 +79,7 @@ class ShapeProp(torch.fx.Interpreter):
         """The result of the graph, with fakes for tensors. `args`: real tensors, or fakes of torch's."""
         recorder = self._recorder = Trace()
         recorder.inputs.on_unknown_tensor = recorder.fake
-        with torch.no_grad(), recorder:
+        with recorder:
             fakes = [recorder.fake(a) if isinstance(a, torch.Tensor) else a for a in args]
             return super().run(*fakes)
 
