@@ -28,6 +28,7 @@ from smelt.plan.parallel_launches import Touched, merge_parallel_launches
 from smelt.plan.plan_device import PlanDevice
 from smelt.plan.plan_items import Item, LaunchItem, ParallelLaunchItem
 from smelt.plan.register_liveness import with_frees
+from smelt.plan.row_views import ROW_VIEW, with_row_views
 from smelt.plan.schema_aliases import is_foreign, returns_alias, written_values
 from smelt.plan.size_decisions import Decisions
 from smelt.plan.steps import (
@@ -94,6 +95,7 @@ def _unplaced(
 ) -> tuple[Plan, Roots]:
     """The plan without an arena."""
     schedule, items = in_place(schedule, items)
+    items = with_row_views(schedule, items)
     roots = Roots(schedule, items, decisions)
     writer = _Writer(schedule, roots, device, items)
     for position, item in enumerate(items):
@@ -279,7 +281,7 @@ class _Writer:
         self._defined.update(o for o in item.outs if o is not None)
         expect = tuple(self.spec(o) if o in self.roots.by_pointer else None for o in item.outs)  # type: ignore[arg-type]
         visible = is_foreign(item.op) or returns_alias(item.op) or self._writes_input(item)
-        if item.op is RUN_KERNEL:  # whose writes autograd never hears of, in eager either
+        if item.op in (RUN_KERNEL, ROW_VIEW):  # whose writes autograd never hears of, in eager either; not returned
             visible = False
         if self._overwrites_input(item):  # beneath autograd, which is told what is written, as of a kernel
             self.steps.append(BumpVersion((args[0].index,)))
