@@ -281,7 +281,10 @@ class _Writer:
         self._defined.update(o for o in item.outs if o is not None)
         expect = tuple(self.spec(o) if o in self.roots.by_pointer else None for o in item.outs)  # type: ignore[arg-type]
         visible = is_foreign(item.op) or returns_alias(item.op) or self._writes_input(item)
-        if item.op in (RUN_KERNEL, ROW_VIEW):  # whose writes autograd never hears of, in eager either; not returned
+        if item.op in (
+            RUN_KERNEL,
+            ROW_VIEW,
+        ):  # whose writes autograd never hears of, in eager either; not returned
             visible = False
         if self._overwrites_input(item):  # beneath autograd, which is told what is written, as of a kernel
             self.steps.append(BumpVersion((args[0].index,)))

@@ -232,7 +232,10 @@ void Group::free(size_t bucket) {
     const Bucket& b = group_.buckets[bucket];
     // Fewer values are saved if saving one of them raised.
     const size_t end = std::min(b.first + b.saved.size(), saved_.size());
-    for (size_t i = b.first; i < end; ++i) saved_[i].variable.reset_data();
+    for (size_t i = b.first; i < end; ++i) {
+        saved_[i].variable.reset_data();
+        saved_[i].result.reset();
+    }
 }
 
 bool Group::is_freed_for(size_t tangent) const {
@@ -447,6 +450,13 @@ variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr
 at::Tensor Group::unpack(const SavedValue& s, const SavedSource& source, const NodePtr& node) {
     at::Tensor value = s.variable.unpack(s.is_output ? node : NodePtr());
     s.check(value);
+    TORCH_CHECK(!s.result || !s.result->has_new_data(),
+                "smelt: the backward reads a result of the compiled call, ",
+                described(value.scalar_type(), value.sizes()),
+                ", to whose `data` the program has assigned since. Eager computes some gradients from its "
+                "old values and "
+                "others from the new ones. Assign to `data` after the backward, or keep the new values in "
+                "another tensor.");
     if (s.layout) value = restored(*s.layout, std::move(value), "what an unpack hook gave for");
     const auto& layout = source.layout;
     if (layout && !(layout->describes(value) && layout->has_strides_of(value)))

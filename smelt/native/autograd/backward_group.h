@@ -26,10 +26,13 @@ struct WeakTensor {
           offset(TensorImplFields::storage_offset(t.unsafeGetTensorImpl())),
           version(version_of(t)) {}
 
-    bool was_written() const {
+    bool was_written() const { return version_of(at::Tensor(impl.lock())) != version || has_new_data(); }
+
+    // Whether the program has assigned to its `data`.
+    bool has_new_data() const {
         const at::Tensor t(impl.lock());
         const c10::TensorImpl* now = t.unsafeGetTensorImpl();
-        return version_of(t) != version || TensorImplFields::storage_offset(now) != offset ||
+        return TensorImplFields::storage_offset(now) != offset ||
                now->unsafe_storage().unsafeGetStorageImpl() != storage._unsafe_get_target();
     }
 
@@ -60,6 +63,8 @@ struct SavedValue {
     std::optional<Layout> layout;      // set where saved-tensor hooks may replace the tensor
     std::optional<Original> original;  // set where hooks got an input that values are recomputed from
     bool is_of_primal = false;         // hooks got the primal, which is another saved value
+    std::optional<WeakTensor>
+        result;  // of a result that this node is not the history of: as the program holds it
 
     // Raises if `value`, what an unpack hook gave for it, was modified since.
     void check(const at::Tensor& value) const;
@@ -96,6 +101,9 @@ class Group : public c10::intrusive_ptr_target {
     }
     // The last saved value may be read in the place of one that eager's node computed before `t` was modified.
     void remember_original(const at::Tensor& t) { saved_.back().original.emplace(t); }
+    // The last saved value is the result `t`, which eager's nodes save as their input: an assignment to its `data` changes
+    // what they read. The node that is the history of `t` must not do this: it would refer to itself.
+    void remember_result(const at::Tensor& t) { saved_.back().result.emplace(t, true); }
     void remember(DoubleBackwardInputs inputs_of_double_backward) {
         double_backward_inputs_ = std::move(inputs_of_double_backward);
     }

@@ -149,6 +149,16 @@ class Attach {
             torch::autograd::set_history(t, node);
     }
 
+    // Whether output number `output` has its history, if it gets one, and that is not one of these nodes.
+    bool has_other_history(size_t output, const at::Tensor& t) const {
+        if (!t.defined()) return false;
+        if (const Node* node = torch::autograd::impl::grad_fn_unsafe(t))
+            return std::find(made_.begin(), made_.end(), node) == made_.end();
+        const auto& tangents = group_->spec().tangents;
+        return std::none_of(tangents.begin(), tangents.end(),
+                            [&](const Tangent& k) { return k.output == output; });
+    }
+
     bool is_written(const Result& r) const { return r.is_input && versions_.changed(r.tensor); }
 
   private:
@@ -251,6 +261,9 @@ void save(Group& group, const SavedSource& s, PyObject* inputs, const Results& r
         const Result& r = results[s.index];
         const bool written = attach.is_written(r);
         group.save(r.tensor, !r.is_input || written, written && r.tensor.is_view());
+        if (!r.is_input && attach.has_other_history(s.index, r.tensor) &&
+            !at::SavedTensorDefaultHooks::get_hooks())
+            group.remember_result(r.tensor);
     }
     if (s.is_recomputed_from && at::SavedTensorDefaultHooks::get_hooks())
         if (PyObject* item = PyTuple_GET_ITEM(inputs, s.index); THPVariable_Check(item))

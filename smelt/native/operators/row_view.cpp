@@ -10,13 +10,18 @@ namespace {
 
 at::Tensor row_view(const at::Tensor& self, const at::Tensor& index) {
     const int64_t row = index.item<int64_t>(), size = self.size(0);
-    TORCH_CHECK_INDEX(-size <= row && row < size, "index ", row, " is out of bounds for dimension 0 with size ", size);
+    TORCH_CHECK_INDEX(-size <= row && row < size, "index ", row,
+                      " is out of bounds for dimension 0 with size ", size);
     return self.select(0, row);
 }
 
-TORCH_LIBRARY_FRAGMENT(smelt, m) { m.def("row_view(Tensor(a) self, Tensor index) -> Tensor(a)"); }
+TORCH_LIBRARY_FRAGMENT(smelt, m) {
+    m.def("row_view(Tensor(a) self, Tensor index) -> Tensor(a)");
+}
 
-TORCH_LIBRARY_IMPL(smelt, CPU, m) { m.impl("row_view", row_view); }
+TORCH_LIBRARY_IMPL(smelt, CPU, m) {
+    m.impl("row_view", row_view);
+}
 
 }  // namespace
 }  // namespace smelt
