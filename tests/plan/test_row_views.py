@@ -14,6 +14,7 @@ from tests.harness.agreement import same
 
 ROW_VIEW = torch.ops.smelt.row_view.default
 INDEX = torch.ops.aten.index.Tensor
+COPIES = {INDEX, torch.ops.aten.index.Tensor_out}
 
 
 def product(x, w, i):
@@ -73,7 +74,8 @@ def experts(x, w, i):
 
 
 PROGRAMS: tuple[Callable[..., object], ...] = (
-    product, row_of_a_row, negative, of_a_temporary, int32, columns, written_after, written_meanwhile, returned, of_two_tables, experts,
+    product, row_of_a_row, negative, of_a_temporary, int32, columns, written_after, written_meanwhile, returned,
+    of_two_tables, experts,
 )  # fmt: skip
 
 
@@ -133,7 +135,7 @@ def _calls(f: Callable[..., object]) -> list[object]:
 @pytest.mark.parametrize("f", [product, row_of_a_row, of_a_temporary])
 def test_rows_are_not_copied(f: Callable[..., object]) -> None:
     calls = _calls(f)
-    assert ROW_VIEW in calls and INDEX not in calls
+    assert ROW_VIEW in calls and COPIES.isdisjoint(calls)
 
 
 def test_a_returned_row_is_a_copy() -> None:
@@ -144,4 +146,4 @@ def test_a_returned_row_is_a_copy() -> None:
     x, w, i = inputs(2)
     row, _ = smelt.compile(gathered)(x, w, i)
     assert row.data_ptr() != w[2].data_ptr() and torch.equal(row, w[2])
-    assert INDEX in _calls(gathered)
+    assert not COPIES.isdisjoint(_calls(gathered))
