@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import Code
+from smelt.capture.base.bytecode import SUSPENDABLE, Code
 from smelt.capture.base.vm_frames import Frame, LastInstruction, ResultHandler, is_smelt_scope
 from smelt.capture.graph_breaks.break_instructions import (
     BREAK_INSTRUCTIONS,
@@ -34,7 +34,12 @@ from smelt.capture.graph_breaks.continuation_stack import (
 )
 from smelt.capture.graph_breaks.live_locals import handler_at
 from smelt.capture.graph_breaks.profitability import has_tensors
-from smelt.capture.graph_breaks.resume_functions import OriginalCode, ResumeFunctions, frame_continuation
+from smelt.capture.graph_breaks.resume_functions import (
+    OriginalCode,
+    ResumeFunctions,
+    frame_continuation,
+    make_resume_function,
+)
 from smelt.capture.graph_breaks.resume_points import (
     FrameContinuation,
     Placeholder,
@@ -44,7 +49,12 @@ from smelt.capture.graph_breaks.resume_points import (
 )
 from smelt.capture.graph_breaks.suspended_frames import state_after_call
 from smelt.capture.graph_breaks.temporaries import opens, with_temporaries
-from smelt.capture.graph_breaks.uncaptured_loops import LOOP_JUMPS, uncaptured_loop
+from smelt.capture.graph_breaks.uncaptured_loops import (
+    LOOP_JUMPS,
+    expression_start,
+    uncaptured_expression,
+    uncaptured_loop,
+)
 from smelt.errors import DropsObserved, Unsupported
 from smelt.reasons import LONG_COMPUTATION, SIDE_EFFECT_IO, UNSUPPORTED_EFFECT, UNSUPPORTED_OPCODE, Reason
 
@@ -208,21 +218,70 @@ def _with_result(frame: SuspendedFrame, value: object) -> SuspendedFrame:
     return SuspendedFrame(replace(continuation, values=values), None)
 
 
-def _instruction(frame: Frame, error: Unsupported, depth: int) -> BreakInstruction:
-    """The break instruction at which `frame` stands, `depth` frames deep; an empty one if the code continues there."""
+def _instruction(frame: Frame, error: Unsupported, depth: int) -> tuple[BreakInstruction, bool]:
+    """The break instruction at which `frame` stands, `depth` frames deep; an empty one if the code continues there. And
+    whether its result may be a temporary whose end has an effect."""
     # the code would continue behind KW_NAMES
     if error.continues and len(error.reason.stack) == depth and not frame.kwnames:
-        return BreakInstruction((), (Successor(frame.pc, list(frame.stack)),))
+        return BreakInstruction((), (Successor(frame.pc, list(frame.stack)),)), False
     name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
     if name not in BREAK_INSTRUCTIONS:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"a graph break at {name}"))
     if len(error.reason.stack) > depth and has_tensors(frame.stack):  # its callee cannot be captured
         instruction = instruction_with_compiled_callbacks(frame)
         if instruction is not None:
-            return instruction
+            return instruction, False
     instruction = BREAK_INSTRUCTIONS[name](frame, arg)
     ends = isinstance(error, DropsObserved) or (error.reason.kind is SIDE_EFFECT_IO and opens(instruction))
-    return with_temporaries(frame, instruction) if ends else instruction
+    return instruction, ends
+
+
+def _with_temporaries(
+    originals: OriginalCode,
+    decode: Callable[[types.CodeType], Code],
+    frames: Sequence[Frame],
+    instruction: BreakInstruction,
+) -> tuple[Sequence[Frame], BreakInstruction, bool]:
+    """`instruction`, at which the innermost of `frames` stands, up to the one that drops its result, which may be one of
+    the caller: then the frames without the innermost. And whether that is a function with the frame's exception handlers:
+    an expression that jumps or creates functions."""
+    frame = frames[-1]
+    together = with_temporaries(frame, instruction)
+    if (
+        together is not instruction
+        or len(instruction.successors) != 1
+        or frame.code.names[frame.pc] != "CALL"
+    ):
+        return frames, together, False
+    try:
+        depth = len(instruction.successors[0].stack)
+        return frames, uncaptured_expression(originals, decode, frame, depth), True
+    except Unsupported:
+        pass
+    callers, call = frames, instruction
+    while _returns_to_call(callers):
+        if call is instruction:
+            start = expression_start(originals, frame)
+            function, result = make_resume_function(decode, start.point), Placeholder("result")
+            text = f"{{}} = {{}}({', '.join(['{}'] * len(start.values))})"
+            call = BreakInstruction((result, Constant(function, "opener"), *start.values), (), text)
+        callers = callers[:-1]
+        call = replace(call, successors=(Successor(*state_after_call(callers[-1], call.operands[0])),))
+        together = with_temporaries(callers[-1], call)
+        if together is not call:
+            return callers, together, False
+    return frames, instruction, False
+
+
+def _returns_to_call(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost frame returns what it computes next, without handlers, to a call of a captured frame."""
+    frame = frames[-1]
+    returns = frame.code.names[frame.pc + 1] == "RETURN_VALUE" and handler_at(frame.code, frame.pc) is None
+    special = frame.result_handlers or frame.handled is not None or frame.user_code.co_flags & SUSPENDABLE
+    if len(frames) < 2 or not returns or special:
+        return False
+    caller = frames[-2]
+    return not is_continuation_stack(caller.function) and caller.code.names[caller.pc] == "CALL"
 
 
 def plan(
@@ -235,26 +294,30 @@ def plan(
 
     Raises Unsupported for an instruction without a row in `BREAK_INSTRUCTIONS`.
     """
-    innermost, reason = frames[-1], error.reason
+    innermost, reason, handles = frames[-1], error.reason, False
     loops = reason.kind is LONG_COMPUTATION and innermost.code.names[innermost.pc] in LOOP_JUMPS
-    instruction = (
-        uncaptured_loop(originals, decode, innermost)
-        if loops
-        else _instruction(innermost, error, len(frames))
-    )
+    if loops:
+        instruction, handles = uncaptured_loop(originals, decode, innermost), True
+    else:
+        instruction, ends = _instruction(innermost, error, len(frames))
+        if ends:
+            frames, instruction, handles = _with_temporaries(originals, decode, frames, instruction)
+            innermost = frames[-1]
     callers = _suspended_callers(originals, frames)
     normal = [
         frame_continuation(originals, s.frame or innermost, s.at, s.stack) for s in instruction.successors
     ]
     successors = tuple((SuspendedFrame(continuation, None), *callers) for continuation in normal)
     raised = Placeholder("error")
-    # the loop's function has this frame's exception handlers
-    handler = None if loops else _to_handler(originals, innermost, raised)
+    # the function of a loop or expression has this frame's exception handlers
+    handler = None if handles else _to_handler(originals, innermost, raised)
     own = SuspendedFrame(normal[0], None, handler, raised)
     if any(frame.handled is not None for frame in frames[:-1]):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break in what an exception handler calls"))
     user_frames = [*_user_frames(originals, frames)]
-    handlers = [i for i, (_, handles) in enumerate(user_frames) if handles and not (loops and i == 0)]
+    handlers = [
+        i for i, (_, has_handler) in enumerate(user_frames) if has_handler and not (handles and i == 0)
+    ]
     positions = tuple(position for position, _ in reversed(user_frames) if position is not None)
     skipped = sum(position is not None for position, _ in user_frames[handlers[0] + 1 :]) if handlers else 0
     return Break(
