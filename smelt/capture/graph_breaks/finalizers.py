@@ -7,13 +7,15 @@ takes such objects that it does not read, and runs eagerly where it drops one th
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import io
 import itertools
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -22,21 +24,24 @@ from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.type_lookup import type_find
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, instance_dict, is_identity
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator
+from smelt.capture.environment.mutation_log import slot_names
+from smelt.capture.environment.overlay import read_slot
 from smelt.capture.graph_breaks.continuation_stack import is_continuation_stack
 from smelt.capture.graph_breaks.reachable_objects import reachable
 from smelt.capture.vm.vm import VM
 from smelt.errors import DropsObserved
 from smelt.guards.source import Source
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.torch_private import DisableTorchFunction
 
 _MAX_CHILDREN = 500  # of one object
 # Objects that something else holds, or whose deletion has no visible effect.
 _NOT_FOLLOWED = (
-    torch.Tensor, torch.nn.Module, torch.optim.Optimizer, types.FunctionType, types.ModuleType, types.CodeType, type,
-    Generator, types.GeneratorType, types.AsyncGeneratorType,
+    torch.optim.Optimizer, types.ModuleType, types.CodeType, type, Generator, types.AsyncGeneratorType,
 )  # fmt: skip
 _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _Children = Callable[[Any], Iterable[Any]]
+_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), enumerate, zip, map, filter)
 _HOLDERS: tuple[tuple[type, _Children], ...] = (
     (dict, dict.values),
     (list, list.__iter__),
@@ -44,7 +49,32 @@ _HOLDERS: tuple[tuple[type, _Children], ...] = (
     (set, set.__iter__),
     (collections.deque, collections.deque.__iter__),
     (types.MethodType, lambda x: (x.__self__,)),
-)
+    (types.FunctionType, lambda x: (*_in_cells(x.__closure__), *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values())),
+    (types.GeneratorType, lambda x: _in_frame(x.gi_frame)),
+    (functools.partial, lambda x: (x.func, *x.args, *x.keywords.values())),
+    *((iterator, lambda x: x.__reduce__()[1]) for iterator in _ITERATORS),
+    (torch.Tensor, lambda x: _of_tensor(x)),
+)  # fmt: skip
+
+
+def _in_cells(cells: Iterable[types.CellType] | None) -> Iterator[object]:
+    for cell in cells or ():
+        with contextlib.suppress(ValueError):  # empty
+            yield cell.cell_contents
+
+
+def _in_frame(frame: types.FrameType | None) -> Iterable[object]:
+    return () if frame is None else frame.f_locals.values()
+
+
+def _of_tensor(tensor: torch.Tensor) -> Iterator[object]:
+    """The base and the hooks of a tensor, and what its autograd node holds: metadata, attributes of a function's `ctx`."""
+    with DisableTorchFunction():
+        node: Any = None if tensor.is_leaf else tensor.grad_fn
+        base, hooks = tensor._base, cast("dict[int, object] | None", tensor._backward_hooks)
+    yield from (base, *(hooks or {}).values())
+    if node is not None:
+        yield from (*node.metadata.values(), *(instance_dict(node) or {}).values())
 
 
 def has_finalizer(value: object) -> bool:
@@ -56,8 +86,10 @@ def _has_own_finalizer(value: object) -> bool:
     kind = type(value)
     if kind is Coroutine:
         return True
-    if kind in LEAF_TYPES or is_identity(value) or isinstance(value, _NOT_FOLLOWED):
+    if kind in LEAF_TYPES or isinstance(value, _NOT_FOLLOWED):
         return False
+    if is_identity(value) or isinstance(value, types.GeneratorType):
+        return _calls_back(value)
     if kind in _FILES:
         return not value.closed  # type: ignore[attr-defined]
     return type_find(kind, "__del__") is not MISSING or _calls_back(value)
@@ -182,11 +214,22 @@ _WITHOUT_OPERANDS = ("NOP", "CACHE", "PRECALL", "RESUME", "NOT_TAKEN", "KW_NAMES
 
 
 def _calls_back(value: object) -> bool:
-    """Whether a weak reference to `value` may have a callback. A proxy may: its attributes are those of `value`."""
+    """Whether a weak reference to `value` may have a callback. A proxy may: its attributes are those of `value`. Callbacks
+    of torch and smelt, for tables of tensors, modules and functions, show a program nothing."""
     return weakref.getweakrefcount(value) > 0 and any(
-        type(reference) in weakref.ProxyTypes or reference.__callback__ is not None
+        type(reference) in weakref.ProxyTypes or _is_visible(reference.__callback__)
         for reference in weakref.getweakrefs(value)
     )
+
+
+def _is_visible(callback: object) -> bool:
+    module = callback.__module__ if type(callback) is types.FunctionType else ""
+    return callback is not None and not str(module).startswith(("torch.", "smelt."))
+
+
+def _is_smelts(value: object) -> bool:
+    """Whether `value` is one of capture's own objects, such as a symbolic number."""
+    return str(type.__getattribute__(type(value), "__module__")).startswith("smelt.")
 
 
 def _is_namespace(value: object) -> bool:
@@ -196,7 +239,16 @@ def _is_namespace(value: object) -> bool:
 
 
 def _children(value: object) -> Iterable[object]:
-    if type(value) in LEAF_TYPES or isinstance(value, _NOT_FOLLOWED) or _is_namespace(value):
+    if (
+        type(value) in LEAF_TYPES
+        or isinstance(value, _NOT_FOLLOWED)
+        or _is_namespace(value)
+        or _is_smelts(value)
+    ):
         return ()
     held = next((children(value) for kind, children in _HOLDERS if isinstance(value, kind)), ())
-    return itertools.islice(itertools.chain(held, (instance_dict(value) or {}).values()), _MAX_CHILDREN)
+    slots = (read_slot(value, name) for name in slot_names(type(value)))
+    named = (instance_dict(value) or {}).values()
+    return itertools.islice(
+        itertools.chain(held, named, (x for x in slots if x is not MISSING)), _MAX_CHILDREN
+    )
