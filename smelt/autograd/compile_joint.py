@@ -1,7 +1,8 @@
 """A joint graph becomes a callable: the forward, its autograd node, and a backward on demand.
 
 The forward compiles at once, a backward when the first gradient arrives: `_native.Differentiable` then asks for it, once for
-each set of tangents that are defined. Results that are views (of inputs, of each other) are taken outside the node, where
+each set of tangents that are defined, and for a few sets of gradients that are requested alone (`torch.autograd.grad`).
+Results that are views (of inputs, of each other) are taken outside the node, where
 autograd sees them as views (`mutation_view_epilogue.py`).
 """
 
@@ -23,7 +24,7 @@ from smelt.autograd.gradient_liveness import needed_for
 from smelt.autograd.mutation_view_epilogue import EpilogueStep, apply_epilogue, epilogue_steps
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.save_costs import NO_HINTS, Hints
-from smelt.autograd.undefined_tangents import without_tangents
+from smelt.autograd.undefined_tangents import without_gradients, without_tangents
 from smelt.autograd.unsegmented_backward import Reach, unsegmented
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize
@@ -45,6 +46,15 @@ _lock = hold_at_fork(threading.RLock(), BACKWARD)
 # Compiles a forward or a backward: (graph, indices of donated inputs, its symbols) -> the callable for concrete sizes.
 CompileGraph = Callable[[Graph, frozenset[int], tuple[Sym, ...]], Callable[[Values], Compiled]]
 RunEagerly = Callable[[Graph, frozenset[int]], Compiled]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Which backward: without the tangents `undefined`, as far as `reach` says, and without the gradients `omitted`."""
+
+    undefined: frozenset[int]
+    reach: int = Reach.SEGMENT
+    omitted: frozenset[int] = frozenset()
 
 
 def compile_joint(
@@ -76,44 +86,43 @@ def compile_joint(
     joint, parts = node.joint, node.parts
     symbols = tuple(hints)
     forward = compile_graph(parts.forward, frozenset(), symbols)
-    # by undefined tangents, how far it computes, and whether deterministic algorithms are requested; needs `_lock`
-    symbolic: dict[tuple[frozenset[int], int, bool], Callable[[Values], Compiled] | None] = {}
+    # by part, and whether deterministic algorithms are requested; needs `_lock`
+    symbolic: dict[tuple[_Part, bool], Callable[[Values], Compiled] | None] = {}
 
     # When a backward compiles, capture can no longer specialize its sizes: without code for all sizes it does so itself.
     specializations = LocalSpecializations(config)
 
-    def symbolic_backward(undefined: frozenset[int], reach: int) -> Callable[[Values], Compiled] | None:
+    def symbolic_backward(part: _Part) -> Callable[[Values], Compiled] | None:
         """The backward for all sizes; None where there is no code for it."""
-        key = undefined, reach, torch.are_deterministic_algorithms_enabled()
+        key = part, torch.are_deterministic_algorithms_enabled()
         if key not in symbolic:
             try:
-                symbolic[key] = compile_graph(*_backward(joint, parts, undefined, reach), symbols)
+                symbolic[key] = compile_graph(*_backward(joint, parts, part), symbols)
             except NeedsFixedSize:
                 symbolic[key] = None
         return symbolic[key]
 
-    def backward_at(values: Values, undefined: frozenset[int], reach: int) -> tuple[Graph, frozenset[int]]:
+    def backward_at(values: Values, part: _Part) -> tuple[Graph, frozenset[int]]:
         if not values:
-            return _backward(joint, parts, undefined, reach)
+            return _backward(joint, parts, part)
         concrete = traced_at(traced, values).joint
         assert concrete is not None
         cut = replace(parts, backward=substitute(parts.backward, values))
-        return _backward(concrete, cut, undefined, reach)
+        return _backward(concrete, cut, part)
 
     def at(values: Values, on_load: Callable[[Compiled], object] = lambda compiled: None) -> Compiled:
-        def load(undefined: frozenset[int], reach: int) -> Compiled:
-            loader = symbolic_backward(undefined, reach) if values else None
+        def load(part: _Part) -> Compiled:
+            loader = symbolic_backward(part) if values else None
             if loader is not None:
                 return loader(values)
-            graph, donated = backward_at(values, undefined, reach)
+            graph, donated = backward_at(values, part)
             if values and not specializations.allow_another():
                 return run_eagerly(graph, donated)
             return compile_graph(graph, donated, ())({})
 
-        def compile_backward(undefined: frozenset[int], reach: int) -> Compiled:
+        def compile_backward(part: _Part) -> Compiled:
             compiled = traced.compile_deferred(
-                lambda: load(undefined, reach),
-                lambda: run_eagerly(*backward_at(values, undefined, reach)),
+                lambda: load(part), lambda: run_eagerly(*backward_at(values, part))
             )
             on_load(compiled)
             return compiled
@@ -147,13 +156,11 @@ def _node(
     return _Node(joint, parts, _flow(joint, parts), with_history, _gpus(devices))
 
 
-def _backward(
-    joint: Joint, parts: Partition, undefined: frozenset[int], reach: int
-) -> tuple[Graph, frozenset[int]]:
-    """The backward for these undefined tangents, and the indices of its donated inputs."""
-    stop = _own_groups(joint)[-1] if reach == Reach.TO_LAST else None
-    graph = parts.backward if reach == Reach.SEGMENT else unsegmented(parts.backward, joint, stop)
-    graph = without_tangents(graph, undefined)
+def _backward(joint: Joint, parts: Partition, part: _Part) -> tuple[Graph, frozenset[int]]:
+    """A part of the backward, and the indices of its donated inputs."""
+    stop = _own_groups(joint)[-1] if part.reach == Reach.TO_LAST else None
+    graph = parts.backward if part.reach == Reach.SEGMENT else unsegmented(parts.backward, joint, stop)
+    graph = without_gradients(without_tangents(graph, part.undefined), part.omitted)
     return graph, parts.donated(graph)
 
 
@@ -161,7 +168,7 @@ def _assemble(
     traced: Traced,
     node: _Node,
     forward: Compiled,
-    compile_backward: Callable[[frozenset[int], int], Compiled],
+    compile_backward: Callable[[_Part], Compiled],
     values: Values,
 ) -> Compiled:
     """The callable for the sizes `values`: the forward in its autograd node, then the mutation and view epilogue."""
@@ -186,7 +193,7 @@ class _Node:
     def around(
         self,
         forward: Compiled,
-        compile_backward: Callable[[frozenset[int], int], Compiled],
+        compile_backward: Callable[[_Part], Compiled],
         taken: Sequence[EpilogueStep],
         values: Values,
     ) -> Compiled:
@@ -286,20 +293,25 @@ def _layout(spec: object, values: Values) -> tuple[Any, ...]:
 
 def _compiled_backward(
     joint: Joint,
-    compile_backward: Callable[[frozenset[int], int], Compiled],
+    compile_backward: Callable[[_Part], Compiled],
     defined: tuple[bool, ...],
     reach: int = Reach.SEGMENT,
+    requested: tuple[bool, ...] = (),
 ) -> Compiled:
-    """The backward for these defined tangents."""
-    undefined = frozenset(k for k, d in enumerate(defined) if not d)
+    """The backward for these defined tangents and requested gradients (empty: all)."""
+    part = _Part(_where_not(defined), reach, _where_not(requested))
     with events.compiling("a backward"):
         start = time.perf_counter()
         events.emit("backward-start", joint=joint)
         with collections_postponed():
-            compiled = compile_backward(undefined, reach)
+            compiled = compile_backward(part)
         seconds = time.perf_counter() - start
-        events.emit("backward-compiled", seconds=seconds, undefined=len(undefined), joint=joint)
+        events.emit("backward-compiled", seconds=seconds, undefined=len(part.undefined), joint=joint)
     return compiled
+
+
+def _where_not(flags: Iterable[bool]) -> frozenset[int]:
+    return frozenset(i for i, flag in enumerate(flags) if not flag)
 
 
 def _gpus(devices: Iterable[torch.device]) -> list[torch.device]:

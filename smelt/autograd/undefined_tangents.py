@@ -14,7 +14,7 @@ from typing import Any
 
 from smelt.autograd.recompute_formulas import layout
 from smelt.errors import NeedsFixedSize
-from smelt.graph.graph_passes import eliminate_dead, has_effect, stays_in_backward
+from smelt.graph.graph_passes import eliminate_dead, extract, has_effect, stays_in_backward
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import make_spec
@@ -33,6 +33,17 @@ _SIGNS: dict[object, int] = {operator.add: 1, operator.sub: -1}  # of the second
 def without_tangents(backward: Graph, undefined: frozenset[int]) -> Graph:
     """`backward` without the placeholders of the tangents `undefined` (0 is `tangents_1`), which are zero."""
     return _Zeros(backward).run({f"tangents_{k + 1}" for k in undefined}) if undefined else backward
+
+
+def without_gradients(backward: Graph, omitted: frozenset[int]) -> Graph:
+    """`backward` without the gradients `omitted`, which are None: nothing is computed for them alone."""
+    if not omitted:
+        return backward
+    gradients = [None if i in omitted else n for i, n in enumerate(backward.output.args[0])]
+    order = [n for n in backward.nodes[:-1] if n.op != "placeholder"]
+    graph = extract(backward, backward.placeholders, order, gradients)
+    eliminate_dead(graph)
+    return graph
 
 
 class _Zeros(GraphRewriter):

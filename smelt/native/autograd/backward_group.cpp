@@ -389,8 +389,9 @@ variable_list Group::compute(const Mask& mask, variable_list&& tangents, const M
     }
     TORCH_CHECK(!wrapped, kWrapped);
     const Reach reach = this->reach();
-    const Backward* backward = spec_->find(mask, reach);
-    if (!backward) backward = &compile_backward(*spec_, mask, reach);
+    const std::vector<bool> part = requested_part(mask, reach);
+    const Backward* backward = spec_->find(mask, reach, part);
+    if (!backward) backward = &compile_backward(*spec_, mask, reach, part);
     variable_list arguments = unpack(mask, awaited, node);
     if (reach != Reach::segment && !keeps_graph()) free_segments(reach);
     for (at::Tensor& t : tangents)
@@ -469,6 +470,17 @@ std::vector<bool> Group::requested() const {
     for (size_t e = 0; e < ends_.size(); ++e)
         for (size_t i = 0; ends_[e] && i < group_.ends[e].edges.size(); ++i)
             if (ends_[e]->task_should_compute_output(i)) requested[group_.ends[e].edges[i]] = true;
+    return requested;
+}
+
+std::vector<bool> Group::requested_part(const Mask& mask, Reach reach) const {
+    if (requests_all()) return {};
+    std::vector<bool> requested = this->requested();
+    bool omits = false;
+    for (size_t e = 0; e < ends_.size(); ++e)
+        for (size_t i = 0; ends_[e] && i < group_.ends[e].edges.size(); ++i)
+            omits |= ends_[e]->next_edge(i).is_valid() && !requested[group_.ends[e].edges[i]];
+    if (!omits || !spec_->is_requested_again(mask, reach, requested)) return {};
     return requested;
 }
 

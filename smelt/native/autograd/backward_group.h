@@ -185,6 +185,8 @@ class Group : public c10::intrusive_ptr_target {
     static at::Tensor unpack(const SavedValue& s, const SavedSource& source, const NodePtr& node);
     // Per gradient: whether the current engine call requests it of this group.
     std::vector<bool> requested() const;
+    // Those gradients, if a backward of nothing else is to compute them; empty: the backward computes all.
+    std::vector<bool> requested_part(const Mask& mask, Reach reach) const;
     // Eager does not compute the others, which may be NaN.
     void drop_unrequested(variable_list& gradients) const;
     void free_read(const Mask& mask, const Mask& awaited);

@@ -98,6 +98,7 @@ PyObject* differentiable_backwards(PyObject* object, void*) {
     py::dict result;
     const auto& spec = as_differentiable(object)->spec;
     for (const Backward* b = spec ? spec->backwards.load() : nullptr; b; b = b->next) {
+        if (!b->requested.empty()) continue;
         py::tuple mask(b->mask.size());
         for (size_t i = 0; i < b->mask.size(); ++i) mask[i] = py::bool_(b->mask[i] != 0);
         const py::tuple key =

@@ -317,20 +317,26 @@ class Reader {
 
 }  // namespace
 
-const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach) {
+const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach,
+                                 const std::vector<bool>& requested) {
     pybind11::gil_scoped_acquire gil;
     Lock lock(spec.lock);
-    if (const Backward* made = spec.find(mask, reach)) return *made;
+    if (const Backward* made = spec.find(mask, reach, requested)) return *made;
     const bool deterministic = at::globalContext().deterministicAlgorithms();
     THPObjectPtr defined(checked(PyTuple_New(static_cast<Py_ssize_t>(mask.size()))));
     for (size_t i = 0; i < mask.size(); ++i)
         PyTuple_SET_ITEM(defined.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(mask[i]));
-    THPObjectPtr further;
-    if (reach != Reach::segment) further = checked(PyLong_FromLong(static_cast<long>(reach)));
-    THPObjectPtr callable(
-        checked(PyObject_CallFunctionObjArgs(spec.compile_backward, defined.get(), further.get(), nullptr)));
+    THPObjectPtr further, gradients;
+    if (reach != Reach::segment || !requested.empty())
+        further = checked(PyLong_FromLong(static_cast<long>(reach)));
+    if (!requested.empty()) gradients = checked(PyTuple_New(static_cast<Py_ssize_t>(requested.size())));
+    for (size_t i = 0; i < requested.size(); ++i)
+        PyTuple_SET_ITEM(gradients.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(requested[i]));
+    THPObjectPtr callable(checked(PyObject_CallFunctionObjArgs(spec.compile_backward, defined.get(),
+                                                               further.get(), gradients.get(), nullptr)));
     check_backward(spec, mask, callable);
-    auto* made = new Backward{mask, reach, deterministic, callable.get(), is_plan(callable), spec.backwards};
+    auto* made = new Backward{
+        mask, reach, requested, deterministic, callable.get(), is_plan(callable), spec.backwards};
     callable.release();
     spec.backwards.store(made, std::memory_order_release);
     return *made;

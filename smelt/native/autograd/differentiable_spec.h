@@ -7,6 +7,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -68,7 +69,8 @@ enum class Reach : uint8_t { segment, to_last, whole };
 struct Backward {
     Mask mask;
     Reach reach;
-    bool deterministic;  // compiled while deterministic algorithms were requested
+    std::vector<bool> requested;  // per gradient; empty: all
+    bool deterministic;           // compiled while deterministic algorithms were requested
     PyObject* callable;
     bool is_plan;
     Backward* next;
@@ -124,16 +126,39 @@ struct Spec : c10::intrusive_ptr_target {
     std::vector<size_t> returned_inputs;         // what a plan returns as a differentiable output
     std::atomic<Backward*> backwards = nullptr;  // only ever grows, so it is walked without a lock
 
+    // The gradients that were requested of backwards, where not all were, and how often.
+    struct Request {
+        Mask mask;
+        Reach reach;
+        std::vector<bool> requested;
+        size_t times;
+    };
+    std::vector<Request> requests;
+    std::mutex requests_mutex;
+
     ~Spec() override;
 
     bool is_epilogue_output(size_t output) const { return output >= n_outputs; }
 
     // Kernels for requested deterministic algorithms differ, and the request may be newer than the forward.
-    const Backward* find(const Mask& mask, Reach reach) const {
+    const Backward* find(const Mask& mask, Reach reach, const std::vector<bool>& requested = {}) const {
         const bool deterministic = at::globalContext().deterministicAlgorithms();
         for (const Backward* b = backwards.load(std::memory_order_acquire); b; b = b->next)
-            if (b->mask == mask && b->reach == reach && b->deterministic == deterministic) return b;
+            if (b->mask == mask && b->reach == reach && b->deterministic == deterministic &&
+                b->requested == requested)
+                return b;
         return nullptr;
+    }
+
+    // Whether a backward of only these gradients is worth compiling: they are requested for the second time, and are not
+    // one of too many sets.
+    bool is_requested_again(const Mask& mask, Reach reach, const std::vector<bool>& requested) {
+        constexpr size_t kMaxRequests = 8;
+        const std::lock_guard<std::mutex> lock(requests_mutex);
+        for (Request& r : requests)
+            if (r.mask == mask && r.reach == reach && r.requested == requested) return ++r.times > 1;
+        if (requests.size() < kMaxRequests) requests.push_back({mask, reach, requested, 1});
+        return false;
     }
 };
 
@@ -142,6 +167,7 @@ c10::intrusive_ptr<Spec> read_spec(PyObject* dict);
 
 // The backward for these tangents, compiled now if necessary. Acquires the GIL.
 // Throws the exception that the compilation raised.
-const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach);
+const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach,
+                                 const std::vector<bool>& requested);
 
 }  // namespace smelt::autograd
