@@ -70,11 +70,14 @@ def _in_frame(frame: types.FrameType | None) -> Iterable[object]:
 def _of_tensor(tensor: torch.Tensor) -> Iterator[object]:
     """The base and the hooks of a tensor, and what its autograd node holds: metadata, attributes of a function's `ctx`."""
     with DisableTorchFunction():
-        node: Any = None if tensor.is_leaf else tensor.grad_fn
+        node = None if tensor.is_leaf else tensor.grad_fn
         base, hooks = tensor._base, cast("dict[int, object] | None", tensor._backward_hooks)
     yield from (base, *(hooks or {}).values())
     if node is not None:
-        yield from (*node.metadata.values(), *(instance_dict(node) or {}).values())
+        yield from (
+            *cast("dict[object, object]", node.metadata).values(),
+            *(instance_dict(node) or {}).values(),
+        )
 
 
 def has_finalizer(value: object) -> bool:

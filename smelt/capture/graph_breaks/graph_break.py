@@ -246,13 +246,9 @@ def _with_temporaries(
     the caller: then the frames without the innermost. And whether that is a function with the frame's exception handlers:
     an expression that jumps or creates functions."""
     frame = frames[-1]
-    together = with_temporaries(frame, instruction)
-    if (
-        together is not instruction
-        or len(instruction.successors) != 1
-        or frame.code.names[frame.pc] != "CALL"
-    ):
-        return frames, together, False
+    whole = with_temporaries(frame, instruction)
+    if whole is not instruction or len(instruction.successors) != 1 or frame.code.names[frame.pc] != "CALL":
+        return frames, whole, False
     try:
         depth = len(instruction.successors[0].stack)
         return frames, uncaptured_expression(originals, decode, frame, depth), True
@@ -267,9 +263,9 @@ def _with_temporaries(
             call = BreakInstruction((result, Constant(function, "opener"), *start.values), (), text)
         callers = callers[:-1]
         call = replace(call, successors=(Successor(*state_after_call(callers[-1], call.operands[0])),))
-        together = with_temporaries(callers[-1], call)
-        if together is not call:
-            return callers, together, False
+        whole = with_temporaries(callers[-1], call)
+        if whole is not call:
+            return callers, whole, False
     return frames, instruction, False
 
 
