@@ -28,6 +28,13 @@ def test_no_python_of_a_page_is_overlooked():
         assert len(python.findall(text)) == read.count("python"), page
 
 
+def test_docs_stay_short():
+    """docs/ holds at most 45,000 words (`wc -w docs/*.md`): an addition replaces something else."""
+    words = {page.name: len(page.read_text().split()) for page in pages.PAGES if page.parent.name == "docs"}
+    longest = sorted(words, key=words.__getitem__, reverse=True)[:5]
+    assert sum(words.values()) <= 45_000, f"the longest pages: {', '.join(longest)}"
+
+
 PAGE = """
 ```python
 def f():
