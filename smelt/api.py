@@ -212,17 +212,17 @@ def export(
     *,
     dynamic_shapes: Any = None,
 ) -> Program:
-    """Return one call of `model` as a program that runs without Python, the model's code and the compiler in between, also
-    in another process: `smelt.export(model, (x,)).save("m.smelt")`, then `smelt.load("m.smelt")(x)` (docs/export.md).
+    """Return one call of `model` as a program that runs without the model's code and the compiler, also in another process:
+    `smelt.export(model, (x,)).save("m.smelt")`, then `smelt.load("m.smelt")(x)` (docs/export.md).
 
-    The call is captured, not made. A program runs without gradients. Facts that the call depends on become checks if they
-    rest on its arguments; others (globals, attributes of modules, settings of torch) are as they were, for good.
+    smelt captures the call without computing it. A program computes no gradients. It checks its arguments for the facts on
+    which the capture depended; globals, attributes of modules and settings of torch keep their values of the export.
 
     Args:
         model: an nn.Module or another callable, compiled or not.
         args, kwargs: of the call: tensors on the CPU, numbers, texts, None, and tuples, lists, dicts, named tuples and
             dataclasses of these.
-        dynamic_shapes: the sizes that may differ, as torch.export takes them: by parameter, for each dimension of a tensor a
+        dynamic_shapes: the sizes that may differ, in torch.export's form: by parameter, for each dimension of a tensor a
             `smelt.Dim`, `Dim.AUTO` or None. Other sizes are those of the call.
 
     Raises:
@@ -268,11 +268,11 @@ def symbolic_trace(
     dynamic: bool = False,
     level: Literal["torch", "aten"] = "torch",
 ) -> GraphModule:
-    """The program of a module or function as a `smelt.GraphModule`: a graph to print, rewrite and run (docs/fx.md).
+    """Return a module or function as a `smelt.GraphModule`: a graph to print, rewrite and run (docs/fx.md).
 
-    Without example inputs, the program runs on proxies, as with torch.fx: it may not need the value, the size or the
-    length of one. With them, smelt captures the call, which always knows sizes; nothing is computed, and attributes that
-    the program sets are put back. The graph then checks its inputs: dtypes, sizes and plain values are the example's.
+    Without example inputs, the program runs on proxies, as with torch.fx, and raises where it needs the value, the size or
+    the length of one. With example inputs, smelt captures the call, in which all sizes are known, without computing it, and
+    restores attributes that the program sets. The graph then checks that dtypes, sizes and plain values are the example's.
 
     Args:
         root: an nn.Module or a Python function. The result shares its parameters and buffers.
@@ -280,7 +280,7 @@ def symbolic_trace(
         example_inputs, example_kwargs: arguments of a call. Tensors are inputs of the graph, other values are constants.
         leaves: which calls of modules are nodes, instead of what they compute: classes, or a function of a module and its
             path. None: the modules of torch.nn except Sequential.
-        dynamic: with example inputs: sizes of tensors that the program does not decide by are free.
+        dynamic: with example inputs: the graph accepts other sizes for which the program decides the same.
         level: with example inputs: "aten" is a functional graph of ATen operators, without modules.
 
     Raises:

@@ -68,7 +68,7 @@ class ArgumentNames:
 
 
 class ArgumentChecks:
-    """The guards of a capture as checks of arguments. `sizes` and `rules` are those of the program."""
+    """Checks of arguments, made from the guards of a capture. `sizes` and `rules` are those of the program."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class ArgumentChecks:
                 self.rules.append(rule)
 
     def path(self, source: Source) -> Path | None:
-        """The path of an argument's part; None for what is no argument."""
+        """The path of an argument or of a part of it; None for a source outside the arguments."""
         if root_of(source) is None:
             return None
         steps: list[tuple[str, Any]] = []
@@ -112,7 +112,7 @@ class ArgumentChecks:
         return ((root, steps[0][1]), *steps[1:])
 
     def text(self, source: Source) -> str:
-        """The name of an argument's part in messages."""
+        """The name of an argument or of a part of it, for messages."""
         path = self.path(source)
         if path is None:
             return source.source
@@ -134,7 +134,7 @@ class ArgumentChecks:
         return (root, *(("item", key) for key in keys)), d.dim
 
     def declared_at(self, tensor: Source, dim: int) -> Declared | None:
-        """What is declared of a dimension."""
+        """The declaration of a dimension, or None."""
         path = self.path(tensor)
         return None if path is None else self._at(path, dim)
 
@@ -160,7 +160,7 @@ class ArgumentChecks:
         return SizeRule(sym, path, self._text(path), name, *numbers)
 
     def number(self, expression: Expression) -> NumberOf:
-        """A number as the program computes it. Raises ExportError where it does not follow from the arguments."""
+        """A number as the program computes it. Raises ExportError if it depends on more than the arguments."""
         of = leaves(expression)
         paths = [self.path(source) for source in of]
         known = tuple(path for path in paths if path is not None)
@@ -169,7 +169,7 @@ class ArgumentChecks:
         return NumberOf(tree_of(expression, {id(source): i for i, source in enumerate(of)}), known)
 
     def _rule(self, guard: Guard) -> TensorRule | Rule | None:
-        """The check of a guard; None if it is settled or the binding of arguments implies it."""
+        """The check of a guard; None if the export settles it or the binding of arguments implies it."""
         kind = guard.kind.name
         sources = (
             guard.sources if guard.kind.is_relation else (guard.source,) if guard.source is not None else ()
@@ -223,8 +223,8 @@ class ArgumentChecks:
         return Rule(kind, known, value, texts.get(kind, f"{names}: {guard.text}"), line)
 
     def _mixed(self, guard: Guard, paths: list[Path], line: str) -> Rule | None:
-        """A relation between arguments and the state: arguments never are, or share memory with, tensors of the state, which
-        belong to the program; so relations between arguments remain."""
+        """The check of a relation between arguments and the state. The state belongs to the program, so an argument is never
+        one of its tensors and shares no memory with them: only the relations between arguments remain."""
         if guard.kind.name in ("distinct", "no_overlap"):
             if len(paths) < 2:
                 return None
@@ -266,7 +266,7 @@ class ArgumentChecks:
     # ---- declarations
 
     def check_declared(self) -> None:
-        """Raise ExportError where the capture found more than the declarations say."""
+        """Raise ExportError if the capture restricts declared sizes more than their declarations do."""
         seen: dict[Sym, Declared] = {}
         for (path, dim), d in self._declared.items():
             spec = next((s for p, s in self._specs.items() if self._at(p, dim) is d), None)
@@ -318,7 +318,7 @@ class ArgumentChecks:
         )
 
     def _implied(self, rule: Rule, declared: Sequence[Declared]) -> bool:
-        """Whether a condition holds for the least and the largest declared sizes: conditions on one size are ranges."""
+        """Whether a condition on one size, which is a range, holds for the least and the largest declared value."""
         if len({d.name for d in declared}) != 1 or len(declared) != len(rule.paths):
             return False
         ends = [
@@ -345,7 +345,7 @@ class ArgumentChecks:
 
 
 def root_of(source: Source) -> str | None:
-    """The slot of arguments in which a source begins, if it leads through values of the arguments only."""
+    """The slot of arguments in which a source begins, if its path leads only through values of the arguments."""
     at: Source | None = source
     while at is not None:
         if at.kind in _OF_CLASSES:

@@ -1,4 +1,4 @@
-"""Aten graphs as data of a program's file, and back."""
+"""Conversion of aten graphs to and from the data of a program's file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBERS = {"int": int, "float": float}  # specs of numbers, by their text
 
 
 def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str]) -> GraphData:
-    """`graph` as data. `name_of` returns the name in the state of a constant."""
+    """Return `graph` as data. `name_of` returns a constant's name in the state."""
     index = {node: i for i, node in enumerate(graph)}
 
     def references(value: Any) -> Any:

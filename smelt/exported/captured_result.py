@@ -33,7 +33,7 @@ class CapturedResult:
         self._open: set[int] = set()
 
     def nodes(self) -> list[ResultNode]:
-        """The nodes, the result last. Raises ExportError for objects that no program returns."""
+        """The nodes, the result last. Raises ExportError for objects that a program cannot return."""
         last = self._visit(self._captured.result)
         if last != len(self._nodes) - 1:  # the result is a part of itself, listed before
             self._nodes.append(self._nodes[last])

@@ -49,7 +49,7 @@ class CapturedState:
             self.tensors[self.names[i]] = _held(real, written, copies)
 
     def buffer_of(self, effect: Effect) -> str | None:
-        """The name of the buffer that an effect replaces, which is part of the state then."""
+        """The name of the buffer that an effect replaces; the buffer becomes part of the state."""
         for path, module in self._modules:
             if (
                 isinstance(effect, SetItem)
@@ -66,7 +66,7 @@ class CapturedState:
         return None
 
     def constant(self, tensor: torch.Tensor) -> str:
-        """The name of a constant of the graph, which is part of the state."""
+        """The name of a constant of the graph; the constant becomes part of the state."""
         name = self._constants.get(id(tensor))
         if name is None:
             name = self._constants[id(tensor)] = f"constant.{len(self._constants)}"
@@ -106,7 +106,7 @@ def restores(effect: Effect, captured: CapturedFrame) -> bool:
 
 
 def effect_text(name: str, effect: Effect, captured: CapturedFrame) -> str:
-    """Why an effect cannot be exported, with its line."""
+    """The reason why an effect cannot be exported, with its line."""
     line = captured.env.log.line_of(effect.target)
     where = "" if line is None or is_own(line.filename) else f" at {line}"
     called = getattr(effect.target, "__name__", "a function")
@@ -128,5 +128,5 @@ def effect_text(name: str, effect: Effect, captured: CapturedFrame) -> str:
 
 
 def _readable(source: Source) -> str:
-    """The text of a source, with the model by that name."""
+    """The text of a source, in which the model is called "the model"."""
     return source.source.replace("L['target']", "the model")

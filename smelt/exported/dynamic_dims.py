@@ -1,4 +1,4 @@
-"""Which sizes of an exported program may differ from call to call: `Dim`, as torch.export writes it."""
+"""Declarations of the sizes that may differ between calls of an exported program (`Dim`), in torch.export's form."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ class _Hint:
 
 
 class Dim:
-    """A size by name and range: `Dim("batch", min=1, max=64)`. Sizes with one name are equal in every call.
+    """A size by name and range: `Dim("batch", min=1, max=64)`. Sizes with one name are equal in every call. Without `min`,
+    the least size is 2.
 
-    `Dim.AUTO`: whatever the program allows. `Dim.STATIC`: the size of the example. Dims of torch.export are taken, too.
+    `Dim.AUTO`: any size that the program allows. `Dim.STATIC`: the size of the example. `dynamic_shapes` also accepts
+    torch.export's Dims.
 
-    Raises ValueError for a name that is no identifier, or bounds of which `min` is below 0 or above `max`.
+    Raises ValueError for a name that is not an identifier, a bound below 0, or a `min` above `max`.
     """
 
     AUTO = _Hint("AUTO")
@@ -54,7 +56,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class Declared:
-    """What is declared of one dimension: its Dim, or AUTO (`name` empty). `of` is the path of the tensor."""
+    """The declaration of one dimension: its Dim, or AUTO (`name` is empty). `of` is the path of the tensor."""
 
     of: Path
     dim: int
@@ -64,18 +66,18 @@ class Declared:
 
     @property
     def mark(self) -> Mark:
-        """The mark that makes capture follow the declaration."""
+        """The size mark by which capture follows the declaration."""
         return Mark(True, self.min, self.max, is_hint=not self.name, name=self.name)
 
 
 def text_of(path: Path) -> str:
-    """`batch['ids'][0]`."""
+    """A path as an expression: `batch['ids'][0]`."""
     name, *keys = path
     return str(name) + "".join(f"[{key!r}]" for key in keys)
 
 
 def children(value: object) -> Iterator[tuple[Key, object]]:
-    """The members of a container among a program's arguments; nothing of other objects."""
+    """The members of a container among a program's arguments; none for other objects."""
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, (list, tuple)):
@@ -88,8 +90,8 @@ def declarations(arguments: Mapping[str, Any], dynamic_shapes: Any) -> list[tupl
     """The dimensions that `dynamic_shapes` declares dynamic, each with its tensor.
 
     `dynamic_shapes`: a dict by parameter, or a sequence in the order of `arguments`, nested as these are. For a tensor:
-    None, a dict of dimensions, or a sequence with one entry a dimension. An entry is a Dim, AUTO, STATIC, None or the size.
-    Raises ExportError where it does not fit the arguments.
+    None, a dict of dimensions, or a sequence with one entry per dimension. An entry is a Dim, AUTO, STATIC, None or the
+    size. Raises ExportError if it does not fit the arguments.
     """
     if dynamic_shapes is None:
         return []
@@ -164,13 +166,13 @@ def _declared(path: Path, dim: int, entry: Any, size: int) -> Declared | None:
 
 
 def dim_text(d: Declared) -> str:
-    """The declaration as it is written."""
+    """The declaration as Python source."""
     bounds = (f", {k}={v}" for k, v in (("min", d.min), ("max", d.max)) if v is not None)
     return f'Dim("{d.name}"{"".join(bounds)})' if d.name else "Dim.AUTO"
 
 
 def paste(d: Declared, entry: str) -> str:
-    """The declaration to write instead."""
+    """The argument `dynamic_shapes=...` that declares `entry` for a dimension."""
     text = f"{{{d.dim}: {entry}}}"
     for key in reversed(d.of):
         text = f"{{{key!r}: {text}}}"
@@ -178,5 +180,5 @@ def paste(d: Declared, entry: str) -> str:
 
 
 def range_text(low: int, high: int) -> str:
-    """A range for people."""
+    """A range of sizes in words."""
     return f"at least {low}" if high >= INFINITE else f"from {low} to {high}"

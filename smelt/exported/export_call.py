@@ -1,9 +1,10 @@
-"""`smelt.export`: captures one call of a model as a program.
+"""`smelt.export`: capture of one call of a model as a program.
 
     call -> capture (as for `smelt.compile(model, fullgraph=True)`) -> checks, result, state -> plans -> Contents
 
 Guards on arguments become checks of the program (`input_checks.py`). Guards on anything else (globals, attributes of
-modules, grad mode) are settled: their values are constants of the program. Effects outside of the state are refused.
+modules, grad mode) are settled: the values that they checked are constants of the program. An effect outside of the state
+raises ExportError.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def export(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic
 
 
 class _Specialized(ExportError):
-    """The program works for one size of declared dimensions only. `dims` are these, `where` is the reason."""
+    """The program works for only one size of each of the declared dimensions `dims`; `where` is the reason."""
 
     def __init__(self, text: str, dims: Sequence[Declared], where: str) -> None:
         super().__init__(text)
@@ -91,7 +92,7 @@ class _Specialized(ExportError):
 def _check_equal(
     error: _Specialized, sizes: Mapping[Declared, int], merged: Callable[[Declared, Declared], Contents]
 ) -> None:
-    """Raises ExportError if two dimensions need only be equal: the call can be captured with one name for them."""
+    """Raise ExportError if it suffices that two dimensions are equal: capture succeeds with one name for both."""
     for d in error.dims:
         for other in sizes:
             if not d.name or not other.name or d.name == other.name or sizes[d] != sizes[other]:
@@ -108,7 +109,7 @@ def _check_equal(
 
 
 def _check_examples(declared: Sequence[tuple[torch.Tensor, Declared]]) -> None:
-    """Raises ExportError where the example has several sizes for one name."""
+    """Raise ExportError if the example has several sizes for one name."""
     first: dict[str, tuple[Declared, int]] = {}
     for tensor, d in declared:
         size = tensor.shape[d.dim]
@@ -136,7 +137,7 @@ def _by_parameter(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def _call(target: Any, *args: Any, **kwargs: Any) -> Any:
-    """The captured frame: slot 0 is the model, slots 1 and 2 are the arguments."""
+    """Call the model. Capture sees this frame: slot 0 is the model, slots 1 and 2 are the arguments."""
     return target(*args, **kwargs)
 
 
@@ -164,7 +165,7 @@ class _Exporter(FrameCompiler):
         self._names = ArgumentNames(args, kwargs, bound)
 
     def run(self, declared: list[Declared]) -> Contents:
-        """Capture the call. Raises ExportError, and what the call itself raises."""
+        """Capture the call. Raises ExportError and the exceptions of the call."""
         self._declared = declared
         slots = (self._model, self._args, self._kwargs)
         error: SmeltError | None = None
@@ -199,7 +200,7 @@ class _Exporter(FrameCompiler):
         why: Failure | None,
         begin: float,
     ) -> None:
-        """Make the program in place of an entry."""
+        """Build the program instead of installing an entry."""
         self._check_captured(captured)
         traced = within_bounds(captured.traced)
         state = CapturedState(self._model, captured, traced)
@@ -258,7 +259,7 @@ class _Exporter(FrameCompiler):
         return tuple(stores)
 
     def _check_captured(self, captured: CapturedFrame) -> None:
-        """Raise ExportError for what no program does."""
+        """Raise ExportError for random draws, data-dependent sizes and gradients, which a program cannot hold."""
         traced = captured.traced
         if captured.draws:
             raise ExportError(
@@ -274,7 +275,7 @@ class _Exporter(FrameCompiler):
             )
 
     def _check_declared(self, reader: ArgumentChecks, captured: CapturedFrame) -> None:
-        """Raise ExportError where the capture contradicts the declarations."""
+        """Raise ExportError if the capture contradicts the declarations."""
         found = []
         for source, (size, reason) in self._refused.items():
             base = source.base.base if source.base is not None else None
@@ -295,7 +296,7 @@ class _Exporter(FrameCompiler):
 
 
 def line_text(reason: Reason) -> str:
-    """Where a reason is, if that is the user\'s line."""
+    """The text " at <line>" for a reason at a user line, otherwise ""."""
     return "" if reason.line is None or is_own(reason.line.filename) else f" at {reason.line}"
 
 

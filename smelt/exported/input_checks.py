@@ -1,10 +1,10 @@
-"""Checks of a program's arguments: the guards of the captured call that rest on its inputs, as data.
+"""Checks of a program's arguments: the guards of the captured call that depend on its inputs, as data.
 
     path  := (kind, key)*      from an argument: ("args", position) or ("kwargs", name), then steps into it
     check := kind, path*, value, text, line
 
-A failed check raises InputError, which names the argument, the dimension, what was expected and what was found. No check
-runs code of the arguments' classes, but for reading fields of dataclasses and named tuples.
+A failed check raises InputError, which names the argument, the dimension, the expected and the observed value. Checks run no
+code of the arguments' classes, except to read fields of dataclasses and named tuples.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class NumberOf:
 
 @dataclass(frozen=True)
 class SizeRule:
-    """Where the value of a size symbol is found: in `of`, a tensor's path, the size of dimension `dim` (see
+    """The source of a size symbol's value: the size of dimension `dim` of the tensor at the path `of` (see
     `tracing/symbolic/symbolic_layouts.SizeSource`), or the number `of` itself. `low` and `high` bound the symbol; `name` is
-    the Dim's, or empty."""
+    the name of the Dim, or empty."""
 
     symbol: Sym
     of: Path | NumberOf
@@ -78,8 +78,8 @@ class SizeRule:
 
 @dataclass(frozen=True)
 class TensorRule:
-    """The metadata of the tensor at `path`. A size is a number or an expression; None: any from `least` on, and then the
-    stride None is the row-major one."""
+    """The metadata of the tensor at `path`. A size is a number, an expression, or None, which stands for any size from
+    `least` on. A stride of None is the row-major one."""
 
     path: Path
     text: str
@@ -91,7 +91,7 @@ class TensorRule:
     least: int
 
     def check_kind(self, x: object) -> None:
-        """Raises InputError unless x is such a tensor, of any size."""
+        """Raise InputError unless x is a tensor with this metadata, sizes and strides aside."""
         if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
             raise InputError(f"{self.text} must be a Tensor, got {_kind_text(x)}")
         assert isinstance(x, torch.Tensor)
@@ -108,7 +108,7 @@ class TensorRule:
             )
 
     def check_sizes(self, x: torch.Tensor, values: Values, sizes: Sequence[SizeRule]) -> None:
-        """Raises InputError for other sizes or strides than those for these values of the symbols."""
+        """Raise InputError unless x has the sizes and strides that follow from the values of the symbols."""
         for dim, (expected, found) in enumerate(zip(self.shape, x.shape)):
             number = evaluate(expected, values) if isinstance(expected, Expr) else expected
             if number != found if number is not None else found < self.least:
@@ -132,7 +132,7 @@ class TensorRule:
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of another kind. `text`: the first object's name; `line`: the user's line that made it necessary."""
+    """A check of anything but tensor metadata. `text`: the condition, for the error; `line`: the user's line that needs it."""
 
     kind: str
     paths: tuple[Path, ...]
@@ -141,7 +141,7 @@ class Rule:
     line: str
 
     def check(self, read: Callable[[Path], Any]) -> None:
-        """Raises InputError where it does not hold."""
+        """Raise InputError unless the check holds."""
         objects = [read(path) for path in self.paths]
         if not _KINDS[self.kind](self.value, *objects):
             where = f" ({self.line})" if self.line else ""
@@ -152,7 +152,7 @@ class Rule:
 def check(
     rules: Sequence[TensorRule | Rule], sizes: Sequence[SizeRule], read: Callable[[Path], Any]
 ) -> Values:
-    """The values of the size symbols. Raises InputError for arguments that break a rule."""
+    """Check the arguments and return the values of the size symbols. Raises InputError for arguments that break a rule."""
     tensors, conditions = [], []
     for rule in rules:
         if isinstance(rule, TensorRule):
@@ -173,14 +173,14 @@ def check(
 
 
 class ArgumentReader:
-    """Reads objects at paths from the arguments of one call; each once."""
+    """Reads objects at paths from the arguments of one call, each object once."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._seen: dict[Path, Any] = {(): None}
         self._args, self._kwargs = args, kwargs
 
     def __call__(self, path: Path) -> Any:
-        """The object at `path`. Raises InputError where there is none."""
+        """The object at `path`. Raises InputError if there is none."""
         found = self._seen.get(path, self)
         if found is self:
             found = self._seen[path] = self._read(path)
@@ -214,7 +214,7 @@ def class_name(cls: type) -> str:
 
 
 def same(x: object, value: object) -> bool:
-    """Whether two constants are of one type and equal: NaN equals itself, and -0.0 differs from 0.0."""
+    """Whether two constants have the same type and are equal. NaN equals itself, and -0.0 differs from 0.0."""
     if type(x) is not type(value):
         return False
     if isinstance(x, (float, complex)):
@@ -225,7 +225,7 @@ def same(x: object, value: object) -> bool:
 
 
 def computed(tree: Any, read: Callable[[int], Any]) -> Any:
-    """The number that a tree of operations gives; `read(i)` is that of leaf number i."""
+    """The value of a tree of operations; `read(i)` returns the value of leaf i."""
     if not isinstance(tree, tuple):
         return tree
     operation, *operands = tree

@@ -1,4 +1,4 @@
-"""Plans of a program: the pipeline's, as bytes, for the processor of this machine.
+"""Compilation of a program's graph to serialized plans for the processor of this machine.
 
 A graph with fixed sizes has one plan. One with symbolic sizes has several, best first: for the sizes of the example, for
 other likely sizes with other outcomes of decisions, and last one for all sizes (`UniversalDecisions`).
@@ -33,7 +33,7 @@ MOST_PLANS = 6  # symbolic plans of a program, besides the one for all sizes
 
 
 def compile_again(contents: Contents, method: Method) -> tuple[TargetData, dict[str, bytes]]:
-    """Plans for this machine, from the stored graph. Raises what the compiler raises."""
+    """Compile the stored graph to plans for this machine. Raises the exceptions of the compiler."""
     symbols = {
         size.symbol: Sym(size.symbol.name, size.symbol.lo, size.symbol.hi, likely=example)
         for size, example in zip(method.sizes, method.examples)
@@ -52,7 +52,7 @@ def target_of(
     name_of: Callable[[torch.Tensor], str],
     config: Config,
 ) -> tuple[TargetData, dict[str, bytes]]:
-    """The plans of `graph` for this machine, and the sections of them and of their machine code."""
+    """Compile `graph` to plans for this machine; also return the sections that hold the plans and their machine code."""
     made = _plans(graph, sizes, values, config)
     inner = [plan.plan if isinstance(plan, SymbolicPlan) else plan for plan in made]
     constants = tuple(tuple(map(name_of, plan.constants)) for plan in inner)
@@ -110,7 +110,7 @@ def _plans(
 
 
 def _template(graph: Graph, syms: tuple[Sym, ...], config: Config) -> Plan | Template:
-    """The pipeline (`pipeline.compile_graph`) up to the plan."""
+    """Run the pipeline (`pipeline.compile_graph`) up to the plan."""
     target = targets.factory(devices_of(graph))(config)
     c = pipeline.Compilation(config, target, syms)
     graph = pipeline.compile_subgraphs(pipeline.run_passes(graph, c), c)
@@ -125,7 +125,7 @@ def _covers(plan: SymbolicPlan, values: Values) -> bool:
 
 
 def _probes(sizes: Sequence[SizeRule], values: Values) -> list[Values]:
-    """Sizes for which calls are likely: for each symbol alone its ends and powers of two between, then all ends together."""
+    """Likely sizes: for each symbol alone, its bounds and the powers of two between them, then the bounds of all symbols."""
     found: list[Values] = []
     for rule in sizes:
         most = min(rule.high, 4096)

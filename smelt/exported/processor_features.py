@@ -1,4 +1,4 @@
-"""Which instructions machine code may use, and whether this processor has them, without LLVM."""
+"""Processor features that machine code needs, and those that this processor has, without LLVM."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _OF_LINUX = {
 
 
 def of_linux(features: Iterable[str]) -> tuple[str, ...]:
-    """The features that computing needs of these, LLVM's, as Linux names them."""
+    """Linux's names of those of LLVM's `features` that kernels use."""
     return tuple(sorted(_OF_LINUX[f] for f in features if f in _OF_LINUX))
 
 
 def lacking(triple: str, needs: Iterable[str]) -> str | None:
-    """Why code for a target does not run here; None if it does."""
+    """The reason why code for a target does not run here; None if it runs."""
     if not sys.platform.startswith("linux") or not triple.startswith("x86_64") or "linux" not in triple:
         return f"its plans are for {triple}"
     if platform.machine() != "x86_64":

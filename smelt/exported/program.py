@@ -1,5 +1,5 @@
-"""`Program`: an exported call that runs. Neither loading nor running it imports the compiler, unless the file has no plans
-for this processor or this torch."""
+"""`Program`: an exported call that runs. Loading and running it do not import the compiler, unless the file has no plans for
+this processor or this torch."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _IDLE_ARENAS = 2  # that they hold between calls
 
 
 class Program:
-    """An exported call: `program(*args, **kwargs)` returns what the model returned, without gradients.
+    """An exported call: `program(*args, **kwargs)` returns what the model would return, without gradients.
 
-    Arguments bind as the model's did. Raises InputError (a ValueError) for arguments that the program was not exported for;
-    TypeError for those that do not fit the signature. Writes to buffers are in `state` afterwards, not in the model. Calls
-    are not synchronized: two threads that call a program which writes its state need a lock.
+    Arguments bind to the model's signature. Raises TypeError for arguments that do not fit it, and InputError (a ValueError)
+    for arguments for which the program was not exported. Writes to buffers change `state`, not the model. Calls are not
+    synchronized: threads that share a program that writes its state need a lock.
     """
 
     def __init__(self, contents: Contents) -> None:
@@ -78,7 +78,7 @@ class Program:
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
         """The parameters, buffers and constants that the program reads, by name. Those of a loaded program are views of its
-        file; writing them changes no file."""
+        file; writes to them do not change the file."""
         return self._state
 
     @property
@@ -110,7 +110,7 @@ def load(path: str | os.PathLike[str]) -> Program:
 
 
 class _Plans:
-    """The native plans of a method: one, or one for each set of sizes."""
+    """The native plans of a method: one for fixed sizes, otherwise one for each set of sizes."""
 
     def __init__(self, contents: Contents, method: Method) -> None:
         self._syms = [size.symbol for size in method.sizes]
@@ -198,7 +198,7 @@ def _executable(
 
 
 def _refusal(target: TargetData) -> str | None:
-    """Why the plans of a target do not run here; None if they do."""
+    """The reason why the plans of a target do not run here; None if they run."""
     wanted, found = (".".join(v.split(".")[:2]) for v in (target.torch, str(torch.__version__)))
     if wanted != found:
         return f"its plans are for torch {target.torch}, this is torch {torch.__version__}"

@@ -36,7 +36,7 @@ _OWN = (b"tables", b"state", WEIGHTS)  # the sections of no graph and no plan
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the signature. `kind` is inspect's; `default` counts where `has_default`."""
+    """A parameter of the signature. `kind` is inspect's; `default` is valid if `has_default`."""
 
     name: str
     kind: int
@@ -132,7 +132,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Contents:
-    """A program as it is written: its tables, the sections of its graphs and plans, and its state."""
+    """The contents of a program's file: its tables, the sections of its graphs and plans, and its state."""
 
     tables: Tables
     packed: Mapping[str, bytes]
@@ -145,7 +145,7 @@ class Contents:
         return graph
 
     def section(self, name: str) -> bytes:
-        """A section of a graph, of plans or of machine code. Raises ProgramError where there is none, or a damaged one."""
+        """A section of a graph, of plans or of machine code. Raises ProgramError if it is missing or damaged."""
         if name not in self.packed:
             raise ProgramError(f"no section {name}")
         return unpacked(self.packed[name])
@@ -170,13 +170,13 @@ def encoded(value: Any) -> bytes:
 
 
 def as_read(tables: Tables) -> Tables:
-    """The tables as they are read from a file: their symbols are those of serialized plans."""
+    """The tables as `read` returns them, with the symbols of serialized plans."""
     read: Tables = _decoded(encoded(tables), "tables", Tables)
     return read
 
 
 def packed(data: bytes) -> bytes:
-    """The form of a section of a graph, of plans or of machine code: its length, then a zlib stream."""
+    """A section of a graph, of plans or of machine code in its stored form: its length, then a zlib stream."""
     return LENGTH.pack(len(data)) + zlib.compress(data)
 
 
@@ -235,7 +235,7 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Contents:
-    """Map a program. Weights are views of the mapped file, which their writes do not change. Raises OSError, and
+    """Map a program. Weights are views of the mapped file; writes to them do not change the file. Raises OSError, and
     ProgramError for another file or a damaged one."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size

@@ -3,7 +3,7 @@
     node := tensor i | input path | number NumberOf | constant v
           | tuple i* | size i* | list i* | dict keys i* | fields class names i*
 
-An object that the program returns twice is one node, so it is one object again.
+An object that the program returns twice is one node, so the rebuilt result holds it twice, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def build(nodes: Sequence[ResultNode], tensors: Sequence[Any], read: Callable[[A
 
 
 def _with_fields(value: tuple[str, str, tuple[str, ...]], items: list[Any]) -> Any:
-    """An instance of a named tuple's class or of a dataclass. Raises ProgramError where the class is gone."""
+    """An instance of a named tuple's class or of a dataclass. Raises ProgramError if the class cannot be imported."""
     module, name, fields = value
     try:
         cls: Any = importlib.import_module(module)

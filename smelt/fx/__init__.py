@@ -1,10 +1,9 @@
-"""The role of torch.fx: programs as graphs of modules that can be printed, rewritten and run (docs/fx.md).
+"""Symbolic tracing: programs as graphs that can be printed, rewritten and run (docs/fx.md).
 
-smelt traces, and keeps torch.fx's data structures. Graph, Node, GraphModule, code generation, node editing, pickling and the
-subgraph matcher are a library that is well kept, that passes and backends of others take and return, and about which smelt
-has nothing to add; classes of our own would need conversions in both directions and would make every such pass useless. What
-decides which program a graph is belongs to capture, and is smelt's own: the tracer on proxies, whose errors name the user's
-line; tracing with example inputs, by smelt's capture; module hierarchies; shapes by smelt's fakes; and retracing to ATen.
+smelt uses torch.fx's data structures: Graph, Node, GraphModule, code generation, node editing, pickling and the subgraph
+matcher. Passes and backends of others take and return these classes; other classes would need conversions in both
+directions. Tracing is smelt's own: the tracer on proxies, whose errors name the user's line; tracing with example inputs, by
+smelt's capture; module hierarchies; shapes by smelt's fakes; and retracing to ATen.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Tracing with example inputs: smelt's capture of one call becomes a GraphModule.
 
-Capture interprets the program on fakes of the example inputs, so that conditions on sizes, loops and lengths are known. Its
-torch-level graph takes every tensor as an input and goes through modules. Here its inputs become the arguments of the
-program and the attributes of the modules that hold them, by identity; its outputs are found in the result likewise. Nothing
-is computed: the graph's outputs are empty tensors while the call is made. Calls of leaf modules become call_module nodes
-again where the record of the call (`tracing/record/module_calls.py`) has the arguments and results.
+Capture interprets the program on fakes of the example inputs, so it knows the sizes and lengths that decide conditions and
+loops. Its torch-level graph takes every tensor as an input and traces through modules. This module maps the inputs of that
+graph, by identity, to arguments of the program and attributes of modules, and its outputs to parts of the result. The call
+computes nothing: the outputs of the graph are empty tensors. A call of a leaf module becomes one call_module node if its
+record (`tracing/record/module_calls.py`) has the arguments and results.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def capture_module(
     dynamic: bool,
     level: str,
 ) -> torch.fx.GraphModule:
-    """The GraphModule of `root(*args, **kwargs)`. Attributes of modules that the call sets are put back.
+    """Capture `root(*args, **kwargs)` as a GraphModule, and restore attributes of modules that the call sets.
 
     Raises TraceError with the user's line if the call is not one graph, and the exceptions of the program.
     """
@@ -68,8 +68,8 @@ def _name(root: Any) -> str:
 
 
 class _Arguments:
-    """The arguments of the call, by the names of the program's parameters. No tensor occurs twice in them: each is an
-    input of its own."""
+    """The arguments of the call, by the names of the program's parameters. A copy replaces a tensor that occurs again, so
+    that each is an input of its own."""
 
     def __init__(self, root: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         seen: set[int] = set()
@@ -91,7 +91,7 @@ def _attributes(root: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
 
 
 def _put_back(before: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    """Undo assignments of the program to attributes, which a graph does not repeat, with a warning."""
+    """Undo the program's assignments to attributes, with a warning, because the graph does not repeat them."""
     for module, attributes in before:
         now = vars(module)
         changed = [n for n in {**attributes, **now} if now.get(n, now) is not attributes.get(n, attributes)]
@@ -326,7 +326,7 @@ class _Builder:
                 yield call
 
     def _is_closed(self, call: Any, names: set[str], readers: Mapping[str, set[str]]) -> bool:
-        """Whether nothing outside of the call reads what the call computes and does not return."""
+        """Whether nodes outside of the call read only values that the call returns."""
         if call.values is None:
             return False
         args, kwargs, result = call.values

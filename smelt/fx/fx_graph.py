@@ -60,7 +60,7 @@ class Graph(torch.fx.Graph):
         name: str | None = None,
         type_expr: Any = None,
     ) -> torch.fx.Node:
-        """Append a node. The result of a module that is called `self` has another name, as the code is a method."""
+        """Append a node. Rename one for a module or attribute called `self`, which is a parameter of the generated code."""
         if op in ("call_module", "get_attr") and (name or target) == "self":
             name = "self_module"
         return super().create_node(op, target, args, kwargs, name, type_expr)
@@ -74,8 +74,8 @@ class Graph(torch.fx.Graph):
         print(columns(rows))
 
     def eliminate_dead_code(self, is_impure_node: Callable[[torch.fx.Node], bool] | None = None) -> bool:
-        """Erase nodes without users; return whether there were any. Unlike torch.fx, keep calls that write in place: another
-        node may read what they wrote. `is_impure_node` says which nodes to keep instead."""
+        """Erase nodes without users; return whether there were any. Unlike torch.fx, keep calls that write in place, because
+        another node may read what they wrote. `is_impure_node` selects other nodes to keep."""
         return super().eliminate_dead_code(is_impure_node or _is_impure)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Graph:
@@ -83,7 +83,7 @@ class Graph(torch.fx.Graph):
 
 
 def as_smelt_graph(graph: torch.fx.Graph) -> Graph:
-    """The same graph, of smelt's class; a subclass remains."""
+    """Give a graph of torch.fx's class smelt's class, in place; leave instances of subclasses. Return it."""
     if type(graph) is torch.fx.Graph:
         graph.__class__ = Graph
     return graph  # type: ignore[return-value]

@@ -1,5 +1,4 @@
-"""Runs of torch.fx's graphs on other values: on proxies, which gives a new graph, and on smelt's fakes, which gives
-shapes."""
+"""Interpreters of torch.fx's graphs: on proxies, for a new graph, and on smelt's fakes, for shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from smelt.tracing.record.trace import Trace
 
 
 class _Appending(Tracer):
-    """Appends nodes to a graph; the calls of all modules are nodes."""
+    """Appends nodes to a graph; each call of a module is a node."""
 
     def __init__(self, graph: Graph, root: nn.Module) -> None:
         super().__init__()
@@ -49,15 +48,15 @@ class Transformer(torch.fx.Transformer):
 
 
 class ShapeProp(torch.fx.Interpreter):
-    """Finds what each node returns: `ShapeProp(gm).propagate(*inputs)` runs the graph on fakes of the inputs, which compute
-    nothing, and fills `node.meta`: "spec" holds smelt's `TensorSpec`, "tensor_meta" what torch.fx's passes read
-    (`TensorMetadata`), "type" the class of the result.
+    """Determines the type and shape of each node's result: `ShapeProp(gm).propagate(*inputs)` runs the graph on fakes of the
+    inputs, without computing, and fills `node.meta`: "spec" holds smelt's `TensorSpec`, "tensor_meta" the `TensorMetadata`
+    that torch.fx's passes read, "type" the class of the result.
 
     Raises Unsupported if a node needs a tensor's data, and the exceptions of the nodes.
     """
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """The result of a node, which `meta` describes."""
+        """Run a node and describe its result in `n.meta`."""
         result = super().run_node(n)
         if n.op == "get_attr" and isinstance(result, torch.Tensor):
             result = self._recorder.fake(result)
@@ -68,7 +67,7 @@ class ShapeProp(torch.fx.Interpreter):
         return result
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a module with fakes for its parameters and buffers, which it may write."""
+        """Run a module with fakes for its parameters and buffers, so that its writes leave the real ones unchanged."""
         module = self.fetch_attr(target)
         state = [*module.named_parameters(), *module.named_buffers()]
         return functional_call(
@@ -76,7 +75,7 @@ class ShapeProp(torch.fx.Interpreter):
         )
 
     def propagate(self, *args: Any) -> Any:
-        """The result of the graph, with fakes for tensors. `args`: real tensors, or fakes of torch's."""
+        """Run the graph and return its result, with fakes for tensors. `args`: real tensors, or torch's fakes."""
         recorder = self._recorder = Trace()
         recorder.inputs.on_unknown_tensor = recorder.fake
         with recorder:

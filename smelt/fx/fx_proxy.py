@@ -1,4 +1,4 @@
-"""Proxies: values of a program under symbolic tracing. What the program does with one becomes a node.
+"""Proxies: values of a program under symbolic tracing. Each operation on a proxy becomes a node.
 
 A proxy has no value, so a program that needs one (a condition, a length, a loop) raises `TraceError`. The message names the
 user's line and what to do: an example input has a value.
@@ -31,18 +31,18 @@ _HINT = (
 
 
 class TraceError(SmeltError, torch.fx.proxy.TraceError, RuntimeError):
-    """A program needs the value of a proxy. The message names the user's line and what to do. It is a ValueError, as
-    torch.fx's error is, and a RuntimeError."""
+    """A program needs the value of a proxy. The message names the user's line and what to do. The class is a ValueError, as
+    torch.fx's is, and a RuntimeError."""
 
 
 class NotTraceable(SmeltError, TypeError, AssertionError):
-    """What is to be traced is no Python function or module, or has no such method. It is an AssertionError, which torch.fx
-    raises."""
+    """The object to trace is neither a Python function nor a module, or lacks the method to trace. The class is an
+    AssertionError, which torch.fx raises."""
 
 
 class Proxy(torch.fx.Proxy):
-    """A node as a value of the program that is traced; `torch.fx.Proxy`, whose operators it has, says what can be done with
-    it. Calls of torch come by `__torch_function__`."""
+    """The value of a node in the traced program, with the operators of `torch.fx.Proxy`. `__torch_function__` records calls
+    of torch."""
 
     def __getattr__(self, name: str) -> Any:
         return Attribute(self, name)
@@ -107,8 +107,7 @@ class Proxy(torch.fx.Proxy):
 
 
 class Attribute(Proxy):
-    """An attribute of a proxy. A call of it is one node, a call_method; the attribute becomes a node when it is used
-    otherwise."""
+    """An attribute of a proxy. A call of it is one call_method node; its first other use creates a `getattr` node."""
 
     def __init__(self, root: torch.fx.Proxy, attr: str) -> None:
         self.root = root
@@ -128,7 +127,7 @@ class Attribute(Proxy):
 
 
 class ParameterProxy(Proxy):
-    """A parameter whose sizes are known (`Tracer(param_shapes_constant=True)`): conditions on them are decided."""
+    """A parameter with known sizes, which may decide conditions (`Tracer(param_shapes_constant=True)`)."""
 
     def __init__(self, tracer: Any, node: torch.fx.Node, name: str, param: nn.Parameter) -> None:
         super().__init__(node, tracer)
@@ -164,7 +163,7 @@ class ParameterProxy(Proxy):
 
 
 def user_line() -> Line | None:
-    """The line of the program that is traced: of the innermost frame that is neither smelt's nor torch's."""
+    """The current line of the traced program: that of the innermost frame outside of smelt and torch."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -175,7 +174,7 @@ def user_line() -> Line | None:
 
 
 def refuse(proxy: torch.fx.Proxy, what: str) -> NoReturn:
-    """Raise TraceError: `what` cannot be done with a proxy, on the user's line."""
+    """Raise a TraceError that says `what` cannot be done, names the proxy and the user's line, and gives the remedy."""
     line = user_line()
     value = proxy.node.name
     raise TraceError(f"{what}: `{value}` at {line or 'an unknown line'}. {_HINT}")
@@ -209,7 +208,7 @@ def _instruction(frame: FrameType) -> dis.Instruction:
 
 
 def _is_asserted(frame: FrameType) -> bool:
-    """Whether the condition that the frame computes is that of an `assert`: a jump over a raise of AssertionError."""
+    """Whether the frame evaluates the condition of an `assert`: a jump over a raise of AssertionError follows."""
     code: CodeType = frame.f_code
     after = [i for i in dis.get_instructions(code) if i.offset >= frame.f_lasti]
     jumps = next((at for at, i in enumerate(after[:3]) if i.opname.startswith("POP_JUMP")), None)

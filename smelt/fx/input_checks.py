@@ -1,5 +1,5 @@
-"""The check of a captured graph's inputs, a node of the graph: it was captured with example inputs, and holds for inputs of
-their structure, dtypes and sizes."""
+"""The check of a captured graph's inputs, a node of the graph: the graph is valid only for inputs with the structure, dtypes
+and sizes of the example inputs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def check_inputs(values: Mapping[str, Any], expected: Mapping[str, Any]) -> None
 
     Args:
         values: the inputs by name.
-        expected: for a tensor its dtype and sizes, as in "float32[s0, 3]"; a name stands for the same size everywhere, and
-            "s0" itself maps to its smallest and greatest value (None: any). For any other input its value.
+        expected: for a tensor its dtype and sizes, as in "float32[s0, 3]"; for any other input its value. A name of a size
+            stands for one value in all tensors; the key "s0" maps to its least and greatest value (None: any).
     """
     sizes: dict[str, int] = {}
     for name, value in values.items():

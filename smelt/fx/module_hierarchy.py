@@ -1,4 +1,4 @@
-"""Modules of a graph found again: graphs nested as the program's modules are, and the results of modules by their names.
+"""The module hierarchy of a graph: graphs nested as the program's modules are, and results of modules by name.
 
 Tracing goes through modules. Each node's `meta["nn_module_stack"]` holds the calls in which it was recorded, outermost
 first: a dictionary from a key of the call to the module's path and class.
@@ -22,10 +22,10 @@ Stack = tuple[tuple[str, str, str], ...]  # of each call: its key, the module's 
 
 
 def nest(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A GraphModule that computes the same, with a GraphModule of its own for each call of a module that `gm` was traced
-    through: `nest(gm).layer1.code` is what layer1 does. It shares parameters and buffers with `gm`.
+    """Split a graph by module: return an equivalent GraphModule with a nested GraphModule for each traced module, so that
+    `nest(gm).layer1.code` is the code of layer1. It shares parameters and buffers with `gm`.
 
-    A module of which two calls differ has another GraphModule, with a number appended to its name, for the second.
+    If two calls of a module differ, the second has a GraphModule of its own, with a number appended to its name.
     """
     nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -40,13 +40,13 @@ def nest(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def features(gm: torch.fx.GraphModule, names: Sequence[str] | Mapping[str, str]) -> torch.fx.GraphModule:
-    """A GraphModule that returns intermediate results in a dictionary.
+    """Return a GraphModule that returns intermediate results of `gm` in a dictionary.
 
     Args:
-        names: nodes, or modules by their paths, of which the result of the latest call is returned; a mapping gives each
-            another key in the result.
+        names: names of nodes and paths of modules; a module stands for the result of its last call. A mapping gives the key
+            of each in the dictionary.
 
-    Raises OptionError for a name of neither, with the nearest one.
+    Raises OptionError for an unknown name, with the nearest known one.
     """
     keys = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
     last: dict[str, torch.fx.Node] = {}
@@ -91,7 +91,7 @@ class _Level:
         return made
 
     def value(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The copy of a node. What another level computes becomes an argument, an attribute of this module is read here."""
+        """The copy of a node. A value of another level becomes an argument; attributes of this module are read here."""
         if node not in self.copies:
             if node.op == "get_attr" and self._relative(str(node.target)) is not None:
                 with self.graph.inserting_before(_first_call(self.graph)):
@@ -102,8 +102,8 @@ class _Level:
         return self.copies[node]
 
     def add(self, nodes: Iterable[torch.fx.Node], depth: int) -> None:
-        """Add nodes that were recorded in the call of this module; `depth`: of their calls of modules, how many are
-        outside."""
+        """Add nodes that were recorded in the call of this module. `depth` is the number of module calls around this level's
+        own nodes."""
         for key, group in itertools.groupby(nodes, lambda n: (_stack(n)[depth : depth + 1] or ((None,),))[0]):
             run = list(group)
             if key[0] is None:

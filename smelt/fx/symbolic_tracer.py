@@ -1,4 +1,4 @@
-"""Symbolic tracing: a program runs on proxies, and what it does with them becomes the nodes of a graph.
+"""Symbolic tracing: a program runs on proxies, and its operations on them become the nodes of a graph.
 
 While a program is traced, `nn.Module.__call__` and `nn.Module.__getattr__` are replaced, and so are the global functions
 that `wrap` marks in the modules that use them: these calls become nodes. The replacements hold for the process, but only the
@@ -56,8 +56,8 @@ class Tracer(TracerBase):
     `call_module`, `getattr`, `create_arg`, `create_node`, `proxy`, `to_bool`, `iter` and `keys`, as with torch.fx.
 
     Args:
-        autowrap_modules: Python modules whose functions become nodes if they are called with a proxy.
-        autowrap_functions: functions of which the same holds.
+        autowrap_modules: Python modules; calls of their functions with a proxy become nodes.
+        autowrap_functions: further functions whose calls with a proxy become nodes.
         param_shapes_constant: sizes of parameters are numbers, not nodes.
     """
 
@@ -92,15 +92,14 @@ class Tracer(TracerBase):
     # ---- what subclasses override
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a call of `m` is one node, a call_module: true of the modules of torch.nn, except containers whose call is
-        that of others."""
+        """Whether a call of `m` is one call_module node: by default for modules of torch.nn, except Sequential."""
         in_torch = m.__module__.startswith(("torch.nn", "torch.ao.nn"))
         return in_torch and not isinstance(m, nn.Sequential)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The result of a call of module `m`: a node's proxy for a leaf; else `forward(*args, **kwargs)`, which is traced.
+        """Record a call of module `m` and return its result: one node for a leaf, otherwise trace `forward`.
 
         Raises NameError for a module that is not in the hierarchy of the traced one.
         """
@@ -118,8 +117,8 @@ class Tracer(TracerBase):
                 self.module_stack.popitem()
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """What the program gets for attribute `attr` of a module, whose value is `attr_val`: a proxy of a parameter, of a
-        buffer too if `proxy_buffer_attributes` is set."""
+        """The value of a module's attribute `attr` in the traced program: a proxy for a parameter and, if
+        `proxy_buffer_attributes` is set, for a buffer; otherwise `attr_val`."""
         if isinstance(attr_val, nn.Parameter):
             name = _name_of(attr_val, self.root.named_parameters(remove_duplicate=False))
         elif self.proxy_buffer_attributes and isinstance(attr_val, torch.Tensor):
@@ -139,20 +138,20 @@ class Tracer(TracerBase):
         return self.create_proxy("get_attr", name, (), {})
 
     def proxy(self, node: torch.fx.Node) -> Any:
-        """The value that the program gets for `node`."""
+        """The value of `node` in the traced program."""
         return Proxy(node, self)
 
     def to_bool(self, obj: Any) -> bool:
-        """The truth of a proxy: raises TraceError."""
+        """The truth value of a proxy. Raises TraceError unless overridden."""
         refuse(obj, "symbolically traced variables cannot be used as inputs to control flow")
 
     def iter(self, obj: Any) -> Iterator[Any]:
-        """An iterator of a proxy whose length is not known: raises TraceError."""
+        """An iterator over a proxy of unknown length. Raises TraceError unless overridden."""
         refuse(obj, "Proxy object cannot be iterated")
 
     def create_arg(self, a: Any) -> Any:
-        """The argument of a node for a value of the program: tensors and modules of the hierarchy become get_attr nodes,
-        other tensors constants of the traced module, containers are walked.
+        """Convert a value of the program, or a container of values, to an argument of a node. Tensors and modules of the
+        hierarchy become get_attr nodes, other tensors constants of the traced module.
 
         Raises NameError for a parameter that is not in the hierarchy, NotImplementedError for other objects.
         """
@@ -184,7 +183,7 @@ class Tracer(TracerBase):
         return found
 
     def get_fresh_qualname(self, prefix: str) -> str:
-        """A name of an attribute that the traced module does not have: `prefix` and a number."""
+        """An unused attribute name of the traced module: `prefix` and a number."""
         count = 0
         while hasattr(self.root, f"{prefix}{count}"):
             count += 1
@@ -200,7 +199,7 @@ class Tracer(TracerBase):
         return None
 
     def _constant(self, value: Any) -> str:
-        """The name of an attribute that holds `value`: one that the program gave it, or a new one."""
+        """The name of the attribute that holds `value`, which is new unless the program has one."""
         keeps = _is_constant(value)
         name = self.tensor_attrs.get(value) if keeps else None
         if name is None:
@@ -218,13 +217,13 @@ class Tracer(TracerBase):
         root: nn.Module | Callable[..., Any],
         concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
     ) -> Graph:
-        """The graph of `root`, a module or Python function. `self.root` becomes the module that the graph's targets
-        name: of a function, a new one.
+        """Trace `root`, a module or Python function, and return its graph. `self.root` becomes the module to which the
+        targets of the graph belong: `root`, or a new module for a function.
 
         Args:
-            concrete_args: values of parameters, by name, that are not proxies; nested containers may hold `PH` for what is.
+            concrete_args: values, by name, for parameters that are not proxies; `PH` in a nested container stands for one.
 
-        Raises TraceError if the program needs a value, on the user's line; and the exceptions of the program.
+        Raises TraceError, with the user's line, if the program needs a value; and the exceptions of the program.
         """
         is_module = isinstance(root, nn.Module)
         function: Callable[..., Any] = self._begin_module(root) if is_module else root  # type: ignore[arg-type]
@@ -336,7 +335,7 @@ class Tracer(TracerBase):
     def _flattened(
         self, function: Callable[..., Any], args: list[Any], names: list[str]
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Where arguments are nested, the graph's code flattens them, and unflattens the results."""
+        """Flatten nested arguments. The graph's code flattens its arguments and unflattens its results in the same way."""
         leaves, spec = tree_flatten(tuple(args))
         if all(child.is_leaf() for child in spec.children()):
             return function, args
@@ -358,7 +357,7 @@ class Tracer(TracerBase):
         return made
 
     def _argument(self, function: Callable[..., Any], name: str, concrete: Mapping[str, Any]) -> Any:
-        """The proxy of a parameter, or its concrete value with proxies for what is free in it."""
+        """The proxy of a parameter, or its concrete value, in which proxies replace free values."""
         function = inspect.unwrap(function)
         default: tuple[Any, ...] = ()
         nested = any(isinstance(v, (list, tuple, dict)) for v in concrete.values())
@@ -434,7 +433,7 @@ class _Patches:
 
 
 def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, a call of which is a node if there is a proxy among the arguments."""
+    """A replacement of `function` that records a call with a proxy among its arguments as a node."""
 
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -457,7 +456,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _constants_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[Any, str]]:
-    """Constants that are attributes of a hierarchy, with their names; parameters and buffers are not among them."""
+    """The constants among the plain attributes of a hierarchy, with their names; not parameters and buffers."""
     for name, value in vars(module).items():
         if _is_constant(value):
             yield value, f"{prefix}{name}"
@@ -470,7 +469,7 @@ def _name_of(value: Any, named: Iterable[tuple[str, Any]]) -> str | None:
 
 
 def _with_plain_parameters(function: Callable[..., Any], count: int) -> FunctionType:
-    """A copy of `function` that takes `count` positional arguments: `*args` and `**kwargs` among them, each as one value."""
+    """A copy of `function` with `count` positional parameters; `*args` and `**kwargs` become one parameter each."""
     assert isinstance(function, FunctionType)
     code = function.__code__
     flags = code.co_flags & ~_VARIADIC
@@ -481,7 +480,7 @@ def _with_plain_parameters(function: Callable[..., Any], count: int) -> Function
 
 
 def _copy_marks(mark: Any, proxy: Any) -> None:
-    """Attributes that the user has set on a mark of a free value become attributes of its node."""
+    """Copy attributes that the user has set on the mark of a free value to its node."""
     for name in dir(mark):
         value = getattr(mark, name)
         if not callable(value) and not name.startswith("__") and not hasattr(proxy.node, name):

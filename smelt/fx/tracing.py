@@ -78,10 +78,11 @@ Pattern = Callable[..., Any] | torch.fx.Graph | torch.fx.GraphModule
 def replace_pattern(
     gm: torch.fx.GraphModule, pattern: Pattern, replacement: Pattern
 ) -> list[subgraph_rewriter.Match]:
-    """Replace what matches `pattern` in the graph of `gm`, without overlaps, by `replacement`; return the matches. Both are
-    functions of the same parameters, which are traced, or graphs.
+    """Replace each match of `pattern` in the graph of `gm` by `replacement`, without overlaps; return the matches. Both are
+    graphs, or functions of the same parameters, which smelt traces.
 
-    Raises TraceError if a pattern cannot be traced, RuntimeError if the replacement reads an attribute that neither has.
+    Raises TraceError if a pattern cannot be traced, RuntimeError if the replacement reads an attribute that neither `gm` nor
+    the replacement has.
     """
     matches = subgraph_rewriter.replace_pattern(gm, _graph_of(pattern), _graph_of(replacement))
     return matches
@@ -96,8 +97,9 @@ def replace_pattern_with_filters(
     replacement_callback: Callable[..., torch.fx.Graph] | None = None,
     node_name_match: str = "",
 ) -> list[subgraph_rewriter.ReplacedPatterns]:
-    """`replace_pattern` where each of `match_filters` accepts a match (with the graph and the pattern's graph). With
-    `ignore_literals`, numbers of the pattern match any; `replacement_callback` returns the replacement of a match."""
+    """Replace matches as `replace_pattern` does, if each of `match_filters` accepts them: a function of the match, the graph
+    and the pattern's graph. With `ignore_literals`, a number in the pattern matches any number. `replacement_callback`
+    returns the replacement of a match."""
     return subgraph_rewriter.replace_pattern_with_filters(
         gm,
         _graph_of(pattern),
@@ -110,7 +112,7 @@ def replace_pattern_with_filters(
 
 
 def _graph_of(pattern: Pattern) -> Any:
-    """torch's rewriter would trace functions by torch's tracer."""
+    """The graph of a pattern. torch's rewriter would trace a function with torch's tracer."""
     return pattern if isinstance(pattern, (torch.fx.Graph, torch.fx.GraphModule)) else symbolic_trace(pattern)
 
 
