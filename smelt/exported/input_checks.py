@@ -132,7 +132,7 @@ class TensorRule:
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of anything but tensor metadata. `text`: the condition, for the error; `line`: the user's line that needs it."""
+    """A check of anything but tensor metadata. `text`: the condition, for the error; `line`: the user's line behind it."""
 
     kind: str
     paths: tuple[Path, ...]
