@@ -2,8 +2,8 @@
 
     call -> capture (as for `smelt.compile(model, fullgraph=True)`) -> checks, result, state -> plans -> Contents
 
-Guards on arguments become checks of the program (`input_checks.py`). Guards on anything else (globals, attributes of
-modules, grad mode) are settled: the values that they checked are constants of the program. An effect outside of the state
+Guards on arguments become checks of the program (`exported/input_checks.py`). Guards on anything else (globals, attributes
+of modules, grad mode) are settled: the values that they checked are constants of the program. An effect outside of the state
 raises ExportError.
 """
 
