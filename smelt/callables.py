@@ -24,7 +24,6 @@ from torch import nn
 
 from smelt import _native, config, shared_compilations
 from smelt.backends import backend_registry
-from smelt.backends.recorder import Recorder, Recording
 from smelt.capture.base.bytecode import SUSPENDABLE
 from smelt.capture.driver import cache_entries
 from smelt.capture.driver.cache_entries import Backend
@@ -469,21 +468,6 @@ def trace(
 
 def check_available(name: str) -> None:
     """Capture works here: does nothing."""
-
-
-def capture(fn: Any, dynamic: bool, level: str) -> Callable[..., tuple[Recording, Any]]:
-    """A function that captures one call of `fn` as one graph, without running that graph, and returns the record and the
-    result: in place of the graph's outputs it holds empty tensors."""
-    recorder = Recorder(level)
-    settings = _checked(True, dynamic, recorder, None, None, False)
-    with shared_compilations.disabled():
-        compiled = _compile(fn, settings, disable=False)
-
-    def captured(*args: Any, **kwargs: Any) -> tuple[Recording, Any]:
-        result = compiled(*args, **kwargs)
-        return recorder.recording(), result
-
-    return captured
 
 
 class _DumpContext:

@@ -11,7 +11,6 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from smelt.backends import eager, fx_bridge, smelt
-from smelt.backends.recorder import Recorder
 from smelt.config import Config
 from smelt.errors import BackendError, OptionError, nearest
 from smelt.graph.graph_callable import Compiled
@@ -34,8 +33,6 @@ def lookup(backend: str | Callable[..., Any]) -> Backend:
     Raises OptionError for an unknown name (with the nearest known one), BackendError if its package cannot be imported.
     """
     if not isinstance(backend, str):
-        if isinstance(backend, Recorder):
-            return backend
         if callable(backend):
             return fx_bridge.adapt(backend)
         raise OptionError(f"backend must be a name or a callable, got {backend!r}")

@@ -26,6 +26,7 @@ from smelt.shapes.number_operations import OPERATIONS, OPPOSITES, Number
 from smelt.torch_private import is_tracing
 from smelt.tracing.record.number_inputs import NumberInput
 from smelt.tracing.record.traced import Traced
+from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
 from smelt.tracing.symbolic.unbacked_numbers import Condition, NumberCondition
 
@@ -59,11 +60,12 @@ has_side_effect(check_number)  # for backends that eliminate dead code
 class ExplicitGraph:
     """`graph` takes the inputs of its trace, without the unbacked numbers. `symbols`: the unbacked number that a node reads.
     `results`: for each output of the trace, the index of the output of `graph`, or a list of those that are the sizes to
-    return in one tensor."""
+    return in one tensor. `numbers`: nodes or values of the requested numbers."""
 
     graph: Graph
     symbols: dict[Node, Sym] = field(default_factory=dict)
     results: list[int | list[int]] = field(default_factory=list)
+    numbers: list[Any] = field(default_factory=list)
 
     def wrap(self, compiled: Compiled) -> Compiled:
         """The callable for the trace, from one for `graph`."""
@@ -85,18 +87,23 @@ class ExplicitGraph:
         return call
 
 
-def with_explicit_numbers(traced: Traced, computes: bool = False) -> ExplicitGraph:
-    """The torch-level graph of `traced`. With `computes`, it computes the numbers that are its inputs from sizes of tensors;
-    other numbers are those of this call. Raises NeedsFixedSize where a number is not known when it is needed."""
+def with_explicit_numbers(
+    traced: Traced, computes: bool = False, requested: Sequence[Symbol] = ()
+) -> ExplicitGraph:
+    """The torch-level graph of `traced`. With `computes`, it computes the numbers that are its inputs from sizes of tensors,
+    and those `requested`; other numbers are those of this call. Raises NeedsFixedSize where a number is not known when it is
+    needed."""
     computed = traced.numbers if computes else ()
-    if traced.unbacked is None and not computed and not symbols_of_arguments(traced.torch_graph):
+    plain = traced.unbacked is None and not computed and not requested
+    if plain and not symbols_of_arguments(traced.torch_graph):
         return ExplicitGraph(traced.torch_graph)
-    return _Builder(traced, computed).build()
+    return _Builder(traced, computed, requested).build()
 
 
 class _Builder:
-    def __init__(self, traced: Traced, computed: Sequence[NumberInput]) -> None:
+    def __init__(self, traced: Traced, computed: Sequence[NumberInput], requested: Sequence[Symbol]) -> None:
         self._traced = traced
+        self._requested = requested
         self._explicit = ExplicitGraph(Graph("torch"))
         self._explicit.graph.constants = traced.torch_graph.constants
         self._names = {node.name for node in traced.torch_graph}
@@ -113,7 +120,8 @@ class _Builder:
         self._leaves: dict[Any, Size | Number] = {}
         for number in computed:
             self._expressions[number.nodes["torch"]] = number.symbol.expression
-            self._leaves.update(number.symbol.symbols.leaves())
+        for symbol in (*(number.symbol for number in computed), *requested):
+            self._leaves.update(symbol.symbols.leaves())
 
     def build(self) -> ExplicitGraph:
         for node in self._traced.torch_graph:
@@ -138,6 +146,7 @@ class _Builder:
 
     def _add_output(self, output: Node) -> None:
         self._define_sizes_of_backward()
+        self._explicit.numbers = [self._value(symbol.expression) for symbol in self._requested]
         if self._open:
             raise NeedsFixedSize("a size is not known when the graph has run", frozenset())
         graph_outputs: list[Node | None] = []

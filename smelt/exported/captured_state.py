@@ -106,7 +106,15 @@ def restores(effect: Effect, captured: CapturedFrame) -> bool:
 
 
 def effect_text(name: str, effect: Effect, captured: CapturedFrame) -> str:
-    """The reason why an effect cannot be exported, with its line."""
+    """Why an effect cannot be exported, with its line."""
+    return (
+        f"{name} {effect_phrase(effect, captured)}, which is an effect outside of the program. Remove that line, return the "
+        "value, or register a buffer and write it in place (buffer.copy_(value))"
+    )
+
+
+def effect_phrase(effect: Effect, captured: CapturedFrame) -> str:
+    """What an effect does, as a verb, with its line."""
     line = captured.env.log.line_of(effect.target)
     where = "" if line is None or is_own(line.filename) else f" at {line}"
     called = getattr(effect.target, "__name__", "a function")
@@ -121,10 +129,7 @@ def effect_text(name: str, effect: Effect, captured: CapturedFrame) -> str:
         "SetCell": "sets a variable of an enclosing function",
         "Advance": f"advances the iterator {target}",
     }.get(type(effect).__name__, f"changes the contents of {target}")
-    return (
-        f"{name} {what}{where}, which is an effect outside of the program. Remove that line, return the value, or register "
-        "a buffer and write it in place (buffer.copy_(value))"
-    )
+    return f"{what}{where}"
 
 
 def _readable(source: Source) -> str:

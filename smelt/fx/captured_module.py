@@ -1,16 +1,16 @@
 """Tracing with example inputs: smelt's capture of one call becomes a GraphModule.
 
-Capture interprets the program on fakes of the example inputs, so it knows the sizes and lengths that decide conditions and
-loops. Its torch-level graph takes every tensor as an input and traces through modules. This module maps the inputs of that
-graph, by identity, to arguments of the program and attributes of modules, and its outputs to parts of the result. The call
-computes nothing: the outputs of the graph are empty tensors. A call of a leaf module becomes one call_module node if its
-record (`tracing/record/module_calls.py`) has the arguments and results.
+Capture interprets the program on fakes of the example inputs, so that conditions on sizes, loops and lengths are known. Its
+torch-level graph takes every tensor as an input and goes through modules. Here its inputs become the arguments of the
+program and the attributes of the modules that hold them, by identity. Calls of leaf modules become call_module nodes again
+where the record of the call (`tracing/record/module_calls.py`) has the arguments and results.
 """
 
 from __future__ import annotations
 
 import collections
 import inspect
+import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,16 +20,18 @@ import torch
 import torch.fx
 from torch import nn
 
-from smelt import compatibility
 from smelt.errors import SmeltError, Unsupported
+from smelt.fx.call_recorder import Condition, Recording, record
 from smelt.fx.fx_graph import Graph
 from smelt.fx.fx_proxy import TraceError
-from smelt.fx.input_checks import check_inputs
+from smelt.fx.input_checks import check_condition, check_inputs
 from smelt.fx.symbolic_tracer import TRACER
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.pytree import PLAIN, leaves, map_leaves
-from smelt.shapes.expr import INFINITE
+from smelt.shapes.expr import INFINITE, Expression, text
+from smelt.shapes.number_operations import OPERATIONS
 from smelt.torch_private import tree_flatten, tree_unflatten
+from smelt.tracing.fake.fake_tensor import FakeTensor
 
 IsLeaf = Callable[[nn.Module, str], bool]
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -44,21 +46,27 @@ def capture_module(
     dynamic: bool,
     level: str,
 ) -> torch.fx.GraphModule:
-    """Capture `root(*args, **kwargs)` as a GraphModule, and restore attributes of modules that the call sets.
+    """The GraphModule of `root(*args, **kwargs)`. Nothing runs; effects of the call on objects are warned of.
 
     Raises TraceError with the user's line if the call is not one graph, and the exceptions of the program.
     """
     owner = root if isinstance(root, nn.Module) else nn.Module()
-    arguments = _Arguments(root, args, kwargs)
-    before = _attributes(owner)
-    run = compatibility.compiler().capture(root, dynamic, level)
+    arguments = _Arguments(root, owner, args, kwargs)
     try:
-        captured, result = run(*arguments.args, **arguments.kwargs)
+        recording = record(root, arguments.args, arguments.kwargs, dynamic, level)
     except Unsupported as error:
         raise TraceError(f"{_name(root)} cannot be captured as one graph: {error.reason}") from error
+    for effect in recording.effects:
+        warnings.warn(
+            f"smelt.symbolic_trace: {_name(root)} {effect}; the graph does not, and tracing did not",
+            stacklevel=4,
+        )
+    builder = _Builder(owner, arguments, recording, is_leaf, level)
+    try:
+        return builder.build(_name(root))
     finally:
-        _put_back(before)
-    return _Builder(owner, arguments, captured, is_leaf).build(result, _name(root))
+        for added in builder.added:  # the result has them
+            delattr(owner, added)
 
 
 def _name(root: Any) -> str:
@@ -68,11 +76,11 @@ def _name(root: Any) -> str:
 
 
 class _Arguments:
-    """The arguments of the call, by the names of the program's parameters. A copy replaces a tensor that occurs again, so
-    that each is an input of its own."""
+    """The arguments of the call, by the names of the program's parameters. No tensor occurs twice in them, or in the module:
+    each is an input of its own."""
 
-    def __init__(self, root: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        seen: set[int] = set()
+    def __init__(self, root: Any, owner: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        seen = {id(tensor) for tensor in (*owner.parameters(), *owner.buffers())}
 
         def distinct(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) in seen:
@@ -86,29 +94,31 @@ class _Arguments:
         self.values = signature.bind(*self.args, **self.kwargs).arguments
 
 
-def _attributes(root: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
-    return [(module, dict(vars(module))) for module in root.modules()]
+def _defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """The defaults in the code of the graph, where all parameters are positional: one that the code cannot hold leaves those
+    before it without defaults."""
+    found: dict[str, Any] = {}
+    holds = True
+    for name, parameter in reversed(list(parameters.items())):
+        if parameter.kind not in _STARS:
+            holds = holds and _is_plain(parameter.default)
+        found[name] = parameter.default if holds else parameter.empty
+    return found
 
 
-def _put_back(before: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    """Undo the program's assignments to attributes, with a warning, because the graph does not repeat them."""
-    for module, attributes in before:
-        now = vars(module)
-        changed = [n for n in {**attributes, **now} if now.get(n, now) is not attributes.get(n, attributes)]
-        if changed:
-            now.clear()
-            now.update(attributes)
-            warnings.warn(
-                f"smelt.symbolic_trace: {type(module).__name__} sets {', '.join(changed)} when it is called; the graph does "
-                "not, and tracing has left it as it was",
-                stacklevel=4,
-            )
+def _is_plain(value: Any) -> bool:
+    if type(value) in _PLAIN_CONTAINERS:
+        return all(map(_is_plain, value.values() if type(value) is dict else value))
+    return type(value) in PLAIN
 
 
 class _Builder:
-    """Builds torch.fx's graph from the captured one (`captured`: its trace, graph, inputs and outputs)."""
+    """Builds torch.fx's graph from the captured one."""
 
-    def __init__(self, root: nn.Module, arguments: _Arguments, captured: Any, is_leaf: IsLeaf) -> None:
+    def __init__(
+        self, root: nn.Module, arguments: _Arguments, captured: Recording, is_leaf: IsLeaf, level: str
+    ) -> None:
+        self.level = level
         self.root = root
         self.arguments = arguments
         self.captured = captured
@@ -124,7 +134,7 @@ class _Builder:
         self.order = {node.name: at for at, node in enumerate(captured.graph)}
         self.paths = {id(module): path for path, module in root.named_modules()}
 
-    def build(self, result: Any, name: str) -> torch.fx.GraphModule:
+    def build(self, name: str) -> torch.fx.GraphModule:
         self._add_arguments()
         captured = self.captured.graph
         for placeholder, tensor in zip(captured.placeholders, self.captured.inputs, strict=True):
@@ -135,69 +145,90 @@ class _Builder:
         for node in captured:
             if node.op in ("placeholder", "output") or node.name in skipped:
                 continue
-            origin = node if captured.level == "torch" else node.source
+            origin = node if self.level == "torch" else node.source
             stack = None if origin is None else stacks.get(origin.name)
             call = leaf_calls.get(node.name)
             if call is not None:
-                skipped |= {n.name for n in call.nodes}
+                skipped |= {n.name for n in _without_settings(call)}
                 self._add_leaf(call, stack)
             else:
                 self._add(node, stack)
-        outputs = {
-            id(tensor): self.made[node.name]
-            for node, tensor in zip(captured.output.args[0], self.captured.outputs, strict=True)
-            if node is not None
-        }
-        self.graph.output(self._result(result, outputs))
+        self.graph.output(self._result(self.captured.result))
         self.graph.eliminate_dead_code(
             lambda node: node.op != "get_attr" and node.target is not operator.getitem
         )
         self.graph.lint()
-        made = torch.fx.GraphModule(self.root, self.graph, name)
-        for added in self.added:  # the result has them now
-            delattr(self.root, added)
-        return made
+        return torch.fx.GraphModule(self.root, self.graph, name)
 
     # ---- arguments
 
     def _add_arguments(self) -> None:
-        values: dict[str, torch.fx.Node] = {}
-        expected: dict[str, Any] = {}
         nodes = {}
+        defaults = _defaults(self.arguments.parameters)
         for name, parameter in self.arguments.parameters.items():
             stars = _STARS.get(parameter.kind, "")
             if name in self.arguments.values or not stars:
-                default = parameter.default if type(parameter.default) in PLAIN else parameter.empty
-                nodes[name] = self.graph.placeholder(stars + name, default_value=default)
+                nodes[name] = self.graph.placeholder(stars + name, default_value=defaults[name])
+        values = {
+            name: self.arguments.values.get(name, self.arguments.parameters[name].default) for name in nodes
+        }
+        expected = {name: self._expected(name, value) for name, value in values.items()}
+        bounds = {
+            str(sym): (size.bounds[0], None if size.bounds[1] >= INFINITE else size.bounds[1])
+            for sym, size in self.captured.traced.sizes.items()
+        }
+        if nodes:
+            self._check(check_inputs, (nodes, expected, bounds) if bounds else (nodes, expected))
         for name, node in nodes.items():
-            value = self.arguments.values.get(name, self.arguments.parameters[name].default)
-            for path, leaf, at in self._walk(name, value, node):
-                if isinstance(leaf, torch.Tensor):
-                    self.inputs[id(leaf)] = at
-                    values[path] = at
-                    expected[path] = self._spec_text(leaf)
-                elif type(leaf) in PLAIN:
-                    values[path] = at
-                    expected[path] = leaf
-        for sym, size in self.captured.traced.sizes.items():
-            low, high = size.bounds
-            expected[str(sym)] = (low, None if high >= INFINITE else high)
-        if values:
-            check = self.graph.call_function(check_inputs, (values, expected))
-            check.meta["is_wrapped"] = True  # a leaf of tracers, which unpickle graphs
+            self._read(values[name], node)
+        for condition in self.captured.conditions:
+            self._add_condition(condition)
 
-    def _walk(self, path: str, value: Any, node: torch.fx.Node) -> Iterator[tuple[str, Any, torch.fx.Node]]:
-        """The leaves of an argument, each with its path and the node that reads it."""
+    def _check(self, function: Any, args: tuple[Any, ...]) -> None:
+        check = self.graph.call_function(function, args)
+        check.meta["is_wrapped"] = True  # a leaf of tracers, which unpickle graphs
+
+    def _expected(self, name: str, value: Any) -> Any:
+        """What `check_inputs` expects of an argument."""
+        if isinstance(value, torch.Tensor):
+            return self._spec_text(value)
+        if isinstance(value, Mapping):
+            return {key: self._expected(name, item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            keys: Any = range(len(value))
-        elif isinstance(value, Mapping):
-            keys = list(value)
-        else:
-            yield path, value, node
-            return
-        for key in keys:
-            item = self.graph.call_function(operator.getitem, (node, key))
-            yield from self._walk(f"{path}[{key!r}]", value[key], item)
+            return [self._expected(name, item) for item in value]
+        if type(value) not in PLAIN:
+            raise SmeltError(
+                f"the argument {name} holds a {type(value).__name__}, which a graph cannot check: pass tensors, numbers, "
+                "texts and containers of them, or make it an attribute of the module"
+            )
+        return value
+
+    def _read(self, value: Any, node: torch.fx.Node) -> None:
+        """Add nodes that read the tensors of an argument."""
+        if isinstance(value, torch.Tensor):
+            self.inputs[id(value)] = node
+        elif isinstance(value, (list, tuple, Mapping)):
+            for key in value if isinstance(value, Mapping) else range(len(value)):
+                if leaves(value[key], torch.Tensor):
+                    self._read(value[key], self.graph.call_function(operator.getitem, (node, key)))
+
+    def _add_condition(self, condition: Condition) -> None:
+        inputs = self.captured.inputs
+
+        def number(e: Expression) -> Any:
+            if e.op == "const":
+                return e.args[0]
+            if e.op == "leaf":
+                at, dim = condition.sizes[id(e.args[0])]
+                return self.graph.call_method("size", (self._tensor(inputs[at]), dim))
+            return self.graph.call_function(OPERATIONS[e.op].function, tuple(map(number, e.args)))
+
+        def name(source: Any) -> str:
+            at, dim = condition.sizes[id(source)]
+            return f"{self._tensor(inputs[at])}.shape[{dim}]"
+
+        holds, shown = number(condition.expression), text(condition.expression, name)
+        self._check(check_condition, (holds, condition.holds, shown))
 
     def _spec_text(self, tensor: torch.Tensor) -> str:
         shape: Sequence[Any] = tensor.shape
@@ -238,12 +269,15 @@ class _Builder:
     def _argument(self, value: Any) -> Any:
         return map_leaves(value, Node, lambda node: self.made[node.name])
 
-    def _result(self, result: Any, outputs: dict[int, torch.fx.Node]) -> Any:
+    def _result(self, result: Any) -> Any:
         """The argument of the output node."""
 
         def leaf(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return outputs[id(value)] if id(value) in outputs else self._tensor(value)
+            value = self.captured.made.get(id(value), value)
+            if isinstance(value, Node):
+                return self.made[value.name]
+            if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+                return self._tensor(value)
             if type(value) in PLAIN:
                 return value
             raise SmeltError(
@@ -309,7 +343,7 @@ class _Builder:
 
     def _leaf_calls(self) -> Iterator[Any]:
         """The outermost calls of leaf modules that one node can stand for."""
-        if self.captured.graph.level != "torch":
+        if self.level != "torch":
             return
         readers: dict[str, set[str]] = collections.defaultdict(set)
         for node in self.captured.graph:
@@ -317,7 +351,7 @@ class _Builder:
                 readers[read.name].add(node.name)
         inside: set[str] = set()
         for call in sorted(self._calls(), key=lambda call: call.depth):
-            names = {n.name for n in call.nodes} & self.order.keys()
+            names = {n.name for n in _without_settings(call)} & self.order.keys()
             path = self.paths.get(id(call.module()))
             if not path or not names or names & inside or not self.is_leaf(call.module(), path):
                 continue
@@ -326,11 +360,19 @@ class _Builder:
                 yield call
 
     def _is_closed(self, call: Any, names: set[str], readers: Mapping[str, set[str]]) -> bool:
-        """Whether nodes outside of the call read only values that the call returns."""
+        """Whether the call reads its arguments and the module's tensors only, and nothing outside of it reads what it
+        computes and does not return."""
         if call.values is None:
             return False
         args, kwargs, result = call.values
-        computed = {n.name for n in call.nodes}
+        nodes = _without_settings(call)
+        computed = {n.name for n in nodes}
+        known = computed | {n.name for n in leaves((args, kwargs), Node)}
+        known |= self._own(call.module())
+        if any(
+            _is_setting(n) or not {r.name for r in leaves((n.args, n.kwargs), Node)} <= known for n in nodes
+        ):
+            return False
         written = {self.same[name] for name in computed & self.same.keys()} - computed
         returned = {n.name for n in leaves(result, Node)}
         reads_itself = any(n.name in computed for n in leaves((args, kwargs), Node))
@@ -338,8 +380,17 @@ class _Builder:
             return False
         return all(name in returned or readers[name] <= names for name in names | written)
 
+    def _own(self, module: nn.Module) -> set[str]:
+        """The inputs of the graph that a call of the module may read: its own tensors, and those of no module."""
+        own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        foreign = (self.names.keys() | self.inputs.keys()) - own
+        inputs = zip(self.captured.graph.placeholders, self.captured.inputs)
+        return {node.name for node, tensor in inputs if id(tensor) not in foreign}
+
     def _first(self, call: Any) -> str:
-        return min((n.name for n in call.nodes if n.name in self.order), key=self.order.__getitem__)
+        return min(
+            (n.name for n in _without_settings(call) if n.name in self.order), key=self.order.__getitem__
+        )
 
     def _add_leaf(self, call: Any, stack: Any) -> None:
         args, kwargs, result = call.values
@@ -356,3 +407,13 @@ class _Builder:
                 if isinstance(value, (Node, list, tuple, dict)):
                     item = self.graph.call_function(operator.getitem, (made, key))
                     self._name_results(item, value, stack)
+
+
+def _is_setting(node: Node) -> bool:
+    """Whether a node changes the grad mode, autocast or another setting of torch."""
+    return node.spec is None and not leaves((node.args, node.kwargs), Node)
+
+
+def _without_settings(call: Any) -> list[Node]:
+    """The nodes of a call without the settings of its caller, which precede its first node."""
+    return list(itertools.dropwhile(_is_setting, call.nodes))

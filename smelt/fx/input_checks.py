@@ -16,29 +16,61 @@ _AGAIN = "trace again with example inputs like these, or with dynamic=True for o
 _TEXT = re.compile(r"(\w+)\[(.*)\]")
 
 
-def check_inputs(values: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def check_inputs(
+    values: Mapping[str, Any], expected: Mapping[str, Any], bounds: Mapping[str, tuple[int, int | None]] = {}
+) -> None:
     """Raise SmeltError unless the inputs are as expected.
 
     Args:
         values: the inputs by name.
-        expected: for a tensor its dtype and sizes, as in "float32[s0, 3]"; for any other input its value. A name of a size
-            stands for one value in all tensors; the key "s0" maps to its least and greatest value (None: any).
+        expected: for a tensor its dtype and sizes, as in "float32[s0, 3]", where a name stands for the same size everywhere;
+            for a container one of these for each item; for any other input its value.
+        bounds: the smallest and the greatest value (None: any) of a name.
     """
     sizes: dict[str, int] = {}
-    for name, value in values.items():
-        wanted = expected[name]
-        if not isinstance(value, torch.Tensor):
-            if type(value) is not type(wanted) or value != wanted:
+
+    def check(name: str, value: Any, wanted: Any) -> None:
+        if isinstance(wanted, (list, tuple, dict)):
+            keys = _keys(wanted)
+            if not isinstance(value, (list, tuple, Mapping)) or _keys(value) != keys:
+                found = (
+                    f"has the keys {_keys(value)}" if isinstance(value, Mapping) else f"is {_length(value)}"
+                )
+                what = f"the keys {keys}" if isinstance(wanted, dict) else _length(wanted)
+                raise SmeltError(f"{name} {found}, the graph was traced with {what}: {_AGAIN}")
+            for key in keys:
+                check(f"{name}[{key!r}]", value[key], wanted[key])
+        elif not isinstance(value, torch.Tensor):
+            if type(value) is not type(wanted) or (value != wanted and value == value):
                 raise SmeltError(f"{name} is {value!r}, the graph was traced with {wanted!r}: {_AGAIN}")
-        elif not isinstance(wanted, str) or not _fits(value, wanted, expected, sizes):
+        elif not isinstance(wanted, str) or not _fits(value, wanted, bounds, sizes):
             found = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
             raise SmeltError(f"{name} is {found}, the graph was traced with {wanted}: {_AGAIN}")
 
+    for name, value in values.items():
+        check(name, value, expected[name])
+
+
+def _keys(container: Any) -> list[Any]:
+    return list(container) if isinstance(container, Mapping) else list(range(len(container)))
+
+
+def _length(value: Any) -> str:
+    kind = type(value).__name__
+    return f"a {kind} of length {len(value)}" if isinstance(value, (list, tuple)) else f"a {kind}"
+
+
+def check_condition(found: bool, expected: bool, condition: str) -> None:
+    """Raise SmeltError unless a condition on sizes is as expected."""
+    if found is not expected:
+        raise SmeltError(f"{condition} is {found}, the graph was traced with {expected}: {_AGAIN}")
+
 
 has_side_effect(check_inputs)
+has_side_effect(check_condition)
 
 
-def _fits(value: torch.Tensor, text: str, expected: Mapping[str, Any], sizes: dict[str, int]) -> bool:
+def _fits(value: torch.Tensor, text: str, bounds: Mapping[str, Any], sizes: dict[str, int]) -> bool:
     matched = _TEXT.fullmatch(text)
     assert matched is not None
     wanted = matched[2].split(", ") if matched[2] else []
@@ -49,7 +81,7 @@ def _fits(value: torch.Tensor, text: str, expected: Mapping[str, Any], sizes: di
             if size != int(dim):
                 return False
         else:
-            low, high = expected.get(dim, (0, None))
+            low, high = bounds.get(dim, (0, None))
             if size < low or (high is not None and size > high) or sizes.setdefault(dim, size) != size:
                 return False
     return True

@@ -151,10 +151,6 @@ def test_sizes_that_decide_nothing_are_free():
 def test_arguments_and_results(program, args):
     kwargs = {"z": torch.full((2,), 5.0)} if program.__code__.co_flags & 8 else {}
     clone = lambda: copy.deepcopy(args)  # noqa: E731
-    if program.__code__.co_consts == (None,) and program(*args) is None:
-        with pytest.raises(smelt.errors.SmeltError, match="computes nothing"):
-            smelt.symbolic_trace(program, example_inputs=clone())
-        return
     traced = smelt.symbolic_trace(program, example_inputs=clone(), example_kwargs=kwargs)
     ours, theirs = clone(), clone()
     same(traced(*ours, **kwargs), program(*theirs, **kwargs))
@@ -175,7 +171,7 @@ def test_constants_belong_to_the_result():
 CONSTANT = torch.tensor([2.0, 3.0])
 
 
-def test_attributes_that_the_program_sets_are_put_back():
+def test_attributes_that_the_program_sets_are_not_set():
     class Counts(nn.Module):
         calls = 0
 
@@ -188,7 +184,9 @@ def test_attributes_that_the_program_sets_are_put_back():
             return x * 2
 
     module = Counts()
-    with pytest.warns(UserWarning, match="Counts sets seen when it is called"):
+    with pytest.warns(
+        UserWarning, match=r"Counts sets the attribute 'seen' of the model at .*test_captured_module.py:\d+"
+    ):
         traced = smelt.symbolic_trace(module, example_inputs=(torch.ones(2),))
     assert module.seen == 0
     same(traced(torch.ones(2)), torch.full((2,), 2.0))

@@ -1,0 +1,145 @@
+"""Captures one call for `smelt.symbolic_trace`, without running it or installing an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt import config
+from smelt.backends import backend_registry
+from smelt.backends.explicit_numbers import ExplicitGraph, with_explicit_numbers
+from smelt.capture.driver.capture_errors import NotRepeatable
+from smelt.capture.driver.capture_frame import CapturedFrame
+from smelt.capture.driver.frame_compiler import FrameCompiler
+from smelt.capture.environment.side_effects import CacheHit
+from smelt.errors import SmeltError
+from smelt.exported.captured_state import effect_phrase, restores
+from smelt.graph.ir import Graph
+from smelt.graph.pytree import leaves
+from smelt.guards.source import Source
+from smelt.shapes.expr import Expression
+from smelt.tracing.record.traced import Traced
+from smelt.tracing.symbolic.sym_numbers import NUMBERS
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`expression` is `holds`. Its leaves are sources; `sizes` maps the id of each to an input and its dimension."""
+
+    expression: Expression
+    holds: bool
+    sizes: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The graph of one call.
+
+    Attributes:
+        graph: at the torch level with nodes for its numbers.
+        inputs: the tensors of the call that are its inputs.
+        result: the result, in which fakes stand for tensors, symbols for numbers.
+        made: what each of these is, by its id: an input, a node of the graph, or a plain number.
+        effects: what the call does to objects outside of it, as texts.
+        conditions: those on sizes of inputs alone.
+    """
+
+    traced: Traced
+    graph: Graph
+    inputs: tuple[torch.Tensor, ...]
+    result: Any
+    made: Mapping[int, Any]
+    effects: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+
+
+def record(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool, level: str
+) -> Recording:
+    """The record of one call. Raises Unsupported if it is not one graph, and the exceptions of the program."""
+    recorder = _Recorder(dynamic, level)
+    outcome = recorder(_call, (target, args, kwargs))  # type: ignore[arg-type]
+    if callable(outcome):  # the program raised
+        _call(target, args, kwargs)
+        outcome()
+    if recorder.recording is None:
+        raise SmeltError("nothing was captured: a capture is active, or smelt is disabled")
+    return recorder.recording
+
+
+def _call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return target(*args, **kwargs)
+
+
+class _Recorder(FrameCompiler):
+    def __init__(self, dynamic: bool, level: str) -> None:
+        eager = backend_registry.lookup("eager")
+        super().__init__(eager, config.defaults(), fullgraph=True, dynamic=dynamic)
+        self.recording: Recording | None = None
+        self._level = level
+
+    def install(
+        self, fn: Any, slots: tuple[Any, ...], captured: CapturedFrame, why: object, begin: float
+    ) -> None:
+        """Record the captured frame in place of installing an entry."""
+        if captured.assumed:  # a condition that a compiled frame would check
+            raise NotRepeatable
+        traced, result = captured.traced, captured.result
+        numbers = leaves(result, tuple(NUMBERS))
+        explicit = ExplicitGraph(traced.forward_graph)
+        if self._level == "torch":
+            explicit = with_explicit_numbers(traced, True, [number.node for number in numbers])
+        elif traced.unbacked is not None:
+            raise SmeltError(
+                "a size depends on data, which graphs of ATen operators cannot hold: trace at the torch level"
+            )
+        returned = explicit.graph.output.args[0]
+        made = {
+            id(fake): returned[explicit.results[i] if explicit.results else i]
+            for i, fake in enumerate(traced.outputs)
+        }
+        reals = [real for f in traced.inputs if (real := captured.env.trace.inputs.real(f)) is not None]
+        if len(reals) != len(traced.inputs):
+            raise SmeltError("the program reads a NumPy array, which is no tensor that a graph can hold")
+        made |= {id(fake): real for fake, real in zip(traced.inputs, reals)}
+        made |= {id(number): value for number, value in zip(numbers, explicit.numbers)}
+        self.recording = Recording(
+            traced,
+            explicit.graph,
+            tuple(reals),
+            result,
+            made,
+            _effects(captured),
+            tuple(_conditions(captured)),
+        )
+
+
+def _effects(captured: CapturedFrame) -> tuple[str, ...]:
+    """What the call does outside of the graph, as texts."""
+    effects = [e for e in captured.effects if not isinstance(e, CacheHit) and not restores(e, captured)]
+    texts = [effect_phrase(effect, captured) for effect in effects]
+    return tuple(
+        dict.fromkeys([*texts, *(["draws random numbers of Python or NumPy"] if captured.draws else [])])
+    )
+
+
+def _conditions(captured: CapturedFrame) -> Iterator[Condition]:
+    inputs = {source.path: i for i, source in enumerate(captured.input_sources)}
+    for guard in captured.guards:
+        if guard.kind.name == "expression" and isinstance(guard.value[1], bool):
+            found = [(id(source), _size(source, inputs)) for source in guard.sources]
+            sizes = {source: size for source, size in found if size is not None}
+            if len(sizes) == len(found):
+                expression, holds = guard.value
+                yield Condition(expression, holds, sizes)
+
+
+def _size(source: Source, inputs: Mapping[Any, int]) -> tuple[int, int] | None:
+    """The input and its dimension, if the source is a size of an input."""
+    shape = source.base
+    if source.kind != "item" or shape is None or shape.key != "shape" or shape.base is None:
+        return None
+    return (inputs[shape.base.path], source.key) if shape.base.path in inputs else None
