@@ -241,7 +241,9 @@ class _Builder:
 
     def _backed(self, sym: Sym) -> Node:
         """The value of a symbol, from an input."""
-        found = self._traced.sizes[sym]
+        found = self._traced.sizes.get(sym)
+        if found is None:
+            raise NeedsFixedSize(f"{sym} is no size of an input of the graph", frozenset((sym,)))
         source: SizeSource = found.source
         node = self._copies[self._placeholders[found.input]]
         if source.dim != ITSELF:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +15,19 @@ from smelt.backends.explicit_numbers import ExplicitGraph, with_explicit_numbers
 from smelt.capture.driver.capture_errors import NotRepeatable
 from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.driver.frame_compiler import FrameCompiler
-from smelt.capture.environment.side_effects import CacheHit
+from smelt.capture.environment.side_effects import CacheHit, Effect
 from smelt.errors import SmeltError
 from smelt.exported.captured_state import effect_phrase, restores
 from smelt.graph.ir import Graph
 from smelt.graph.pytree import leaves
 from smelt.guards.source import Source
 from smelt.shapes.expr import Expression
+from smelt.torch_private import tree_flatten
+from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.traced import Traced
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
+
+_ARGUMENT = re.compile(r"L\['(?:args|kwargs)'\]\[(.*?)\]")
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Recording:
         result: the result, in which fakes stand for tensors, symbols for numbers.
         made: what each of these is, by its id: an input, a node of the graph, or a plain number.
         effects: what the call does to objects outside of it, as texts.
+        changed: the ids of these objects.
         conditions: those on sizes of inputs alone.
     """
 
@@ -53,6 +59,7 @@ class Recording:
     result: Any
     made: Mapping[int, Any]
     effects: tuple[str, ...]
+    changed: frozenset[int]
     conditions: tuple[Condition, ...]
 
 
@@ -85,6 +92,10 @@ class _Recorder(FrameCompiler):
         self, fn: Any, slots: tuple[Any, ...], captured: CapturedFrame, why: object, begin: float
     ) -> None:
         """Record the captured frame in place of installing an entry."""
+        if captured.draws:
+            raise SmeltError(
+                "the program draws random numbers of Python or NumPy: draw them outside, or with torch"
+            )
         if captured.assumed:  # a condition that a compiled frame would check
             raise NotRepeatable
         traced, result = captured.traced, captured.result
@@ -104,26 +115,35 @@ class _Recorder(FrameCompiler):
         reals = [real for f in traced.inputs if (real := captured.env.trace.inputs.real(f)) is not None]
         if len(reals) != len(traced.inputs):
             raise SmeltError("the program reads a NumPy array, which is no tensor that a graph can hold")
-        made |= {id(fake): real for fake, real in zip(traced.inputs, reals)}
+        found = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, FakeTensor)]
+        reals_of = {id(fake): captured.env.trace.inputs.real(fake) for fake in found}
+        made |= {fake: real for fake, real in reals_of.items() if real is not None}
         made |= {id(number): value for number, value in zip(numbers, explicit.numbers)}
+        effects = _effects(captured)
+        texts = [_ARGUMENT.sub(r"the argument \1", effect_phrase(effect, captured)) for effect in effects]
         self.recording = Recording(
             traced,
             explicit.graph,
             tuple(reals),
             result,
             made,
-            _effects(captured),
+            tuple(dict.fromkeys(texts)),
+            frozenset(id(effect.target) for effect in effects),
             tuple(_conditions(captured)),
         )
 
 
-def _effects(captured: CapturedFrame) -> tuple[str, ...]:
-    """What the call does outside of the graph, as texts."""
-    effects = [e for e in captured.effects if not isinstance(e, CacheHit) and not restores(e, captured)]
-    texts = [effect_phrase(effect, captured) for effect in effects]
-    return tuple(
-        dict.fromkeys([*texts, *(["draws random numbers of Python or NumPy"] if captured.draws else [])])
-    )
+def _effects(captured: CapturedFrame) -> list[Effect]:
+    """What the call does outside of the graph, for the user to see."""
+
+    def is_seen(effect: Effect) -> bool:
+        return not (
+            isinstance(effect, CacheHit)
+            or isinstance(effect.target, torch.autocast)
+            or restores(effect, captured)
+        )
+
+    return list(filter(is_seen, captured.effects))
 
 
 def _conditions(captured: CapturedFrame) -> Iterator[Condition]:

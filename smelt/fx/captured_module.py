@@ -95,14 +95,14 @@ class _Arguments:
 
 
 def _defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """The defaults in the code of the graph, where all parameters are positional: one that the code cannot hold leaves those
-    before it without defaults."""
+    """The defaults in the code of the graph, where all parameters are positional. After the first default, one without
+    a default, or with one that the code cannot hold, is None: the check of the inputs refuses that."""
     found: dict[str, Any] = {}
-    holds = True
-    for name, parameter in reversed(list(parameters.items())):
-        if parameter.kind not in _STARS:
-            holds = holds and _is_plain(parameter.default)
-        found[name] = parameter.default if holds else parameter.empty
+    begun = False
+    for name, parameter in parameters.items():
+        is_held = parameter.kind not in _STARS and _is_plain(parameter.default)
+        begun = begun or is_held
+        found[name] = parameter.default if is_held else None if begun else parameter.empty
     return found
 
 
@@ -290,6 +290,8 @@ class _Builder:
                 items = value.values() if type(value) is dict else value
                 made = list(map(plain, items))
                 return dict(zip(value, made)) if type(value) is dict else type(value)(made)
+            if type(value) is torch.Size:
+                return self.graph.call_function(torch.Size, (list(map(plain, value)),))
             values, spec = tree_flatten(value)
             if spec.is_leaf():
                 return leaf(value)
@@ -362,7 +364,7 @@ class _Builder:
     def _is_closed(self, call: Any, names: set[str], readers: Mapping[str, set[str]]) -> bool:
         """Whether the call reads its arguments and the module's tensors only, and nothing outside of it reads what it
         computes and does not return."""
-        if call.values is None:
+        if call.values is None or self._is_changed(call.module()):
             return False
         args, kwargs, result = call.values
         nodes = _without_settings(call)
@@ -379,6 +381,11 @@ class _Builder:
         if not returned or not returned <= computed | written or reads_itself:
             return False
         return all(name in returned or readers[name] <= names for name in names | written)
+
+    def _is_changed(self, module: nn.Module) -> bool:
+        """Whether the program sets attributes of the module, so that its calls differ."""
+        held = (value for inner in module.modules() for value in (inner, *vars(inner).values()))
+        return not self.captured.changed.isdisjoint(map(id, held))
 
     def _own(self, module: nn.Module) -> set[str]:
         """The inputs of the graph that a call of the module may read: its own tensors, and those of no module."""

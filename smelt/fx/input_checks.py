@@ -33,11 +33,9 @@ def check_inputs(
         if isinstance(wanted, (list, tuple, dict)):
             keys = _keys(wanted)
             if not isinstance(value, (list, tuple, Mapping)) or _keys(value) != keys:
-                found = (
-                    f"has the keys {_keys(value)}" if isinstance(value, Mapping) else f"is {_length(value)}"
+                raise SmeltError(
+                    f"{name} {_described(value)}, the graph was traced with one that {_described(wanted)}: {_AGAIN}"
                 )
-                what = f"the keys {keys}" if isinstance(wanted, dict) else _length(wanted)
-                raise SmeltError(f"{name} {found}, the graph was traced with {what}: {_AGAIN}")
             for key in keys:
                 check(f"{name}[{key!r}]", value[key], wanted[key])
         elif not isinstance(value, torch.Tensor):
@@ -55,9 +53,10 @@ def _keys(container: Any) -> list[Any]:
     return list(container) if isinstance(container, Mapping) else list(range(len(container)))
 
 
-def _length(value: Any) -> str:
-    kind = type(value).__name__
-    return f"a {kind} of length {len(value)}" if isinstance(value, (list, tuple)) else f"a {kind}"
+def _described(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"has the keys {_keys(value)}"
+    return f"has length {len(value)}" if isinstance(value, (list, tuple)) else f"is a {type(value).__name__}"
 
 
 def check_condition(found: bool, expected: bool, condition: str) -> None:
