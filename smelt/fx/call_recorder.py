@@ -12,14 +12,16 @@ import torch
 from smelt import config
 from smelt.backends import backend_registry
 from smelt.backends.explicit_numbers import ExplicitGraph, with_explicit_numbers
-from smelt.capture.driver.capture_errors import NotRepeatable
+from smelt.capture.driver.cache_entries import HookResult
+from smelt.capture.driver.capture_errors import NotRepeatable, UserException
 from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.driver.frame_compiler import FrameCompiler
 from smelt.capture.environment.side_effects import CacheHit, Effect
+from smelt.capture.reconstruction.traceback_reconstruction import without_smelt_frames
 from smelt.errors import SmeltError
 from smelt.exported.captured_state import effect_phrase, restores
 from smelt.graph.ir import Graph
-from smelt.graph.pytree import leaves
+from smelt.graph.pytree import PLAIN, leaves
 from smelt.guards.source import Source
 from smelt.shapes.expr import Expression
 from smelt.torch_private import tree_flatten
@@ -69,7 +71,7 @@ def record(
     """The record of one call. Raises Unsupported if it is not one graph, and the exceptions of the program."""
     recorder = _Recorder(dynamic, level)
     outcome = recorder(_call, (target, args, kwargs))  # type: ignore[arg-type]
-    if callable(outcome):  # the program raised
+    if callable(outcome):  # the program raises
         _call(target, args, kwargs)
         outcome()
     if recorder.recording is None:
@@ -131,6 +133,12 @@ class _Recorder(FrameCompiler):
             frozenset(id(effect.target) for effect in effects),
             tuple(_conditions(captured)),
         )
+
+    def handle_user_exception(self, fn: Any, error: UserException) -> HookResult:
+        """Raise the program's exception. One that may hold values of the capture comes from an eager call instead."""
+        if not all(type(value) in PLAIN for value in error.error.args):
+            return super().handle_user_exception(fn, error)
+        raise error.error.with_traceback(without_smelt_frames(error.error.__traceback__))
 
 
 def _effects(captured: CapturedFrame) -> list[Effect]:

@@ -43,7 +43,12 @@ def check_inputs(
                 raise SmeltError(f"{name} is {value!r}, the graph was traced with {wanted!r}: {_AGAIN}")
         elif not isinstance(wanted, str) or not _fits(value, wanted, bounds, sizes):
             found = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-            raise SmeltError(f"{name} is {found}, the graph was traced with {wanted}: {_AGAIN}")
+            limits = "".join(
+                f", {n} from {low} to {high or 'any'}"
+                for n, (low, high) in bounds.items()
+                if n in str(wanted)
+            )
+            raise SmeltError(f"{name} is {found}, the graph was traced with {wanted}{limits}: {_AGAIN}")
 
     for name, value in values.items():
         check(name, value, expected[name])

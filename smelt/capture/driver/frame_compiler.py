@@ -515,7 +515,7 @@ class FrameCompiler:
     def _handle_failure(self, fn: FunctionType, error: Exception) -> HookResult:
         """The hook's result when no attempt created an entry."""
         if isinstance(error, UserException):
-            return self._handle_user_exception(fn, error)
+            return self.handle_user_exception(fn, error)
         if _may_be_race(error) and not is_only_thread():
             self._record_race(fn, error)
             return False
@@ -558,7 +558,7 @@ class FrameCompiler:
 
         return differs
 
-    def _handle_user_exception(self, fn: FunctionType, error: UserException) -> HookResult:
+    def handle_user_exception(self, fn: FunctionType, error: UserException) -> HookResult:
         """Run the call eagerly, so that the user gets eager's exception and traceback."""
         record = self.record
         self._record_reason(fn.__qualname__, reason_for(error), logging.DEBUG)
