@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,8 +76,16 @@ class ArgumentChecks:
         captured: CapturedFrame,
         traced: Traced,
         declared: Sequence[Declared],
+        state: Mapping[int, str],
     ) -> None:
         self._names, self._captured, self._traced = names, captured, traced
+        self._state = {captured.input_sources[i]: name for i, name in state.items()}
+        mutated = {traced.inputs[i].storage_key for i in traced.mutated}
+        self._written = {
+            source
+            for fake, source in zip(traced.inputs, captured.input_sources)
+            if fake.storage_key in mutated
+        }
         self._declared = {self._declared_path(d): d for d in declared}
         self._inputs = {
             path: fake
@@ -91,7 +99,7 @@ class ArgumentChecks:
         }
         self.sizes = [self._size_rule(sym) for sym in traced.sizes]
         self.rules: list[TensorRule | Rule] = []
-        for guard in captured.guards:
+        for guard in (*captured.guards, *captured.env.facts.gradient_reads):
             rule = self._rule(guard)
             if rule is not None and rule not in self.rules:
                 self.rules.append(rule)
@@ -178,6 +186,8 @@ class ArgumentChecks:
         line = "" if guard.line is None or is_own(guard.line.filename) else str(guard.line)
         if not paths or all(path is None for path in paths) or kind in _SETTLED:
             return None
+        if kind == "no_overlap":
+            return self._no_overlap(sources, line)
         if any(path is None for path in paths):
             return self._mixed(guard, [path for path in paths if path is not None], line)
         known = tuple(path for path in paths if path is not None)
@@ -199,13 +209,14 @@ class ArgumentChecks:
             value = class_name(value)
         elif kind == "number":
             value = value.__name__
-        elif kind in ("no_overlap", "shared_storage", "distinct", "alias"):
+        elif kind in ("shared_storage", "distinct", "alias"):
             value = None
         elif kind == "expression":
             return self._expression(guard, known, line)
         if kind not in RULE_KINDS or not can_be_encoded(value):
             raise ExportError(
-                f"the call depends on {self._text(known[0])} in a way that no program checks: {guard.text}"
+                f"the call depends on {self._text(known[0])} in a way that no program checks: "
+                f"{self._shown(guard, sources)}. Make it an attribute of the model"
             )
         names = ", ".join(map(self._text, known))
         key, is_in = value if kind == "contains" else ("", True)
@@ -215,22 +226,37 @@ class ArgumentChecks:
             "len": f"{names} must have length {value}",
             "keys": f"{names} must have the keys {value!r}",
             "eq": f"{names} must be {value!r}",
-            "no_overlap": f"{names} must share no memory",
             "distinct": f"{names} must be different objects",
             "alias": f"{names} must be one object, as at the export",
             "shared_storage": f"{names} must share memory",
+            "not_in_dict": f"{names} must have no attribute {value!r}",
+            "no_attr": f"{names} must have no attribute {value!r}",
         }
-        return Rule(kind, known, value, texts.get(kind, f"{names}: {guard.text}"), line)
+        return Rule(kind, known, value, texts.get(kind, f"{names}: {self._shown(guard, sources)}"), line)
+
+    def _no_overlap(self, sources: Sequence[Source], line: str) -> Rule:
+        """That arguments share no memory with what is written, and those that are written with nothing. A result may be a
+        tensor of the state, and the next argument."""
+        paths: list[Path] = []
+        flags: list[tuple[bool, bool]] = []  # is it an argument, is it written
+        for source in sources:
+            path, is_written = self.path(source), source in self._written
+            if path is not None or source in self._state:
+                paths.append(path if path is not None else (("state", self._state[source]),))
+                flags.append((path is not None, is_written))
+        arguments = [self._text(path) for path, (is_argument, _) in zip(paths, flags) if is_argument]
+        state = [repr(path[0][1]) for path, (is_argument, _) in zip(paths, flags) if not is_argument]
+        shown = ", ".join(state[:3]) + (", ..." if len(state) > 3 else "")
+        text = f"{', '.join(arguments)} must share no memory" + (f" with the state {shown}" if state else "")
+        return Rule("no_overlap", tuple(paths), tuple(flags), text, line)
 
     def _mixed(self, guard: Guard, paths: list[Path], line: str) -> Rule | None:
-        """The check of a relation between arguments and the state. The state belongs to the program, so an argument is never
-        one of its tensors and shares no memory with them: only the relations between arguments remain."""
-        if guard.kind.name in ("distinct", "no_overlap"):
+        """A relation between arguments and the model."""
+        if guard.kind.name == "distinct":
             if len(paths) < 2:
                 return None
             names = ", ".join(map(self._text, paths))
-            what = "share no memory" if guard.kind.name == "no_overlap" else "be different objects"
-            return Rule(guard.kind.name, tuple(paths), None, f"{names} must {what}", line)
+            return Rule("distinct", tuple(paths), None, f"{names} must be different objects", line)
         raise ExportError(
             f"the call depends on a relation of {self._text(paths[0])} to the model's own state: {guard.text}. "
             "Pass a tensor of its own"
@@ -249,8 +275,17 @@ class ArgumentChecks:
             raise ExportError(
                 f"{self._text(path)} has a layout that no program checks; pass a contiguous tensor"
             )
+        is_parameter = facts.type is nn.Parameter
         return TensorRule(
-            path, self._text(path), facts.dtype, facts.device, facts.layout, shape, stride, least
+            path,
+            self._text(path),
+            facts.dtype,
+            facts.device,
+            facts.layout,
+            shape,
+            stride,
+            least,
+            is_parameter,
         )
 
     def _expression(self, guard: Guard, paths: tuple[Path, ...], line: str) -> Rule | None:
@@ -258,10 +293,14 @@ class ArgumentChecks:
         of = leaves(expression)
         tree = tree_of(expression, {id(source): i for i, source in enumerate(of)})
         value = expected.__name__ if isinstance(expected, type) else expected
+        return Rule("expression", paths, (tree, value), f"{self._shown(guard, of)} must hold", line)
+
+    def _shown(self, guard: Guard, sources: Iterable[Source]) -> str:
+        """A guard with the names of arguments."""
         shown = guard.text
-        for source in of:
+        for source in sources:
             shown = shown.replace(source.source, self.text(source))
-        return Rule("expression", paths, (tree, value), f"{shown} must hold", line)
+        return shown
 
     # ---- declarations
 

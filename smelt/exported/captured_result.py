@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,13 +11,9 @@ import torch
 from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.errors import ExportError
 from smelt.exported.argument_checks import ArgumentChecks
-from smelt.exported.input_checks import (
-    class_name,
-)
-from smelt.exported.program_file import (
-    can_be_encoded,
-)
-from smelt.exported.result_nest import ResultNode
+from smelt.exported.input_checks import class_name
+from smelt.exported.program_file import is_constant
+from smelt.exported.result_nest import ResultNode, fields_of
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
@@ -68,22 +65,30 @@ class CapturedResult:
             return ResultNode("size", None, tuple(map(self._visit, x)))
         if type(x) in (tuple, list):
             return ResultNode(type(x).__name__, None, tuple(map(self._visit, x)))
-        if type(x) is dict and all(can_be_encoded(key) for key in x):
+        if type(x) is dict and all(map(is_constant, x)):
             return ResultNode("dict", tuple(x), tuple(map(self._visit, x.values())))
         return self._instance(x)
 
     def _instance(self, x: Any) -> ResultNode:
         cls = type(x)
-        if isinstance(x, tuple) and hasattr(cls, "_fields"):
-            names, values = tuple(cls._fields), tuple(x)
-        elif is_dataclass(x) and all(f.init for f in fields(x)):
-            names = tuple(f.name for f in fields(x))
-            values = tuple(object.__getattribute__(x, "__dict__").get(name) for name in names)
-        else:
+        names = fields_of(cls)
+        if names is None or not _takes(cls, names):
             raise ExportError(
                 f"the result contains a {class_name(cls)}: programs return tensors, numbers, texts, and tuples, lists, "
                 "dicts, named tuples and dataclasses of these. Return its tensors (of transformers' models: use_cache=False)"
             )
+        try:
+            own = object.__getattribute__(x, "__dict__")
+        except AttributeError:  # it has slots
+            own = {}
+        is_tuple = isinstance(x, tuple)
+        others = [name for name in own if is_tuple or name not in names]
+        if others:
+            raise ExportError(
+                f"the result contains a {class_name(cls)} with the attribute {others[0]!r}, which is no field of its class: "
+                "make it a field, or return it beside"
+            )
+        values = tuple(x) if is_tuple else [object.__getattribute__(x, name) for name in names]
         if "<locals>" in cls.__qualname__:
             raise ExportError(
                 f"the result contains a {class_name(cls)}, a class inside of a function: move it to a module"
@@ -103,3 +108,11 @@ class CapturedResult:
         raise ExportError(
             "the result contains a tensor that the graph neither takes nor computes; return a copy of it"
         )
+
+
+def _takes(cls: type, names: Sequence[str]) -> bool:
+    """Whether the constructor of a class takes its fields; that of a named tuple is not called."""
+    try:
+        return issubclass(cls, tuple) or bool(inspect.signature(cls).bind(**dict.fromkeys(names)))
+    except (TypeError, ValueError):
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,6 +66,28 @@ class CapturedState:
                 return name
         return None
 
+    def check_replaced(self, name: str, effect: SetItem, captured: CapturedFrame) -> None:
+        """Raise ExportError where the call also reads the tensor of a buffer that it replaces from another place, where the
+        tensor stays as it was."""
+        owner = captured.source_of(effect.target)
+        read = [captured.input_sources[i] for i, known in self.names.items() if known == name]
+        for guard in captured.guards:
+            if guard.kind.name == "alias" and any(source in guard.sources for source in read):
+                read += guard.sources
+        own = f"{owner.base.source}.{effect.key}" if owner is not None and owner.base is not None else ""
+        places = [source.source for source in read if source.source != own]
+        own_name = next(
+            f"{path}.{effect.key}" if path else effect.key
+            for path, module in self._modules
+            if module._buffers is effect.target
+        )
+        if places or name != own_name:
+            other = _readable_text(places[0]) if places else name
+            raise ExportError(
+                f"the call replaces the buffer {own_name}, whose tensor is also {other}: "
+                "write it in place (buffer.copy_(value)), or give them tensors of their own"
+            )
+
     def constant(self, tensor: torch.Tensor) -> str:
         """The name of a constant of the graph; the constant becomes part of the state."""
         name = self._constants.get(id(tensor))
@@ -90,7 +113,8 @@ def _name_of(source: Source) -> str:
 
 
 def restores(effect: Effect, captured: CapturedFrame) -> bool:
-    """Whether the effect leaves the object as it was: a global that the call sets and resets, a buffer after `+=`."""
+    """Whether the effect leaves the object as it was: a global that the call sets and resets, a buffer after `+=`. An
+    argument may hold something else in another call, unless the effect stores what it read there."""
     if isinstance(effect, SetAttr):
         try:
             before = object.__getattribute__(effect.target, "__dict__").get(effect.name, effect)
@@ -101,25 +125,42 @@ def restores(effect: Effect, captured: CapturedFrame) -> bool:
     else:
         return False
     value = effect.value
+    target, source = captured.source_of(effect.target), captured.source_of(value)
+    key = effect.name if isinstance(effect, SetAttr) else effect.key
+    if target is not None and root_of(target) is not None and not _is_member(source, target, key):
+        return False
     real = captured.env.trace.inputs.real(value) if isinstance(value, FakeTensor) else None
     return before is (value if real is None else real)
 
 
-def effect_text(name: str, effect: Effect, captured: CapturedFrame) -> str:
-    """Why an effect cannot be exported, with its line."""
+def _is_member(source: Source | None, owner: Source, key: object) -> bool:
     return (
-        f"{name} {effect_phrase(effect, captured)}, which is an effect outside of the program. Remove that line, return the "
-        "value, or register a buffer and write it in place (buffer.copy_(value))"
+        source is not None
+        and source.base is not None
+        and source.base.source == owner.source
+        and source.key == key
     )
 
 
-def effect_phrase(effect: Effect, captured: CapturedFrame) -> str:
+def effect_text(name: str, effect: Effect, captured: CapturedFrame, text: Callable[[Source], str]) -> str:
+    """Why an effect cannot be exported, with its line. `text` is that of a source."""
+    return (
+        f"{name} {effect_phrase(effect, captured, text)}, which is an effect outside of the program. Remove that line, return "
+        "the value, or register a buffer and write it in place (buffer.copy_(value))"
+    )
+
+
+def _text(source: Source) -> str:
+    return source.source
+
+
+def effect_phrase(effect: Effect, captured: CapturedFrame, text: Callable[[Source], str] = _text) -> str:
     """What an effect does, as a verb, with its line."""
     line = captured.env.log.line_of(effect.target)
     where = "" if line is None or is_own(line.filename) else f" at {line}"
     called = getattr(effect.target, "__name__", "a function")
     source = captured.source_of(effect.target)
-    target = "an object" if source is None else _readable(source)
+    target = "an object" if source is None else _readable_text(text(source))
     what = {
         "Call": f"calls {called}",
         "SetAttr": f"sets the attribute {getattr(effect, 'name', '')!r} of {target}",
@@ -132,6 +173,6 @@ def effect_phrase(effect: Effect, captured: CapturedFrame) -> str:
     return f"{what}{where}"
 
 
-def _readable(source: Source) -> str:
-    """The text of a source, in which the model is called "the model"."""
-    return source.source.replace("L['target']", "the model")
+def _readable_text(source: str) -> str:
+    """The text of a source, with the model by that name."""
+    return source.replace("L['target']", "the model")

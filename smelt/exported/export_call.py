@@ -37,8 +37,8 @@ from smelt.exported.program_file import (
     Parameter,
     Tables,
     as_read,
-    can_be_encoded,
     encoded,
+    is_constant,
     packed,
 )
 from smelt.guards.guard_failures import Failure
@@ -122,7 +122,10 @@ def _check_examples(declared: Sequence[tuple[torch.Tensor, Declared]]) -> None:
 
 
 def _signature_of(model: Any) -> inspect.Signature:
-    return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    try:
+        return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except ValueError as error:  # of builtins
+        raise ExportError(f"{model!r} has no signature: export a Python function that calls it") from error
 
 
 def _by_parameter(bound: inspect.BoundArguments) -> dict[str, Any]:
@@ -204,8 +207,8 @@ class _Exporter(FrameCompiler):
         self._check_captured(captured)
         traced = within_bounds(captured.traced)
         state = CapturedState(self._model, captured, traced)
-        stores = self._stores(captured, state)
-        reader = ArgumentChecks(self._names, captured, traced, self._declared)
+        reader = ArgumentChecks(self._names, captured, traced, self._declared, state.names)
+        stores = self._stores(captured, state, reader.text)
         self._check_declared(reader, captured)
         result = CapturedResult(captured, reader).nodes()
         values = {sym: size.hint for sym, size in traced.sizes.items()}
@@ -237,7 +240,9 @@ class _Exporter(FrameCompiler):
         sections = {"graph.0": packed(encoded(data)), **plans}
         self._contents = Contents(as_read(tables), sections, state.tensors)
 
-    def _stores(self, captured: CapturedFrame, state: CapturedState) -> tuple[tuple[str, int], ...]:
+    def _stores(
+        self, captured: CapturedFrame, state: CapturedState, text: Callable[[Source], str]
+    ) -> tuple[tuple[str, int], ...]:
         """The buffers that outputs of the graph replace. Raises ExportError for other effects."""
         outputs = {id(fake): i for i, fake in enumerate(captured.traced.outputs)}
         stores = []
@@ -247,7 +252,8 @@ class _Exporter(FrameCompiler):
             name = state.buffer_of(effect)
             output = outputs.get(id(effect.value)) if isinstance(effect, SetItem) else None
             if not isinstance(effect, SetItem) or name is None or output is None:
-                raise ExportError(effect_text(self.name, effect, captured))
+                raise ExportError(effect_text(self.name, effect, captured, text))
+            state.check_replaced(name, effect, captured)
             spec, held = effect.value.spec, state.tensors[name]
             found = tuple(spec.shape), tuple(spec.stride), spec.dtype, spec.device
             if found != (tuple(held.shape), held.stride(), held.dtype, held.device):
@@ -271,7 +277,8 @@ class _Exporter(FrameCompiler):
             )
         if traced.needs_grad:
             raise ExportError(
-                f"{self.name} uses gradients inside: programs run without them; wrap it in torch.no_grad()"
+                f"{self.name} uses gradients inside, or returns a view of a tensor that requires them: programs run without "
+                "them; wrap it in torch.no_grad(), or return a copy"
             )
 
     def _check_declared(self, reader: ArgumentChecks, captured: CapturedFrame) -> None:
@@ -304,6 +311,6 @@ def _parameters(signature: inspect.Signature) -> tuple[Parameter, ...]:
     made = []
     for p in signature.parameters.values():
         has_default = p.default is not p.empty
-        default = p.default if has_default and can_be_encoded(p.default) else None
-        made.append(Parameter(p.name, int(p.kind), has_default, default))
+        is_stored = has_default and is_constant(p.default)
+        made.append(Parameter(p.name, int(p.kind), has_default, is_stored, p.default if is_stored else None))
     return tuple(made)

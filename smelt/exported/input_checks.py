@@ -1,6 +1,7 @@
 """Checks of a program's arguments: the guards of the captured call that depend on its inputs, as data.
 
-    path  := (kind, key)*      from an argument: ("args", position) or ("kwargs", name), then steps into it
+    path  := (kind, key)*      from an argument: ("args", position) or ("kwargs", name), or a tensor of the state: ("state",
+                               name); then steps into it
     check := kind, path*, value, text, line
 
 A failed check raises InputError, which names the argument, the dimension, the expected and the observed value. Checks run no
@@ -9,7 +10,6 @@ code of the arguments' classes, except to read fields of dataclasses and named t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,8 +78,8 @@ class SizeRule:
 
 @dataclass(frozen=True)
 class TensorRule:
-    """The metadata of the tensor at `path`. A size is a number, an expression, or None, which stands for any size from
-    `least` on. A stride of None is the row-major one."""
+    """The metadata of the tensor or nn.Parameter at `path`. A size is a number or an expression; None: any from `least` on,
+    and then the stride None is the row-major one."""
 
     path: Path
     text: str
@@ -89,11 +89,14 @@ class TensorRule:
     shape: tuple[Size | None, ...]
     stride: tuple[Size | None, ...]
     least: int
+    is_parameter: bool
 
     def check_kind(self, x: object) -> None:
-        """Raise InputError unless x is a tensor with this metadata, sizes and strides aside."""
-        if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
-            raise InputError(f"{self.text} must be a Tensor, got {_kind_text(x)}")
+        """Raises InputError unless x is such a tensor, of any size."""
+        cls = torch.nn.Parameter if self.is_parameter else torch.Tensor
+        if type(x) is not cls:
+            hint = ": pass it with .detach()" if type(x) is torch.nn.Parameter else ""
+            raise InputError(f"{self.text} must be a {cls.__name__}, got {_kind_text(x)}{hint}")
         assert isinstance(x, torch.Tensor)
         for name, expected in (("dtype", self.dtype), ("device", self.device), ("layout", self.layout)):
             if getattr(x, name) != expected:
@@ -173,11 +176,13 @@ def check(
 
 
 class ArgumentReader:
-    """Reads objects at paths from the arguments of one call, each object once."""
+    """Reads objects at paths from the arguments of one call, or the state; each once."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], state: Mapping[str, torch.Tensor]
+    ) -> None:
         self._seen: dict[Path, Any] = {(): None}
-        self._args, self._kwargs = args, kwargs
+        self._roots: dict[str, Any] = {"args": args, "kwargs": kwargs, "state": state}
 
     def __call__(self, path: Path) -> Any:
         """The object at `path`. Raises InputError if there is none."""
@@ -190,8 +195,8 @@ class ArgumentReader:
         kind, key = path[-1]
         try:
             if len(path) == 1:
-                whole = self._args if kind == "args" else self._kwargs
-                return whole if key is None else whole[key]  # type: ignore[call-overload, index]
+                whole = self._roots[kind]
+                return whole if key is None else whole[key]
             return _STEPS[kind](self(path[:-1]), key)
         except (LookupError, AttributeError, TypeError) as error:
             steps = "".join(f"[{k!r}]" for _, k in path[1:])
@@ -219,8 +224,10 @@ def same(x: object, value: object) -> bool:
         return False
     if isinstance(x, (float, complex)):
         return repr(x) == repr(value)
-    if isinstance(x, tuple) and isinstance(value, tuple):
+    if isinstance(x, (tuple, list)) and isinstance(value, (tuple, list)):
         return len(x) == len(value) and all(map(same, x, value))
+    if isinstance(x, dict) and isinstance(value, dict):
+        return same(list(x.items()), list(value.items()))
     return bool(x == value)
 
 
@@ -244,15 +251,19 @@ def _holds(value: tuple[Any, Any], *numbers: Any) -> bool:
     return type(found).__name__ == value[1] if isinstance(value[1], str) else found is value[1]
 
 
-def _apart(value: None, *tensors: Any) -> bool:
-    """Whether tensors share no memory."""
-    ranges = sorted(
-        (s.data_ptr(), s.data_ptr() + s.nbytes())
-        for s in {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}.values()
-        if s.nbytes()
+def _apart(flags: Sequence[tuple[bool, bool]], *tensors: torch.Tensor) -> bool:
+    """Whether no argument shares memory with another tensor of which one is written. `flags`: for each tensor, whether it is
+    an argument, and whether it is written."""
+    spans = [
+        ((at := s.data_ptr()), at + s.nbytes(), written)
+        for s, (_, written) in zip((t.untyped_storage() for t in tensors), flags)
+    ]
+    return not any(
+        i != j and (written or other) and low < end and start < high
+        for i, (low, high, written) in enumerate(spans)
+        if flags[i][0]
+        for j, (start, end, other) in enumerate(spans)
     )
-    pointers = [t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()]
-    return len(set(pointers)) == len(pointers) and all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
 
 
 _KINDS: dict[str, Callable[..., bool]] = {

@@ -46,15 +46,19 @@ class Program:
         self._state = dict(contents.state)
         self._contents = replace(contents, state=self._state)
         self._method: Method = contents.tables.methods[0]
+        named = {p.name for p in self._method.signature if p.kind != inspect.Parameter.VAR_KEYWORD}
+        self._rest = [key for key in self._method.keywords if key not in named]  # those of `**kwargs`
         self._plans = _Plans(self._contents, self._method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         method = self._method
         if len(args) != method.n_args or kwargs.keys() != set(method.keywords):
             args, kwargs = _bound(method, args, kwargs)
-        read = ArgumentReader(args, kwargs)
-        values = check(method.rules, method.sizes, read)
+        if len(self._rest) > 1 and [key for key in kwargs if key in self._rest] != self._rest:
+            raise InputError(f"pass the keywords {', '.join(self._rest)} in this order, as at the export")
         state = self._state
+        read = ArgumentReader(args, kwargs, state)
+        values = check(method.rules, method.sizes, read)
         inputs = tuple(
             [
                 state[at] if isinstance(at, str) else at.value(read) if isinstance(at, NumberOf) else read(at)
@@ -70,6 +74,8 @@ class Program:
         return build(
             method.result, results, lambda path: inputs[path] if isinstance(path, int) else read(path)
         )
+
+    __call__.__smelt_disable__ = True  # type: ignore[attr-defined]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program with its state to a file, whole or not at all. Raises OSError."""
@@ -216,13 +222,12 @@ def _bound(
     example = signature.bind_partial(*(None,) * method.n_args, **dict.fromkeys(method.keywords)).arguments
     for p in method.signature:
         if p.name not in example and p.name in passed:
-            if not p.has_default or not same(passed[p.name], p.default):
-                raise InputError(
-                    f"{p.name} was left at its default {p.default!r} at the export: leave it out"
-                )
+            if not p.is_stored or not same(passed[p.name], p.default):
+                shown = f" {p.default!r}" if p.is_stored else ""
+                raise InputError(f"{p.name} was left at its default{shown} at the export: leave it out")
             del passed[p.name]
         elif p.name in example and p.name not in passed:
-            if not p.has_default:
+            if not p.is_stored:
                 raise InputError(f"{p.name} was passed at the export: pass it")
             passed[p.name] = p.default
     positional: list[Any] = []
@@ -261,7 +266,7 @@ def _signature(parameters: tuple[Parameter, ...]) -> inspect.Signature:
     shape = _cached_signature(tuple((p.name, p.kind, p.has_default) for p in parameters))
     return shape.replace(
         parameters=[
-            q.replace(default=p.default) if p.has_default else q
+            q.replace(default=p.default) if p.is_stored else q
             for p, q in zip(parameters, shape.parameters.values())
         ]
     )

@@ -36,11 +36,12 @@ _OWN = (b"tables", b"state", WEIGHTS)  # the sections of no graph and no plan
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the signature. `kind` is inspect's; `default` is valid if `has_default`."""
+    """A parameter of the signature. `kind` is inspect's; `default` counts where `is_stored`: others have no form."""
 
     name: str
     kind: int
     has_default: bool
+    is_stored: bool
     default: Any
 
 
@@ -193,6 +194,16 @@ def unpacked(data: bytes) -> bytes:
     return found
 
 
+def is_constant(value: Any) -> bool:
+    """Whether a program can hold this value and compare others to it: it is read from a file as what it was."""
+    if type(value) in (tuple, list):
+        return all(map(is_constant, value))
+    if type(value) is dict:
+        return all(map(is_constant, (*value.keys(), *value.values())))
+    kinds = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.layout)
+    return type(value) in kinds and can_be_encoded(value)
+
+
 def can_be_encoded(value: Any) -> bool:
     """Whether a program can hold this constant."""
     try:
@@ -245,10 +256,13 @@ def read(path: str | os.PathLike[str]) -> Contents:
     try:
         sections = _sections(data, size)
         tables = _decoded(_section(sections, b"tables"), "tables", Tables)
-        state = _state(data, sections)
+        with torch.inference_mode(False):  # later calls write these tensors, wherever they are
+            state = _state(data, sections)
     except (ProgramError, PlanError) as error:
         raise ProgramError(f"{os.fspath(path)}: {error}") from error
-    others = {name.decode(): bytes(data) for name, data in sections.items() if name not in _OWN}
+    others = {
+        name.decode(errors="replace"): bytes(data) for name, data in sections.items() if name not in _OWN
+    }
     return Contents(tables, others, state)
 
 
@@ -268,10 +282,12 @@ def _sections(data: mmap.mmap, size: int) -> dict[bytes, memoryview]:
     for padded, at, nbytes, expected in ENTRY.iter_unpack(rows):
         name = padded.rstrip(b"\0")
         if at + nbytes > size:
-            raise ProgramError(f"the section {name.decode()} is outside of the file")
+            raise ProgramError(f"the section {name.decode(errors='replace')} is outside of the file")
         sections[name] = whole[at : at + nbytes]
         if zlib.crc32(sections[name]) != expected:
-            raise ProgramError(f"the section {name.decode()} is damaged: its checksum does not hold")
+            raise ProgramError(
+                f"the section {name.decode(errors='replace')} is damaged: its checksum does not hold"
+            )
     return sections
 
 

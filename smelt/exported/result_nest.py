@@ -8,6 +8,7 @@ An object that the program returns twice is one node, so the rebuilt result hold
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ def build(nodes: Sequence[ResultNode], tensors: Sequence[Any], read: Callable[[A
 
 
 def _with_fields(value: tuple[str, str, tuple[str, ...]], items: list[Any]) -> Any:
-    """An instance of a named tuple's class or of a dataclass. Raises ProgramError if the class cannot be imported."""
+    """An instance of a named tuple's class or of a dataclass, with these fields whatever its constructor does. Raises
+    ProgramError where the class is gone or is no such class any more."""
     module, name, fields = value
     try:
         cls: Any = importlib.import_module(module)
@@ -53,7 +55,25 @@ def _with_fields(value: tuple[str, str, tuple[str, ...]], items: list[Any]) -> A
         raise ProgramError(
             f"the program returns a {module}.{name}, which cannot be imported: {error}"
         ) from error
-    return cls(**dict(zip(fields, items)))
+    if not isinstance(cls, type) or fields != fields_of(cls):
+        raise ProgramError(
+            f"the program returns a {module}.{name}, which is no named tuple and no dataclass with the fields "
+            f"{', '.join(fields)} here"
+        )
+    if issubclass(cls, tuple):
+        return tuple.__new__(cls, items)
+    made = cls(**dict(zip(fields, items)))
+    for field, item in zip(fields, items):
+        if getattr(made, field) is not item:
+            object.__setattr__(made, field, item)
+    return made
+
+
+def fields_of(cls: type) -> tuple[str, ...] | None:
+    """The fields of a named tuple's class or of a dataclass; None for other classes."""
+    if issubclass(cls, tuple):
+        return getattr(cls, "_fields", None)
+    return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else None
 
 
 _CONTAINERS: Mapping[str, Callable[[Any, list[Any]], Any]] = {

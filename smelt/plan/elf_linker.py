@@ -91,7 +91,8 @@ def _link(libraries: list[Library]) -> LinkedCode:
         exports[library] = {name: defined[name] for name in library.exports}
     _protect(base, max(size, 1))
     code = LinkedCode(memory, base, exports)
-    weakref.finalize(code, memory.close)
+    # Not at the exit of the process: other threads may be running the code.
+    weakref.finalize(code, memory.close).atexit = False
     return code
 
 

@@ -91,6 +91,9 @@ class GuardFacts:
         self.class_names: set[str] = set()  # looked up in any class
         self.unguarded: frozenset[tuple[object, ...]] = frozenset()  # paths of what kept causing recompiles
         self.compared: set[type] = set()  # classes of objects whose identity the program compares
+        self.gradient_reads: list[
+            Guard
+        ] = []  # that say what `requires_grad` was; guards of tensors imply them
 
     @property
     def guards(self) -> tuple[Guard, ...]:
@@ -103,6 +106,12 @@ class GuardFacts:
         k = (kind, source, key)
         if k not in self.by_key:
             self.by_key[k] = Guard(kind, source, value, self.current_line())
+
+    def read_requires_grad(self, tensor: Source, value: bool) -> None:
+        """Note that the program reads `requires_grad`, for guards that do not compare it otherwise."""
+        self.gradient_reads.append(
+            Guard("eq", tensor.child("member", "requires_grad"), value, self.current_line())
+        )
 
     def check_guarded(self, kind: str, source: Source | None) -> None:
         """Raise Unsupported if a guard of this kind at `source` kept causing recompiles."""

@@ -57,6 +57,8 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
         )
     if real is not None and not hasattr(torch.Tensor, name):
         vm.env.facts.guard("not_in_dict", vm.env.sources.find_or_const(tensor), name, key=name)
+    if real is not None and name == "requires_grad":
+        vm.env.facts.read_requires_grad(vm.env.sources.find_or_const(tensor), tensor.requires_grad)
     try:
         return getattr(tensor, name)
     except AttributeError as e:
