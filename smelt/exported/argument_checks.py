@@ -309,7 +309,10 @@ class ArgumentChecks:
         seen: dict[Sym, Declared] = {}
         for (path, dim), d in self._declared.items():
             spec = next((s for p, s in self._specs.items() if self._at(p, dim) is d), None)
-            if spec is None or not d.name:
+            if not d.name:
+                continue
+            if spec is None:
+                self._check_unused(path, dim, d)
                 continue
             size = spec.shape[dim]
             if not isinstance(size, Sym):
@@ -324,14 +327,24 @@ class ArgumentChecks:
                 )
             low, high = d.min if d.min is not None else 2, d.max if d.max is not None else INFINITE
             if size.lo > max(low, 1) or size.hi < high:
-                declared = replace(d, min=size.lo, max=None if size.hi >= INFINITE else size.hi)
-                raise ExportError(
-                    f"dimension {d.dim} of {text_of(d.of)} is declared {dim_text(d)}, but the program needs it "
-                    f"{range_text(size.lo, size.hi)}{self._why(path, dim)}. Declare {paste(d, dim_text(declared))}"
-                )
+                raise self._narrower(d, size.lo, size.hi, path)
         for rule in self.rules:
             if isinstance(rule, Rule) and rule.kind == "expression":
                 self._check_condition(rule)
+
+    def _check_unused(self, path: Path, dim: int, d: Declared) -> None:
+        """Check the declaration of a tensor of which the graph uses nothing."""
+        for rule in self.rules:
+            if isinstance(rule, TensorRule) and self._at(rule.path, dim) is d and rule.shape[dim] is None:
+                if rule.least > max(d.min if d.min is not None else 2, 1):
+                    raise self._narrower(d, rule.least, INFINITE, path)
+
+    def _narrower(self, d: Declared, low: int, high: int, path: Path) -> ExportError:
+        most = d.max if high >= INFINITE else high
+        return ExportError(
+            f"dimension {d.dim} of {text_of(d.of)} is declared {dim_text(d)}, but the program needs it "
+            f"{range_text(low, high)}{self._why(path, d.dim)}. Declare {paste(d, dim_text(replace(d, min=low, max=most)))}"
+        )
 
     def _contradicted(self, d: Declared, size: Any) -> None:
         what = f"{size}" if isinstance(size, int) else f"of the form {size}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,9 @@ class CapturedState:
         """The name of a constant of the graph; the constant becomes part of the state."""
         name = self._constants.get(id(tensor))
         if name is None:
-            name = self._constants[id(tensor)] = f"constant.{len(self._constants)}"
+            names = (f"constant.{i}" for i in itertools.count(len(self._constants)))
+            name = next(name for name in names if name not in self.tensors)  # a layer may have this name
+            self._constants[id(tensor)] = name
             self.tensors[name] = tensor.detach()
         return name
 

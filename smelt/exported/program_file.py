@@ -322,7 +322,7 @@ def _state(data: mmap.mmap, sections: Mapping[bytes, memoryview]) -> dict[str, t
     ]
     try:
         return {w.name: _viewed(storages[w.storage], w) for w in weights}
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, TypeError) as error:
         raise ProgramError(f"a weight that cannot be: {error}") from error
 
 

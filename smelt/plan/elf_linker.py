@@ -61,7 +61,7 @@ def link(libraries: Iterable[Library]) -> LinkedCode:
     damaged, or refer to unknown symbols."""
     try:
         return _link(list(libraries))
-    except (struct.error, IndexError, UnicodeDecodeError, OverflowError) as error:
+    except (struct.error, IndexError, UnicodeDecodeError, OverflowError, OSError) as error:
         raise PlanError(f"a damaged object file: {error}") from error
 
 

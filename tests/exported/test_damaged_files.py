@@ -7,7 +7,9 @@ import random
 import struct
 import warnings
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,6 +125,24 @@ def test_forged_tables_are_refused_or_harmless(
         except smelt.errors.SmeltError as error:
             outcomes.add(type(error).__name__)
     assert "ProgramError" in outcomes
+
+
+@pytest.mark.parametrize(
+    "shape, stride", [((0,), (1 << 65,)), ((1 << 70, 0), (1, 1)), ((1 << 40,) * 2, (0, 0))]
+)
+def test_weights_that_cannot_be(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: Any, stride: Any
+) -> None:
+    stored = program_file._stored
+
+    def forged(state: Any) -> Any:
+        storages, weights = stored(state)
+        return storages, [replace(w, shape=shape, stride=stride) for w in weights]
+
+    monkeypatch.setattr(program_file, "_stored", forged)
+    program.save(tmp_path / "m.smelt")
+    with pytest.raises(ProgramError, match="a weight that cannot be"):
+        smelt.load(tmp_path / "m.smelt")
 
 
 def test_another_file(tmp_path: Path) -> None:

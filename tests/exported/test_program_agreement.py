@@ -126,6 +126,22 @@ def test_replaced_buffers_of_layers_and_arguments_that_were_results() -> None:
         torch.testing.assert_close((first, a), (other, b.detach()))
 
 
+class WithConstants(nn.Module):
+    """Has a layer of the name that constants of graphs get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constant = nn.ParameterList([nn.Parameter(torch.full((2,), 7.0))])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.constant[0] + torch.tensor([1.0, 2.0])
+
+
+def test_constants_have_names_of_their_own() -> None:
+    x = torch.zeros(2)
+    assert same(smelt.export(WithConstants(), (x,))(x), torch.tensor([8.0, 9.0]))
+
+
 class Adding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -307,3 +323,18 @@ def test_code_stays_until_the_end(tmp_path: Path) -> None:
         [sys.executable, "-c", _AT_EXIT, str(tmp_path / "m.smelt")], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "torch.Size([2000, 64])\n"), done.stderr
+
+
+def test_the_least_size_of_a_tensor_that_is_not_computed_with() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return y * 2 if x.shape[0] == 1 else y
+
+    x, y, n = torch.ones(4, 2), torch.ones(3), smelt.Dim("n", min=1, max=9)
+    with pytest.raises(
+        ExportError, match='needs it at least 2.*Declare dynamic_shapes=.*Dim."n", min=2, max=9'
+    ):
+        smelt.export(f, (x, y), dynamic_shapes=[{0: n}, None])
+    program = smelt.export(f, (x, y), dynamic_shapes=[{0: smelt.Dim("n", min=2)}, None])
+    assert same(program(x[:2], y), y)
+    with pytest.raises(InputError, match="dimension 0 of x must be at least 2, got 1"):
+        program(x[:1], y)
