@@ -40,6 +40,7 @@ _SETTLED = frozenset(
 _OF_CLASSES = frozenset(
     {"type", "cell", "default", "kwdefault"}
 )  # steps of sources, behind which nothing is an argument's
+_LONGEST = 1 << 48  # a size that no tensor has: that of a repeated one must stay below 2 ** 63
 _ROOTS = {1: "args", 2: "kwargs"}  # the slots of the captured frame; slot 0 is the model
 
 
@@ -326,7 +327,7 @@ class ArgumentChecks:
                     f"{paste(d, dim_text(other))}"
                 )
             low, high = d.min if d.min is not None else 2, d.max if d.max is not None else INFINITE
-            if size.lo > max(low, 1) or size.hi < high:
+            if size.lo > max(low, 1) or size.hi < min(high, _LONGEST):
                 raise self._narrower(d, size.lo, size.hi, path)
         for rule in self.rules:
             if isinstance(rule, Rule) and rule.kind == "expression":

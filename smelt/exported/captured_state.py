@@ -76,14 +76,14 @@ class CapturedState:
             if guard.kind.name == "alias" and any(source in guard.sources for source in read):
                 read += guard.sources
         own = f"{owner.base.source}.{effect.key}" if owner is not None and owner.base is not None else ""
-        places = [source.source for source in read if source.source != own]
+        elsewhere = [source.source for source in read if source.source != own]
         own_name = next(
             f"{path}.{effect.key}" if path else effect.key
             for path, module in self._modules
             if module._buffers is effect.target
         )
-        if places or name != own_name:
-            other = _readable_text(places[0]) if places else name
+        if elsewhere or name != own_name:
+            other = _readable_text(elsewhere[0]) if elsewhere else name
             raise ExportError(
                 f"the call replaces the buffer {own_name}, whose tensor is also {other}: "
                 "write it in place (buffer.copy_(value)), or give them tensors of their own"

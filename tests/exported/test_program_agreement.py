@@ -338,3 +338,12 @@ def test_the_least_size_of_a_tensor_that_is_not_computed_with() -> None:
     assert same(program(x[:2], y), y)
     with pytest.raises(InputError, match="dimension 0 of x must be at least 2, got 1"):
         program(x[:1], y)
+
+
+def test_a_bound_that_no_size_reaches_contradicts_no_declaration() -> None:
+    def f(x: Any) -> Any:
+        return x.repeat(2, 1).argmax(1).float()[:, None]
+
+    program = smelt.export(f, (torch.randn(5, 4),), dynamic_shapes=[{0: smelt.Dim("n", min=2)}])
+    x = torch.randn(7, 4)
+    assert same(program(x), f(x))
