@@ -148,8 +148,8 @@ def _is_member(source: Source | None, owner: Source, key: object) -> bool:
 def effect_text(name: str, effect: Effect, captured: CapturedFrame, text: Callable[[Source], str]) -> str:
     """Why an effect cannot be exported, with its line. `text` is that of a source."""
     return (
-        f"{name} {effect_phrase(effect, captured, text)}, which is an effect outside of the program. Remove that line, return "
-        "the value, or register a buffer and write it in place (buffer.copy_(value))"
+        f"{name} {effect_phrase(effect, captured, text)}, which is an effect outside of the program. Remove that line, "
+        "return the value, or register a buffer and write it in place (buffer.copy_(value))"
     )
 
 
