@@ -61,6 +61,11 @@ class Tracer(TracerBase):
         param_shapes_constant: sizes of parameters are numbers, not nodes.
     """
 
+    @classmethod
+    def _graph_module_deserialization_tracer(cls, root: nn.Module) -> Tracer:
+        """The tracer by which torch, from 2.15 on, loads a pickled GraphModule."""
+        return cls()
+
     def __init__(
         self,
         autowrap_modules: tuple[ModuleType, ...] = (math,),

@@ -269,7 +269,7 @@ def test_runs_eagerly(name: str) -> None:
         assert same(outcome(compiled, n), outcome(fn, n))
     kinds = {reason.kind.id for reason in reasons(compiled)}
     assert "long-computation" in kinds
-    assert kinds <= {"long-computation", "user-exception", "unsupported-object"}
+    assert kinds <= {"long-computation", "user-exception", "unsupported-object"}, reasons(compiled)
 
 
 def test_code_around_a_loop_is_compiled() -> None:

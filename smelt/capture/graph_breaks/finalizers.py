@@ -49,12 +49,24 @@ _HOLDERS: tuple[tuple[type, _Children], ...] = (
     (set, set.__iter__),
     (collections.deque, collections.deque.__iter__),
     (types.MethodType, lambda x: (x.__self__,)),
-    (types.FunctionType, lambda x: (*_in_cells(x.__closure__), *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values())),
+    (types.FunctionType, lambda x: _in_function(x)),
     (types.GeneratorType, lambda x: _in_frame(x.gi_frame)),
     (functools.partial, lambda x: (x.func, *x.args, *x.keywords.values())),
     *((iterator, lambda x: x.__reduce__()[1]) for iterator in _ITERATORS),
     (torch.Tensor, lambda x: _of_tensor(x)),
 )  # fmt: skip
+
+
+def _is_local(function: types.FunctionType) -> bool:
+    """Whether `function` is made by another one. A module or a class holds those that are not."""
+    return "<locals>" in function.__qualname__
+
+
+def _in_function(function: types.FunctionType) -> Iterable[object]:
+    if not _is_local(function):
+        return ()
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return (*_in_cells(function.__closure__), *defaults)
 
 
 def _in_cells(cells: Iterable[types.CellType] | None) -> Iterator[object]:
@@ -69,8 +81,10 @@ def _in_frame(frame: types.FrameType | None) -> Iterable[object]:
 
 def _of_tensor(tensor: torch.Tensor) -> Iterator[object]:
     """The base and the hooks of a tensor, and what its autograd node holds: metadata, attributes of a function's `ctx`."""
+    node = None
     with DisableTorchFunction():
-        node = None if tensor.is_leaf else tensor.grad_fn
+        with contextlib.suppress(RuntimeError):  # a view that autograd has given up on
+            node = None if tensor.is_leaf else tensor.grad_fn
         base, hooks = tensor._base, cast("dict[int, object] | None", tensor._backward_hooks)
     yield from (base, *(hooks or {}).values())
     if node is not None:
@@ -91,7 +105,9 @@ def _has_own_finalizer(value: object) -> bool:
         return True
     if kind in LEAF_TYPES or isinstance(value, _NOT_FOLLOWED):
         return False
-    if is_identity(value) or isinstance(value, types.GeneratorType):
+    if is_identity(value) and not (kind is types.FunctionType and _is_local(value)):
+        return False
+    if kind is types.GeneratorType:
         return _calls_back(value)
     if kind in _FILES:
         return not value.closed  # type: ignore[attr-defined]
@@ -218,16 +234,21 @@ _WITHOUT_OPERANDS = ("NOP", "CACHE", "PRECALL", "RESUME", "NOT_TAKEN", "KW_NAMES
 
 def _calls_back(value: object) -> bool:
     """Whether a weak reference to `value` may have a callback. A proxy may: its attributes are those of `value`. Callbacks
-    of torch and smelt, for tables of tensors, modules and functions, show a program nothing."""
+    of torch and smelt show a program nothing. Those of weak tables do not count for tensors, modules and functions, which
+    libraries keep in such tables, and which mostly live on."""
+    hidden = ("torch.", "smelt.", "weakref") if isinstance(value, _IN_TABLES) else ("torch.", "smelt.")
     return weakref.getweakrefcount(value) > 0 and any(
-        type(reference) in weakref.ProxyTypes or _is_visible(reference.__callback__)
+        type(reference) in weakref.ProxyTypes or _is_visible(reference.__callback__, hidden)
         for reference in weakref.getweakrefs(value)
     )
 
 
-def _is_visible(callback: object) -> bool:
+_IN_TABLES = (torch.Tensor, torch.nn.Module, types.FunctionType)
+
+
+def _is_visible(callback: object, hidden: tuple[str, ...]) -> bool:
     module = callback.__module__ if type(callback) is types.FunctionType else ""
-    return callback is not None and not str(module).startswith(("torch.", "smelt."))
+    return callback is not None and not str(module).startswith(hidden)
 
 
 def _is_smelts(value: object) -> bool:
