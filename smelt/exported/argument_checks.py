@@ -27,6 +27,7 @@ from smelt.exported.program_file import (
     can_be_encoded,
 )
 from smelt.guards.guard import Guard
+from smelt.guards.guard_kinds import KINDS
 from smelt.guards.source import Source
 from smelt.guards.tensor_facts import ANY_OR_ONE, TensorFacts
 from smelt.shapes.expr import INFINITE, Expression, Sym, leaves
@@ -66,6 +67,9 @@ class ArgumentNames:
         if root == "kwargs":
             return str(key)
         return self._names[key] if key < len(self._names) else f"args[{key}]"
+
+
+_DISTINCT = KINDS["distinct"]
 
 
 class ArgumentChecks:
@@ -253,7 +257,7 @@ class ArgumentChecks:
 
     def _mixed(self, guard: Guard, paths: list[Path], line: str) -> Rule | None:
         """A relation between arguments and the model."""
-        if guard.kind.name == "distinct":
+        if guard.kind is _DISTINCT:
             if len(paths) < 2:
                 return None
             names = ", ".join(map(self._text, paths))
@@ -330,7 +334,7 @@ class ArgumentChecks:
             if size.lo > max(low, 1) or size.hi < min(high, _LONGEST):
                 raise self._narrower(d, size.lo, size.hi, path)
         for rule in self.rules:
-            if isinstance(rule, Rule) and rule.kind == "expression":
+            if isinstance(rule, Rule) and rule.is_expression:
                 self._check_condition(rule)
 
     def _check_unused(self, path: Path, dim: int, d: Declared) -> None:

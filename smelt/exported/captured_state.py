@@ -13,10 +13,13 @@ from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.environment.side_effects import Effect, SetAttr, SetItem
 from smelt.errors import ExportError
 from smelt.exported.argument_checks import root_of
+from smelt.guards.guard_kinds import KINDS
 from smelt.guards.source import Source
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.traced import Traced
 from smelt.user_lines import is_own
+
+_ALIAS = KINDS["alias"]
 
 
 class CapturedState:
@@ -73,7 +76,7 @@ class CapturedState:
         owner = captured.source_of(effect.target)
         read = [captured.input_sources[i] for i, known in self.names.items() if known == name]
         for guard in captured.guards:
-            if guard.kind.name == "alias" and any(source in guard.sources for source in read):
+            if guard.kind is _ALIAS and any(source in guard.sources for source in read):
                 read += guard.sources
         own = f"{owner.base.source}.{effect.key}" if owner is not None and owner.base is not None else ""
         elsewhere = [source.source for source in read if source.source != own]

@@ -143,6 +143,11 @@ class Rule:
     text: str
     line: str
 
+    @property
+    def is_expression(self) -> bool:
+        """Whether it is a relation of numbers, checked after all sizes are known."""
+        return self.kind == "expression"
+
     def check(self, read: Callable[[Path], Any]) -> None:
         """Raise InputError unless the check holds."""
         objects = [read(path) for path in self.paths]
@@ -161,7 +166,7 @@ def check(
         if isinstance(rule, TensorRule):
             rule.check_kind(x := read(rule.path))
             tensors.append((rule, x))
-        elif rule.kind == "expression":
+        elif rule.is_expression:
             conditions.append(rule)
         else:
             rule.check(read)

@@ -22,6 +22,7 @@ from smelt.errors import SmeltError
 from smelt.exported.captured_state import effect_phrase, restores
 from smelt.graph.ir import Graph
 from smelt.graph.pytree import PLAIN, leaves
+from smelt.guards.guard_kinds import KINDS
 from smelt.guards.source import Source
 from smelt.shapes.expr import Expression
 from smelt.torch_private import tree_flatten
@@ -154,10 +155,13 @@ def _effects(captured: CapturedFrame) -> list[Effect]:
     return list(filter(is_seen, captured.effects))
 
 
+_EXPRESSION = KINDS["expression"]
+
+
 def _conditions(captured: CapturedFrame) -> Iterator[Condition]:
     inputs = {source.path: i for i, source in enumerate(captured.input_sources)}
     for guard in captured.guards:
-        if guard.kind.name == "expression" and isinstance(guard.value[1], bool):
+        if guard.kind is _EXPRESSION and isinstance(guard.value[1], bool):
             found = [(id(source), _size(source, inputs)) for source in guard.sources]
             sizes = {source: size for source, size in found if size is not None}
             if len(sizes) == len(found):

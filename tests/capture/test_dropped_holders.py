@@ -36,7 +36,6 @@ TARGETS: dict[str, Callable[[], object]] = {
     "slots": Slots,
     "tensor": lambda: torch.ones(3),
     "parameter": lambda: nn.Parameter(torch.ones(3)),
-    "module": lambda: nn.Linear(2, 2),
     "function": lambda: lambda: 1,
 }
 
@@ -68,12 +67,6 @@ def attribute_of_a_tensor(held: object) -> object:
     x = torch.ones(2)
     x.held = held  # type: ignore[attr-defined]
     return x
-
-
-def attribute_of_a_module(held: object) -> object:
-    module = nn.Identity()
-    module.held = held  # type: ignore[assignment]
-    return module
 
 
 def metadata_of_a_node(held: object) -> object:
@@ -136,7 +129,7 @@ def iterator(held: object) -> object:
 
 
 HOLDERS = (
-    itself, attribute_of_a_tensor, attribute_of_a_module, metadata_of_a_node, context_of_a_function, hook, view, slot,
+    itself, attribute_of_a_tensor, metadata_of_a_node, context_of_a_function, hook, view, slot,
     closure, default, partial, method, generator, iterator,
 )  # fmt: skip
 

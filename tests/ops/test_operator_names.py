@@ -26,6 +26,7 @@ REASONS = {
     "graph/conj_neg_bits.py": "the views that set these bits, for passes below the rows",
     "graph/input_writes.py": "the write that a functional graph may contain, for stages below the rows",
     "graph/operator_effects.py": "corrects schemas and tags, for passes below the rows",
+    "plan/row_views.py": "replaces an index by a view of a row, after lowering",
     "report/edited_graphs.py": "checks writes of edited graphs, and copies results that share memory",
     "report/edited_joints.py": "checks writes of edited graphs",
     "cli/operator_listing.py": "the prefix of all names",

@@ -37,7 +37,7 @@ from smelt.torch_private import DisableTorchFunction
 _MAX_CHILDREN = 500  # of one object
 # Objects that something else holds, or whose deletion has no visible effect.
 _NOT_FOLLOWED = (
-    torch.optim.Optimizer, types.ModuleType, types.CodeType, type, Generator, types.AsyncGeneratorType,
+    torch.nn.Module, torch.optim.Optimizer, types.ModuleType, types.CodeType, type, Generator, types.AsyncGeneratorType,
 )  # fmt: skip
 _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _Children = Callable[[Any], Iterable[Any]]
@@ -105,7 +105,7 @@ def _has_own_finalizer(value: object) -> bool:
         return True
     if kind in LEAF_TYPES or isinstance(value, _NOT_FOLLOWED):
         return False
-    if is_identity(value) and not (kind is types.FunctionType and _is_local(value)):
+    if is_identity(value) and not (isinstance(value, types.FunctionType) and _is_local(value)):
         return False
     if kind is types.GeneratorType:
         return _calls_back(value)
@@ -234,8 +234,8 @@ _WITHOUT_OPERANDS = ("NOP", "CACHE", "PRECALL", "RESUME", "NOT_TAKEN", "KW_NAMES
 
 def _calls_back(value: object) -> bool:
     """Whether a weak reference to `value` may have a callback. A proxy may: its attributes are those of `value`. Callbacks
-    of torch and smelt show a program nothing. Those of weak tables do not count for tensors, modules and functions, which
-    libraries keep in such tables, and which mostly live on."""
+    of torch and smelt show a program nothing. Those of weak tables do not count for tensors and functions, which libraries
+    keep in such tables, and which mostly live on."""
     hidden = ("torch.", "smelt.", "weakref") if isinstance(value, _IN_TABLES) else ("torch.", "smelt.")
     return weakref.getweakrefcount(value) > 0 and any(
         type(reference) in weakref.ProxyTypes or _is_visible(reference.__callback__, hidden)
@@ -243,7 +243,7 @@ def _calls_back(value: object) -> bool:
     )
 
 
-_IN_TABLES = (torch.Tensor, torch.nn.Module, types.FunctionType)
+_IN_TABLES = (torch.Tensor, types.FunctionType)
 
 
 def _is_visible(callback: object, hidden: tuple[str, ...]) -> bool:
