@@ -66,24 +66,21 @@ __version__ = "0.1.0"
 unavailable: str | None  # why nothing can be compiled with this torch and this Python
 
 
+_LAZY = {
+    "Dim": "smelt.exported.dynamic_dims",
+    "GraphModule": "smelt.fx",
+    "Program": "smelt.exported.program",
+    "fx": "smelt.fx",
+    "unavailable": "smelt.compatibility",
+}
+
+
 def __getattr__(name: str) -> object:
     """`unavailable`, which is complete only once the compiler has been imported; the classes of exported programs; `fx` and
     `GraphModule`, which import the compiler."""
-    if name in ("fx", "GraphModule"):
-        fx = importlib.import_module("smelt.fx")
-        return fx if name == "fx" else fx.GraphModule
-    if name == "unavailable":
-        from smelt import compatibility  # noqa: PLC0415 (imports torch)
-
-        return compatibility.unavailable
-    if name == "Dim":
-        from smelt.exported.dynamic_dims import Dim  # noqa: PLC0415
-
-        return Dim
-    if name == "Program":
-        from smelt.exported.program import Program  # noqa: PLC0415
-
-        return Program
+    if name in _LAZY:
+        module = importlib.import_module(_LAZY[name])
+        return module if name == "fx" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
