@@ -30,6 +30,7 @@ from unittest import mock
 import torch
 
 import smelt
+from benchmarks.unittest_runs import Finder
 from smelt.cli.torch_compile_redirect import compile as compile_as_torch
 
 # What Dynamo counts or writes, in the text of a statement.
@@ -172,24 +173,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return compile(tree, path, "exec", dont_inherit=True)  # type: ignore[no-any-return]
 
 
-class _Finder(importlib.machinery.PathFinder):
-    """Finds the tests' modules, and `torch._dynamo.testing`, which has assertions of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def find_spec(  # type: ignore[override]
-        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            return None
-        ours = fullname == "torch._dynamo.testing" or self.folder in Path(spec.loader.path).parents
-        if ours:
-            spec.loader = _Loader(fullname, spec.loader.path)
-        return spec if ours else None
-
-
 def note_difference(text: str) -> None:
     """Note that a statement about the compiler does not hold."""
     notes.append(text.splitlines()[0][:100])
@@ -204,7 +187,8 @@ def install(folder: Path) -> None:
     if torch.compile is _compile:
         return
     setattr(builtins, _DIFFERS, note_difference)
-    sys.meta_path.insert(0, _Finder(folder))
+    own_assertions = ("torch._dynamo.testing",)
+    sys.meta_path.insert(0, Finder(folder, _Loader, own_assertions))
     _redirect_errors()
     from torch import _dynamo
     from torch._dynamo import testing

@@ -26,7 +26,7 @@ import re
 import sys
 import types
 import unittest
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,7 +36,7 @@ import torch.fx.passes.shape_prop
 
 import smelt.fx
 from benchmarks.sweep_pytorch import first_line, import_file
-from benchmarks.unittest_runs import PASSED, Limits, Recorder, cases, commit, here, run_tests
+from benchmarks.unittest_runs import PASSED, Finder, Limits, Recorder, commit, here, run_suite, run_tests
 
 RESULTS = Path(__file__).parent / "results"
 FILES = (  # test_fx imports the tests of others
@@ -171,24 +171,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
 
-class _Finder(importlib.machinery.PathFinder):
-    """Finds the tests' modules."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def find_spec(  # type: ignore[override]
-        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            return None
-        if self.folder not in Path(spec.loader.path).parents:
-            return None
-        spec.loader = _Loader(fullname, spec.loader.path)
-        return spec
-
-
 class _Recorder(Recorder):
     """Also writes which tests use nothing of smelt's, and, where they are listed, which name private parts of torch."""
 
@@ -231,7 +213,7 @@ def run_file(name: str, tests: Path, how: str, only: set[str] | None, out: TextI
     sys.path[:0] = [str(file.parent), str(tests)]
     os.chdir(tests)
     if how == "smelt":
-        sys.meta_path.insert(0, _Finder(tests))
+        sys.meta_path.insert(0, Finder(tests, _Loader))
         for owner, function in (
             (smelt.fx.Tracer, "trace"),
             (smelt.fx.Transformer, "transform"),
@@ -241,14 +223,7 @@ def run_file(name: str, tests: Path, how: str, only: set[str] | None, out: TextI
             _counted(owner, function)
     suite = unittest.defaultTestLoader.loadTestsFromModule(import_file(file.stem))
     record = _Recorder(out, how)
-    for holder, at in cases(suite):
-        test = holder._tests[at]
-        if how == "list":
-            record.startTest(test)  # type: ignore[arg-type]
-            record.stopTest(test)  # type: ignore[arg-type]
-        if how == "list" or (only is not None and test.id() not in only):
-            holder._tests[at] = unittest.TestSuite()
-    suite.run(record)
+    run_suite(suite, record, how == "list", only)
 
 
 def sweep_file(name: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -44,10 +44,10 @@ from benchmarks.unittest_runs import (
     Limits,
     Outcomes,
     Recorder,
-    cases,
     commit,
     here,
     relative_names,
+    run_suite,
     run_tests,
 )
 
@@ -166,15 +166,8 @@ def run_file(name: str, tests: Path, how: str, only: set[str] | None, out: TextI
         setattr(importlib.import_module("utils"), _GUARD_HOOK, lambda hook: contextlib.nullcontext())
     suite = unittest.defaultTestLoader.loadTestsFromModule(module)
     record = _Recorder(out, tests, how == "smelt")
-    for holder, at in cases(suite):
-        test = holder._tests[at]
-        if how == "list":
-            record.startTest(test)  # type: ignore[arg-type]
-            record.stopTest(test)  # type: ignore[arg-type]
-        if how == "list" or (only is not None and test.id() not in only):
-            holder._tests[at] = unittest.TestSuite()
     gc.freeze()  # else each reset, which collects garbage, walks all modules
-    suite.run(record)
+    run_suite(suite, record, how == "list", only)
 
 
 # ------------------------------------------------------------------------------------------------- the table

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import importlib.machinery
 import json
 import logging
 import os
@@ -18,8 +19,9 @@ import sysconfig
 import tempfile
 import time
 import traceback
+import types
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -87,6 +89,38 @@ def cases(suite: unittest.TestSuite) -> Iterator[tuple[unittest.TestSuite, int]]
             yield from cases(test)
         else:
             yield suite, at
+
+
+def run_suite(suite: unittest.TestSuite, record: Recorder, lists: bool, only: set[str] | None) -> None:
+    """Runs the tests of `suite` whose ids are in `only` (None: all), or lists all without running them."""
+    for holder, at in cases(suite):
+        test = holder._tests[at]
+        if lists:
+            record.startTest(test)  # type: ignore[arg-type]
+            record.stopTest(test)  # type: ignore[arg-type]
+        if lists or (only is not None and test.id() not in only):
+            holder._tests[at] = unittest.TestSuite()
+    suite.run(record)
+
+
+class Finder(importlib.machinery.PathFinder):
+    """Finds the modules of a folder of tests, and those named in `also`, and loads them with `loader`."""
+
+    def __init__(
+        self, folder: Path, loader: type[importlib.machinery.SourceFileLoader], also: Sequence[str] = ()
+    ) -> None:
+        self._folder, self._loader, self._also = folder, loader, also
+
+    def find_spec(  # type: ignore[override]
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            return None
+        if fullname not in self._also and self._folder not in Path(spec.loader.path).parents:
+            return None
+        spec.loader = self._loader(fullname, spec.loader.path)
+        return spec
 
 
 # ------------------------------------------------------------------------------------------------ the processes
