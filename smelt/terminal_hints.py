@@ -115,9 +115,8 @@ class _Progress:
 
     def clear(self) -> None:
         self._running.release()
-        held = self._writing.acquire(
-            timeout=1.0
-        )  # a terminal may hang; a forked process has no thread to wait for
+        # a terminal may hang; a forked process has no thread to wait for
+        held = self._writing.acquire(timeout=1.0)
         self._is_over = True
         if self._text:
             _write(f"\r{' ' * len(self._text)}\r")

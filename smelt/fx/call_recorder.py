@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from smelt import config
 from smelt.backends import backend_registry
 from smelt.backends.explicit_numbers import ExplicitGraph, with_explicit_numbers
 from smelt.capture.driver.cache_entries import HookResult
+from smelt.capture.driver.capture_attempts import Attempt
 from smelt.capture.driver.capture_errors import NotRepeatable, UserException
 from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.driver.frame_compiler import FrameCompiler
@@ -90,6 +91,10 @@ class _Recorder(FrameCompiler):
         super().__init__(eager, config.defaults(), fullgraph=True, dynamic=dynamic)
         self.recording: Recording | None = None
         self._level = level
+
+    def first_attempt(self) -> Attempt:
+        """The attempt of a compilation, with the calls of modules."""
+        return replace(super().first_attempt(), records_modules=True)
 
     def install(
         self, fn: Any, slots: tuple[Any, ...], captured: CapturedFrame, why: object, begin: float

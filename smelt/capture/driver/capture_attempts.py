@@ -79,6 +79,7 @@ class Attempt:
     `records_warnings`: a `catch_warnings(record=True)` is captured; the graph does not break inside of it.
     `assigns_data`: assignments to the `data` of a tensor are captured.
     `defers_drops`: changes of objects that hold some with finalizers are captured; the compiled frame makes them at its end.
+    `records_modules`: the trace records the calls of modules.
     `may_break`: the graph may break before an instruction that cannot be captured.
     `stop`: the instruction before which it breaks.
     """
@@ -102,6 +103,7 @@ class Attempt:
     records_warnings: bool = True
     assigns_data: bool = True
     defers_drops: bool = True
+    records_modules: bool = False
     may_break: bool = True
     stop: Stop | None = None
 

@@ -150,6 +150,7 @@ def _new_vm(attempt: Attempt) -> VM:
     vm.trace.autograd.wants_joint = attempt.joint_graph
     vm.trace.autograd.hides_intermediates = attempt.hides_intermediates
     vm.trace.copies.allowed = attempt.copies
+    vm.trace.module_calls.records = attempt.records_modules
     vm.frames.depth_limit -= _stack_depth()
     vm.stop_point.path = attempt.stop.path if attempt.stop else ()
     vm.env.numbers.dynamic = attempt.symbolic

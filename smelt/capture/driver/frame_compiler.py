@@ -176,7 +176,7 @@ class FrameCompiler:
         self.config = config
         self.fullgraph = fullgraph
         self.dynamic = dynamic
-        self.record = Record(self._first_attempt())
+        self.record = Record(self.first_attempt())
         self._installed = 0  # the number of entries installed so far, evicted ones included
         # the native callable, held compiler_ref
         self.target: Callable[[], _native.Wrapped | None] = lambda: None
@@ -237,10 +237,10 @@ class FrameCompiler:
         target = self.target()
         if target is not None:
             _native.clear(target)
-        self.record = Record(self._first_attempt())
+        self.record = Record(self.first_attempt())
         self.resume_functions.clear()
 
-    def _first_attempt(self) -> Attempt:
+    def first_attempt(self) -> Attempt:
         """The attempt with the most assumptions that the backend and the options support."""
         return Attempt(
             symbolic_counts=self.dynamic is not False,

@@ -91,9 +91,8 @@ class GuardFacts:
         self.class_names: set[str] = set()  # looked up in any class
         self.unguarded: frozenset[tuple[object, ...]] = frozenset()  # paths of what kept causing recompiles
         self.compared: set[type] = set()  # classes of objects whose identity the program compares
-        self.gradient_reads: list[
-            Guard
-        ] = []  # that say what `requires_grad` was; guards of tensors imply them
+        # that say what `requires_grad` was; guards of tensors imply them
+        self.gradient_reads: list[Guard] = []
 
     @property
     def guards(self) -> tuple[Guard, ...]:

@@ -158,7 +158,8 @@ class MutationLog:
         if self.refusal:
             raise unsupported(self.refusal, UNSUPPORTED_EFFECT)
         self.writes += 1
-        self._lines.setdefault(id(target), self._current_line())
+        if id(target) not in self._lines:
+            self._lines[id(target)] = self._current_line()
 
     def line_of(self, target: object) -> Line | None:
         """The user's line that first changed the target of an effect, or called it."""

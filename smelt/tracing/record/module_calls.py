@@ -29,9 +29,11 @@ class ModuleCall:
 
 
 class ModuleCalls:
-    """The calls of a trace in the order in which they ended: inner ones before outer ones."""
+    """The calls of a trace in the order in which they ended: inner ones before outer ones. `records`: whether anyone asks
+    for them, as compilation does not."""
 
     def __init__(self, graph: Graph) -> None:
+        self.records = False
         self.ended: list[ModuleCall] = []
         self._graph = graph
         self._starts: list[int] = []

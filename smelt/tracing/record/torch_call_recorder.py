@@ -41,9 +41,8 @@ class TorchCallRecorder:
         self._inputs = inputs
         self._writes = writes
         self._numbers = numbers
-        self.same_results: dict[
-            Node, Node
-        ] = {}  # the node of the tensor that a call returns anew, as `add_` does
+        # the node of the tensor that a call returns anew, as `add_` does
+        self.same_results: dict[Node, Node] = {}
         self._open_levels = 0  # of forward-mode differentiation
         self._left_autocast = False  # since the latest node
         self._state = self.first_state = torch_settings.read()

@@ -72,7 +72,7 @@ class Traced:
     `needs_grad`: running the aten graph alone would lose gradients, or an output is an inference tensor: the joint
     graph runs, or autograd must see the torch-level graph run eagerly. `on_mismatch` is called when compiled code
     gives wrong results (the option `verify`). `on_failure` is called when deferred compilation of a subgraph fails; it
-    may raise. `module_calls`: the calls of modules, inner ones first. `same_results`: torch-level calls that
+    may raise. `module_calls`: the calls of modules, inner ones first, where recorded. `same_results`: torch-level calls that
     return a tensor of an earlier node, as `add_` does, and that node.
     """
 

@@ -32,6 +32,8 @@ _GLOBAL_HOOKS = (
 def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
     """`module(*args, **kwargs)`. Raises Unsupported for backward hooks while gradients are recorded."""
     calls = vm.trace.module_calls
+    if not calls.records:
+        return _call_module(vm, module, args, kwargs)
     calls.begin()
     try:
         result = _call_module(vm, module, args, kwargs)
