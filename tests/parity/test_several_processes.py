@@ -42,9 +42,19 @@ def compiled_blocks(model):
     return model
 
 
+def compiled_in_place(model):
+    smelt.compile_(model)
+    return model
+
+
 FORMS = {
     "ddp": (DistributedDataParallel, lambda: DistributedDataParallel(smelt.compile(model()))),
     "ddp of blocks": (DistributedDataParallel, lambda: DistributedDataParallel(compiled_blocks(model()))),
+    "all of ddp": (DistributedDataParallel, lambda: smelt.compile(DistributedDataParallel(model()))),
+    "all of ddp, in place": (
+        DistributedDataParallel,
+        lambda: compiled_in_place(DistributedDataParallel(model())),
+    ),
     "blocks, then fsdp": (sharded, lambda: sharded(model(), smelt.compile_)),
     "fsdp, then blocks": (sharded, lambda: compiled_blocks(sharded(model()))),
     "fsdp, then all": (sharded, lambda: smelt.compile(sharded(model()))),
@@ -85,10 +95,13 @@ if child:
 """
 
 
+WHOLE = ("ddp", "all of ddp", "all of ddp, in place")
+
+
 def test_losses_are_those_of_eager_and_the_blocks_are_graphs():
     results = run(PROGRAM)
-    assert len(results) == 5
+    assert len(results) == 7
     for form, (found, expected, graphs, backwards) in results.items():
         assert found == pytest.approx(expected, rel=1e-6), form
-        assert graphs == ([6] if form == "ddp" else [3, 3]), form  # operators of each graph
+        assert graphs == ([6] if form in WHOLE else [3, 3]), form  # operators of each graph
         assert backwards == len(graphs), form

@@ -425,6 +425,12 @@ _DEVICE_MODULES = ("torch.cuda", "torch.mps", "torch.xpu", "torch.mtia", "torch.
 _DEVICE_QUERIES = re.compile(
     r"_?is_|has_|device_count$|get_device_(name|properties|capability)|get_arch_list|autocast|__"
 )
+# Modules of communication between processes, of profilers and of monitors: the same.
+_SERVICES = tuple(
+    f"torch._C.{name}"
+    for name in ("_distributed_", "_monitor", "_profiler", "_itt", "_lazy", "_instruction_counter")
+)
+_SERVICE_QUERIES = re.compile(r"_?(is|get|has|current|resolve)_|_current_process_group$|__")
 # Native code that inspects its callers or the interpreter: during capture these are frames of the VM.
 _STACK_READERS = re.compile(
     r"(currentframe|stack|trace|getframeinfo|getouterframes|getinnerframes|getgeneratorstate|getgeneratorlocals)$"
@@ -450,6 +456,8 @@ def _setting(module: str, name: str) -> tuple[ReasonKind, str] | None:
         return UNSUPPORTED_EFFECT, f"{text} registers operators"
     if module.startswith(_NUMPY_RANDOM):
         return RANDOM_STATE, text
+    if module.startswith(_SERVICES) and not _SERVICE_QUERIES.match(last):
+        return UNSUPPORTED_EFFECT, text
     if module.startswith(_DEVICE_MODULES) and not _DEVICE_QUERIES.match(last):
         return UNSUPPORTED_EFFECT, f"{text} reads or changes the state of a device"
     if last in ("__setattr__", "__delattr__") and module.startswith("torch.backends"):
@@ -486,6 +494,17 @@ def is_pure_property(cls: type, found: property) -> bool:
     """Whether pybind11 made a property of a class of torch: its getter is a C function that is known to have no effects."""
     getter = getattr(found.fget, "__func__", found.fget)
     return type(getter) is types.BuiltinFunctionType and cls.__module__.startswith("torch")
+
+
+def is_pybind_method(fn: object, kind: type) -> bool:
+    """Whether pybind11 made `fn` as a method of the class `kind` or a base: its instances come as the first argument."""
+    if type(fn) is not types.BuiltinFunctionType:
+        return False
+    found = (vars(base).get(fn.__name__) for base in kind.__mro__)
+    return any(type(m) is _INSTANCE_METHOD and m.__func__ is fn for m in found)
+
+
+_INSTANCE_METHOD = type(vars(type(torch.Tag.core))["__repr__"])  # only pybind11 makes them
 
 
 def refusal(function: object) -> tuple[ReasonKind, str] | None:

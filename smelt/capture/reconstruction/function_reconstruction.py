@@ -8,6 +8,7 @@ import types
 
 from smelt import _native
 from smelt._native import isinstance
+from smelt.capture.base.native_functions import is_pybind_method
 from smelt.capture.base.value_kinds import MISSING, cell_value
 from smelt.capture.base.vm_frames import Generator
 from smelt.capture.reconstruction.builtin_containers import dict_text, pairs
@@ -83,12 +84,17 @@ def _partial_text(p: functools.partial[object], text: Expressions) -> str:
 
 
 def _method_parts(x: types.MethodType) -> tuple[object, ...]:
-    return (x.__self__,) if isinstance(x.__self__, Generator) else (x.__func__, x.__self__)
+    return (x.__self__,) if _is_found_by_name(x) else (x.__func__, x.__self__)
+
+
+def _is_found_by_name(x: types.MethodType) -> bool:
+    """Whether `x` is reconstructed as an attribute of its object, as no source leads to its function."""
+    return isinstance(x.__self__, Generator) or is_pybind_method(x.__func__, type(x.__self__))
 
 
 def _method_text(x: types.MethodType, text: Expressions) -> str:
-    if isinstance(x.__self__, Generator):
-        return f"{text(x.__self__)}.{x.__func__.__name__}"
+    if _is_found_by_name(x):
+        return f"({text(x.__self__)}).{x.__func__.__name__}"
     return f"MethodType({text(x.__func__)}, {text(x.__self__)})"
 
 

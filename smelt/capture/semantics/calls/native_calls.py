@@ -40,6 +40,7 @@ from smelt.capture.base.native_functions import (
     PURE_TYPES,
     REFUSED,
     check_decimals,
+    is_pybind_method,
     refusal,
     setting_refusal,
 )
@@ -201,6 +202,8 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
     owner = fn.__self__
     if isinstance(owner, type) and (handler := class_method_of(fn)):
         return handler(vm, [owner, *args], kwargs)
+    if args and is_pybind_method(fn, type(args[0])):
+        return call_bound(vm, fn.__name__, functools.partial(fn, args[0]), args[0], args[1:], kwargs)
     if is_free_function(owner):
         refused = REFUSED.get(fn) or refusal(fn)
         if refused is not None:
@@ -219,10 +222,10 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
 
 def is_free_function(owner: object) -> bool:
     """Whether a builtin with this `__self__` is a free function. `__self__` is the bound object of a method, the module or
-    class of a function, and a record for pybind11 functions."""
+    class of a function, and a record or a capsule for pybind11 functions."""
     if owner is None or isinstance(owner, (types.ModuleType, type)):
         return True
-    return type(owner).__name__.startswith("pybind11_detail_function_record")
+    return type(owner).__name__.startswith(("pybind11_detail_function_record", "PyCapsule"))
 
 
 def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> object:
