@@ -154,10 +154,11 @@ def differs(block: Block, output: str) -> bool:
         ]
         return not first[0] or first[0] != first[1]
     lines = [
-        ".*" if line == "..." else re.escape(line).replace("…", r"[^\n]*")
+        r"([^\n]*\n)*" if line == "..." else re.escape(line).replace("…", r"[^\n]*") + r"\n"
         for line in normal(block.output).splitlines()
     ]
-    return not re.fullmatch("\n".join(lines), normal(output), re.S)
+    printed = "".join(f"{line}\n" for line in normal(output).splitlines())
+    return not re.fullmatch("".join(lines), printed)
 
 
 def normal(output: str) -> str:
