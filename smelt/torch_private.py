@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -566,6 +567,21 @@ def fx_tracing() -> Iterator[None]:
 def write_lazy_code(module: object) -> None:
     """Write the code of a lazy graph module, which torch writes at its first call otherwise."""
     getattr(module, "real_recompile", lambda: None)()
+
+
+def decompositions(operators: str) -> Mapping[Any, Callable[..., Any]]:
+    """Functions that compute an operator by others: into those of core ATen ("core"), or further ones ("prims"). Importing
+    their modules takes a second or more."""
+    from torch._decomp import core_aten_decompositions, decomposition_table  # noqa: PLC0415
+
+    if operators == "prims":
+        return decomposition_table
+    return _core_decompositions(core_aten_decompositions)
+
+
+@cache
+def _core_decompositions(make: Callable[[], Any]) -> Mapping[Any, Callable[..., Any]]:
+    return dict(make())
 
 
 def fx_tensor_metadata(tensor: torch.Tensor) -> object:

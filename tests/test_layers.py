@@ -80,7 +80,10 @@ ORDER = Layers(
             "number_semantics",
             "result_polyfills",
         ],
-        "smelt.tracing": [("record", "composites", "functionalize", "backward", "fake", "symbolic")],
+        "smelt.tracing": [
+            "operator_sets",
+            ("record", "composites", "functionalize", "backward", "fake", "symbolic"),
+        ],
         "smelt.codegen": [
             "gpu_launches",
             "cpu_symbolic_launches",

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -29,6 +29,9 @@ from smelt.plan.machine_code import Function
 from smelt.plan.serialization import libraries_from_bytes, plan_from_bytes
 from smelt.plan.steps import Plan
 from smelt.plan.symbolic_plan import SymbolicPlan
+
+if TYPE_CHECKING:
+    from smelt.report.traces import GraphView
 
 _MOST_INSTANCES = 64  # plans for sizes of earlier calls
 _IDLE_ARENAS = 2  # that they hold between calls
@@ -94,6 +97,13 @@ class Program:
         inputs = zip(graph.placeholders, self._method.inputs)
         names = [f"# {p.name} is {name}\n" for p, name in inputs if isinstance(name, str)]
         return "".join(names) + code(graph)
+
+    def lower(self, operators: Literal["core", "prims"]) -> GraphView:
+        """The aten graph in the operators of a set, as `GraphView.lower` has them; its inputs are those of `graph`. Imports
+        the compiler."""
+        from smelt.report.traces import GraphView  # noqa: PLC0415 (the compiler)
+
+        return GraphView(restored(self._contents.graph(self._method.graph), self.state)).lower(operators)
 
     @property
     def signature(self) -> inspect.Signature:

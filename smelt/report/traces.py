@@ -21,7 +21,7 @@ from smelt.backends.fx_bridge import to_fx
 from smelt.backends.smelt import cut_for_training
 from smelt.capture.driver.cache_entries import Entry
 from smelt.config import Config
-from smelt.errors import SmeltError, Unsupported
+from smelt.errors import OptionError, SmeltError, Unsupported, nearest
 from smelt.graph.free_symbols import dimensions, symbols_of_arguments
 from smelt.graph.graph_callable import GraphFunction
 from smelt.graph.graph_passes import copied
@@ -32,6 +32,7 @@ from smelt.report.artifact_text import comment
 from smelt.report.inspect import reasons, records
 from smelt.shapes.expr import Sym
 from smelt.tracing.backward.joint import Joint
+from smelt.tracing.operator_sets import SETS, OperatorSet, lowered
 
 T = TypeVar("T")
 
@@ -57,6 +58,20 @@ class GraphView(GraphFunction):
         """
         _check_sizes(self.graph)
         return to_fx(self.graph)
+
+    def lower(self, operators: OperatorSet) -> GraphView:
+        """The graph in the operators of a set (`tracing/operator_sets.py`): "core", torch's core ATen, or "prims", torch's
+        primitives and the operators that have no decomposition. It takes and returns what this graph does.
+
+        Raises OptionError for another set, SmeltError for a torch-level graph.
+        """
+        if operators not in SETS:
+            raise OptionError(f"lower: unknown operators {operators!r}; {nearest(str(operators), SETS)}")
+        if self.graph.level != "aten":
+            raise SmeltError(
+                "lower: only aten-level graphs have operators of these sets: `aten`, `joint`, ..."
+            )
+        return GraphView(lowered(self.graph, operators))
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run `code`. Raises TypeError for a wrong number of inputs, SmeltError if the inputs do not determine all

@@ -500,8 +500,8 @@ def is_pybind_method(fn: object, kind: type) -> bool:
     """Whether pybind11 made `fn` as a method of the class `kind` or a base: its instances come as the first argument."""
     if type(fn) is not types.BuiltinFunctionType:
         return False
-    found = (vars(base).get(fn.__name__) for base in kind.__mro__)
-    return any(type(m) is _INSTANCE_METHOD and m.__func__ is fn for m in found)
+    methods = (vars(base).get(fn.__name__) for base in kind.__mro__)
+    return any(type(m) is _INSTANCE_METHOD and getattr(m, "__func__", None) is fn for m in methods)
 
 
 _INSTANCE_METHOD = type(vars(type(torch.Tag.core))["__repr__"])  # only pybind11 makes them
