@@ -176,13 +176,13 @@ USER_EXCEPTION = _kind(
 RECOMPILE_LIMIT = _kind(
     "recompile-limit",
     "the function was recompiled too often",
-    "Pass the value that changes as a tensor, or raise options={'recompile_limit': N}.",
+    "Pass the value that changes as a tensor, keep a tensor in place of a list that grows, or raise options={'recompile_limit': N}.",
     "for step in range(100): compiled(x, step / 3)",
 )
 CHANGING_VALUE = _kind(
     "changing-value",
     "the program needs a value, or the size or keys of a container, that kept causing recompiles",
-    "Nothing, or use the value in tensors only.",
+    "Read the value outside the compiled function and pass the result, or use it in tensors only.",
     'totals[f"step {step}"] = loss',
 )
 OUTRUN = _kind(
