@@ -95,6 +95,35 @@ def test_filters_of_cpython_have_texts_in_place_of_patterns(own: bool) -> None:
     assert not reasons(compiled)
 
 
+@pytest.mark.parametrize("action", ["ignore", "always"])
+def test_filters_with_patterns_select_when_the_text_is_known(action: Any) -> None:
+    """torch and NumPy install such filters: the text of a warning that shows a result is known after the graph."""
+    smelt.reset()
+    compiled = smelt.compile(warns, fullgraph=True)
+    seen = []
+    for fn in (warns, compiled):
+        globals().get("__warningregistry__", {}).clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always" if action == "ignore" else "ignore")
+            warnings.filterwarnings(action, "sum 4", RuntimeWarning)
+            for _ in range(2):
+                fn(ones()), fn(ones() * 2)
+        seen.append([str(w.message) for w in caught])
+    assert seen[0] == seen[1] and ("sum 4.0" in seen[0]) == (action == "always")
+
+
+def test_a_pattern_that_may_make_a_warning_an_error_breaks_the_graph() -> None:
+    compiled = smelt.compile(warns)
+    for fn in (warns, compiled):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", "sum 4", RuntimeWarning)
+            assert torch.equal(fn(ones() * 3), ones() * 4)
+            with pytest.raises(RuntimeWarning, match=r"sum 4\.0"):
+                fn(ones())
+    assert "filter" in str(reasons(compiled))
+
+
 def test_warning_as_error_is_raised_at_its_line() -> None:
     def fn(x: torch.Tensor) -> Any:
         try:

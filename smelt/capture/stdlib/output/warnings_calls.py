@@ -197,8 +197,8 @@ def _warn_signature(
 
 def _warning_action(vm: VM, message: object, category: type, caller: CallerLine | int) -> str:
     """The action that the warning filters select, such as "ignore". Guards the filters of the environment, unless one that
-    the function has added selects it first. Raises Unsupported if the selection depends on a text or line known only at
-    run time."""
+    the function has added selects it first. Raises Unsupported if a text or line known only at run time decides whether the
+    warning is an error."""
     managers = _open_managers(vm)
     if not managers:
         filters = cast("list[_Filter]", attributes.load_attr(vm, warnings, "filters"))
@@ -229,20 +229,29 @@ def _guard_filters(vm: VM, filters: list[_Filter]) -> None:
 def _selected(
     vm: VM, filters: list[_Filter], message: object, category: type, caller: CallerLine | int
 ) -> str | None:
-    """The action of the first of these filters that matches the warning."""
+    """The action of the first of these filters that matches the warning. "default" where only the text or line of the call
+    decides between actions that do not raise: the warning is issued after the graph, and filters select again. Raises
+    Unsupported where they may select "error"."""
     text = message if type(message) in (str, TextProxy) else convert(vm, str, message)
+    possible: set[str | None] = set()
     for action, pattern, kind, module, line in filters:
         if not issubclass(category, kind):
             continue
         if (pattern is not None and type(text) is TextProxy) or (
             (module or line) and isinstance(caller, int)
         ):
-            raise unsupported("a warning whose filter is unknown", OUTPUT)
-        if not _admits(pattern, cast(str, text)):
-            continue
-        if isinstance(caller, int) or _matches(caller, module, line):
-            return str(action)
-    return None
+            possible.add(action)
+        elif _admits(pattern, cast(str, text)) and (
+            isinstance(caller, int) or _matches(caller, module, line)
+        ):
+            return _one_of(possible | {action})
+    return _one_of(possible | {None})
+
+
+def _one_of(actions: set[str | None]) -> str | None:
+    if len(actions) > 1 and "error" in actions:
+        raise unsupported("a warning whose filter is unknown", OUTPUT)
+    return "default" if len(actions) > 1 else actions.pop()
 
 
 def _matches(caller: CallerLine, module: re.Pattern[str] | str | None, line: int) -> bool:
