@@ -1,10 +1,11 @@
 """smelt in place of torch.compile for tests that were written for Dynamo (`benchmarks/sweep_pytorch.py`).
 
 `install` redirects the entry points of torch's compiler (`torch.compile`, `torch._dynamo.optimize`, `optimize_assert`,
-`compile_fx`) in this process. A test that calls AOTAutograd or Inductor below them compiles nothing with smelt and is
-skipped. `install` also imports test modules with their assertions about the compiler made tolerant: a statement that only
-asserts what Dynamo counts or writes (frames, operators, graphs, guards, logs, code) notes a difference, and the test
-continues. Where a test expects an exception of Dynamo's, one of smelt's will do, or none if smelt compiles the program.
+`compile_fx`) in this process, and the class of compiled modules (`torch._dynamo.OptimizedModule`). A test that calls
+AOTAutograd or Inductor below them compiles nothing with smelt and is skipped. `install` also imports test modules with their
+assertions about the compiler made tolerant: a statement that only asserts what Dynamo counts or writes (frames, operators,
+graphs, guards, logs, code) notes a difference, and the test continues. Where a test expects an exception of Dynamo's, one of
+smelt's will do, or none if smelt compiles the program.
 
 This process is a benchmark: unlike smelt, it imports torch's compiler, whose settings and counters the tests use.
 """
@@ -31,6 +32,7 @@ import torch
 
 import smelt
 from benchmarks.unittest_runs import Finder
+from smelt.callables import CompiledModule
 from smelt.cli.torch_compile_redirect import compile as compile_as_torch
 
 # What Dynamo counts or writes, in the text of a statement.
@@ -199,6 +201,7 @@ def install(folder: Path) -> None:
     torch.compile = _compile
     for module in (_dynamo, testing):  # not in `eval_frame`: torch._dynamo.export calls those of its own
         module.optimize, module.optimize_assert = _optimize, _optimize_assert
+    _dynamo.OptimizedModule = CompiledModule
     compile_fx.compile_fx = _compile_fx
     inductor.run_and_get_code = _run_and_get_code
     for name in _BELOW_COMPILE:
