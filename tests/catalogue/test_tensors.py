@@ -923,6 +923,7 @@ def tensors_of_lists_of_tensors():
             torch.asarray((at, low)),
             torch.tensor([at], dtype=torch.float32),
             torch.tensor([x.any(), x.all()]),
+            torch.tensor([[x[:1], 2.5], [x[None, 1:2], low]]),
             x.new_tensor([at, high]),
             x.half().new_tensor([high]),
         )

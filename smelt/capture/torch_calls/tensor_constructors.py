@@ -43,8 +43,9 @@ def _shape(vm: VM, data: object, elements: list[object]) -> tuple[int, ...] | No
 def _dtype_of(element: object) -> torch.dtype | None:
     """The dtype with which an element takes part in promotion; None for an element that this module does not convert."""
     if type(element) is FakeTensor:
-        scalar = not element.dim() and element.subclass is None and not element.requires_grad
-        return None if not scalar or element.is_complex() else element.dtype
+        scalar = all(n == 1 for n in element.spec.shape)
+        plain = element.subclass is None and not element.requires_grad and not element.is_complex()
+        return element.dtype if scalar and plain else None
     if type(element) not in _NUMBERS:
         return None
     if type(element) is bool:
@@ -82,6 +83,7 @@ def _converted(
 ) -> torch.Tensor:
     if type(element) is not FakeTensor:
         return cast(torch.Tensor, scalar(element, dtype=dtype, device=device))
+    element = element.reshape(())  # type: ignore[assignment]
     if dtype.is_floating_point and element.dtype is torch.int64:  # eager converts it to a Python float first
         element = element.to(torch.float64)  # type: ignore[assignment]
     return element.to(dtype=dtype, device=device)
