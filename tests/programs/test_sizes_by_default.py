@@ -529,6 +529,19 @@ def test_marked_sizes_stay_numbers(mark: Callable[..., None]) -> None:
     assert shapes(compiled) == ["[4, *]", "[5, *]", "[6, *]"]
 
 
+@pytest.mark.parametrize("dims", [(0,), ([0, 1],), ()])
+def test_sizes_marked_inside_stay_numbers(dims: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        mark_static(x, *dims)
+        return double(x)
+
+    compiled = smelt.compile(f, dynamic=True, fullgraph=True)
+    for shape in ((4, 16), (5, 16), (5, 9)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), double(x))
+    assert shapes(compiled) == (["[4, *]", "[5, *]"] if dims == (0,) else ["[4, 16]", "[5, 16]", "[5, 9]"])
+
+
 def test_a_marked_parameter() -> None:
     table = nn.Parameter(torch.randn(10, 4))
     smelt.mark_dynamic(table, -2)

@@ -18,6 +18,8 @@ from smelt.capture.semantics.calls import torch_polyfills as polyfills
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import HigherOrderOperator
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.symbolic.sym_numbers import specialize
 
 # `torch.cond` and the others check their arguments, then call a function of `utils` that compiles and calls the operator.
 _OPERATORS = "torch._higher_order_ops."
@@ -42,10 +44,16 @@ _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 
 
 def _mark_static(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """Ignore flex attention's hint to torch's compiler, which eager would not store on the tensor."""
+    """Specialize the sizes of a tensor. As in torch, a compiler leaves no mark on it. Flex attention's hint is ignored."""
     if vm.frame is not None and vm.frame.globals.get("__name__") == _FLEX_ATTENTION:
         return None
-    raise unsupported("torch._dynamo.mark_static")
+    tensor, dims = [*args, *kwargs.values(), None][:2]
+    if type(tensor) is not FakeTensor or len(args) + len(kwargs) > 2:
+        raise unsupported("torch._dynamo.mark_static")
+    every = range(tensor.dim()) if dims is None else (dims,)
+    for dim in cast("Sequence[int]", dims if type(dims) in (list, tuple) else every):
+        specialize(tensor.shape[dim])
+    return None
 
 
 def _is_supported(vm: VM, args: Args, kwargs: Kwargs) -> bool:
