@@ -39,7 +39,8 @@ from smelt.shapes.expr import Expr, Size, Sym, evaluate, free_syms, likely, subs
 COUNT = 3
 HUGE, LARGE = COUNT, COUNT + 1
 ITSELF = LARGE + 1
-MOST = 24  # symbols
+MOST = 24  # symbols of inputs, and those that `widened` renames
+MOST_UNBACKED = 48
 _MORE = 8  # assignments
 Values = tuple[int, ...]  # one for each assignment
 
@@ -60,9 +61,9 @@ def _apart(least: int, middle: int, most: int, huge: int) -> Values:
 
 
 def _numbers(
-    small: Iterator[int], middle: int, large: Iterator[int], huge_ones: Iterator[int]
+    count: int, small: Iterator[int], middle: int, large: Iterator[int], huge_ones: Iterator[int]
 ) -> Iterator[Values]:
-    for least, most, huge in itertools.islice(zip(small, large, huge_ones), MOST):
+    for least, most, huge in itertools.islice(zip(small, large, huge_ones), count):
         yield _apart(least, middle, most, huge)
         middle = _apart(least, middle, most, huge)[1] - 1
 
@@ -78,8 +79,8 @@ def _wide(first: int) -> Iterator[Values]:
 # By the first letter of the symbol: sizes of inputs (s) and unbacked sizes (u), which are less than all of the former in the
 # middle and more at the end; and the same two for large images (w, v).
 _NUMBERS: dict[str, tuple[Values, ...]] = {
-    "s": tuple(_numbers(_primes(5), 197, _primes(223), _primes(100_003))),
-    "u": tuple(_numbers(_composites(4), 170, _primes(409), _primes(110_017))),
+    "s": tuple(_numbers(MOST, _primes(5), 197, _primes(223), _primes(100_003))),
+    "u": tuple(_numbers(MOST_UNBACKED, _composites(4), 170, _primes(761), _primes(110_017))),
     "w": tuple(_wide(601)),
     "v": tuple(_wide(650)),
 }
@@ -130,7 +131,7 @@ def _of_symbol(sym: Sym) -> Values:
 def _plain(sym: Sym) -> Values:
     """The samples of a symbol without an upper bound."""
     found = re.fullmatch(r"([suwvr])(\d+)", sym.name)
-    if not found or int(found[2]) >= MOST:
+    if not found or int(found[2]) >= len(_NUMBERS[found[1]]):
         raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
     return tuple(n + max(sym.lo - 2, 0) for n in _NUMBERS[found[1]][int(found[2])])
 
@@ -139,8 +140,9 @@ def widened(syms: Iterable[Sym]) -> dict[Sym, Sym]:
     """For each symbol a symbol with large samples. Raises NeedsFixedSize."""
     made: dict[Sym, Sym] = {}
     for sym in (s for s in syms if not is_remainder(s)):
-        _of_symbol(sym)
         made[sym] = Sym(_WIDER[sym.name[0]] + sym.name[1:], sym.lo, sym.hi)
+        if int(sym.name[1:]) >= MOST:
+            raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
     return made
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from smelt.report.inspect import reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import same
 from tests.harness.data_sizes import Make, Ran, run
 
@@ -496,6 +496,17 @@ def test_lists_of_integers(function: Callable[..., Any], options: dict[str, Any]
             continue
         got, want = compiled(x), function(x)
         same(got, want)
+
+
+def test_rows_of_many_groups() -> None:
+    def f(x: torch.Tensor, counts: torch.Tensor) -> Any:
+        return torch.cat([part.relu() * k for k, part in enumerate(x.split(counts.tolist()))])
+
+    compiled = smelt.compile(f, fullgraph=True, backend="eager")
+    x, counts = torch.randn(62, 3), torch.tensor([0, 4, *[2] * 29, 0])
+    for shift in range(3):
+        same(compiled(x, counts.roll(shift)), f(x, counts.roll(shift)))
+    assert len(entries(compiled)) == 1
 
 
 def test_a_long_list_breaks_the_graph() -> None:

@@ -37,7 +37,7 @@ from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, Int
 from smelt.tracing.symbolic.unbacked_numbers import unbacked_leaf_of
 
 assert special_methods  # registers its handlers first
-_MAX_ELEMENTS = 16
+_MAX_ELEMENTS = 32
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.operator_effects import effects
-from smelt.graph.sample_sizes import at
+from smelt.graph.sample_sizes import MOST_UNBACKED, at
 from smelt.graph.tensor_specs import make_spec
 from smelt.graph.unbacked_sizes import AS_SIZES, unbacked_sizes_of, unbacked_symbol
 from smelt.ops.node_builders import CLONE, SCALAR
@@ -34,7 +34,6 @@ aten = torch.ops.aten
 _CPU = torch.device("cpu")
 _MASKS = (torch.bool, torch.uint8)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_MOST = 24  # numbers; `graph/sample_sizes.py` has sample values for as many
 
 
 def _symbols(recorder: AtenCallRecorder, *tensors: Any) -> Symbols | None:
@@ -45,7 +44,7 @@ def _symbols(recorder: AtenCallRecorder, *tensors: Any) -> Symbols | None:
     if any(type(t) is not FakeTensor or t.device != _CPU or t.subclass is not None for t in tensors):
         return None
     symbols = numbers.symbols_for_unbacked()
-    return None if len(symbols.unbacked.numbers) >= _MOST or call.backwards is not None else symbols
+    return None if len(symbols.unbacked.numbers) >= MOST_UNBACKED or call.backwards is not None else symbols
 
 
 class _NewNumbers:
@@ -95,7 +94,7 @@ def number(recorder: AtenCallRecorder, tensor: Any) -> Any:
 
 def _as_sizes(recorder: AtenCallRecorder, tensors: Sequence[Any]) -> Any:
     symbols = _symbols(recorder, *tensors)
-    if symbols is None or len(symbols.unbacked.numbers) + len(tensors) > _MOST:
+    if symbols is None or len(symbols.unbacked.numbers) + len(tensors) > MOST_UNBACKED:
         return NotImplemented
     if any(t.dtype not in _INTEGERS or any(n != 1 for n in t.spec.shape) for t in tensors):
         return NotImplemented
