@@ -10,6 +10,7 @@ SLICE = aten.slice.Tensor
 SELECT = aten.select.int
 SPLIT = aten.split_with_sizes.default
 TOPK = aten.topk.default
+VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 STRIDED = aten.as_strided.default
 UNBIND = aten.unbind.int
 DIAGONAL = aten.diagonal.default

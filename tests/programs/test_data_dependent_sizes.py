@@ -259,6 +259,17 @@ def split_by_lengths(x, m):
     return torch.stack([part.mean(0) for part in parts])
 
 
+@program(rows, again="none one two most")
+def pairs_of_rows(x, m):
+    pairs = x[m].view(-1, 2, 8)
+    return pairs.sum(1), x[m].cos().reshape(-1, 16).mean(1)
+
+
+@program(rows, again="none one two all most")
+def as_many_rows_as_a_table(x, m):
+    return x[m].view(2, 3, 8).exp().sum(0) + x[m].view(6, 8)[1:4]
+
+
 @program(ids)
 def each_once(id, x):
     values, back = torch.unique(id, return_inverse=True)

@@ -6,13 +6,14 @@ An index that eager clamps to the size, or counts from the end, becomes a plain 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
+from smelt.graph.symbolic_strides import is_contiguous
 from smelt.graph.tensor_specs import make_spec
 from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.ops.symbolic_rules import (
@@ -27,8 +28,9 @@ from smelt.ops.symbolic_rules import (
     TOPK,
     UNBIND,
     UNFOLD,
+    VIEWS,
 )
-from smelt.shapes.expr import INFINITE, Expr, Size, bounds, contiguous_stride, free_syms
+from smelt.shapes.expr import INFINITE, Expr, Size, bounds, contiguous_stride, free_syms, numel
 from smelt.torch_private import OpOverload
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.call_arguments import Args, Kwargs, by_name
@@ -70,7 +72,25 @@ def clamp_to_range(
         return tuple(arguments.values()), {}
     if func in (SPLIT, TOPK):
         _check_counts(symbols, func, by_name(func, args, kwargs))
+    if func in VIEWS and symbols.unbacked.numbers:
+        arguments = by_name(func, args, kwargs)
+        return (arguments["self"], _view_size(symbols, arguments, symbol_for_size)), {}
     return args, kwargs
+
+
+def _view_size(
+    symbols: Symbols, arguments: Kwargs, symbol_for_size: Callable[[Size], Size]
+) -> Sequence[Size]:
+    """The size of a view. Requires unbacked sizes to have as many elements as the tensor."""
+    whole, size = numel(arguments["self"].spec.shape), list(arguments["size"])
+    if not symbols.unbacked.occurs_in(whole, *size):
+        return size
+    others = numel(n for n in size if n != -1)
+    if size.count(-1) == 1 and bounds(others)[0] >= 1 and whole % others != 0:
+        size[size.index(-1)] = symbol_for_size(whole // others)
+    if -1 not in size:
+        symbols.expect("eq", numel(size), whole, True)
+    return size
 
 
 def _check_counts(symbols: Symbols, func: OpOverload, arguments: Kwargs) -> None:
@@ -244,6 +264,21 @@ def _largest(arguments: Kwargs) -> tuple[TensorSpec, TensorSpec] | None:
     return values, make_spec(tuple(shape), stride, torch.int64, source.device)
 
 
+def _reshaped(arguments: Kwargs) -> TensorSpec | None:
+    """A view of which `_view_size` has checked the number of elements."""
+    source, shape = arguments["self"].spec, tuple(arguments["size"])
+    sizes = numel(source.shape), numel(shape)
+    is_assumed = any(is_unbacked(sym) for n in sizes for sym in free_syms(n))
+    if (
+        not is_assumed
+        or -1 in shape
+        or sizes[0] == sizes[1]
+        or not is_contiguous(source.shape, source.stride)
+    ):
+        return None  # another rule applies
+    return make_spec(shape, contiguous_stride(shape), source.dtype, source.device, source.offset)
+
+
 def _strided(arguments: Kwargs) -> TensorSpec | None:
     source, offset = arguments["self"].spec, arguments["storage_offset"]
     offset = source.offset if offset is None else offset
@@ -262,6 +297,7 @@ _VIEWS: dict[OpOverload, Callable[[Kwargs], Any]] = {
     **dict.fromkeys((*SPLITS, *SPLITS.values()), _chunks),
     UNBIND: _rows,
     STRIDED: _strided,
+    **dict.fromkeys(VIEWS, _reshaped),
     TOPK: _largest,
 }
 
