@@ -141,6 +141,8 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
         vm.frames.call_site = call_site
         return call(vm, found, args, kwargs)
     kind = (type(obj).__module__, type(obj).__name__)
+    if kind == ("builtins", "instancemethod"):  # of pybind: a property's getter
+        return call(vm, cast("types.MethodType", obj).__func__, args, kwargs)
     if kind in _NUMPY_FUNCTIONS:
         return registered_or_native(cast("Callable[..., object]", obj))(vm, args, kwargs)
     if kind[0].startswith("torch") or type(obj) in PURE_TYPES:
