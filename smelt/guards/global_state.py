@@ -6,13 +6,77 @@ The native reader returns a tuple of numbers, which guard trees compare; this mo
 from __future__ import annotations
 
 import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from smelt import _native
-from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, fused_sdp_choice
+from smelt.torch_private import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    current_function_modes,
+    fused_sdp_choice,
+    pop_torch_function_stack,
+    push_on_torch_function_stack,
+)
 
 Snapshot = tuple[int, ...]
+
+
+class _SetAside(threading.local):
+    modes: tuple[TorchFunctionMode, ...] = ()  # outermost first
+
+
+_set_aside = _SetAside()
+
+
+@contextmanager
+def without_modes(count: int) -> Iterator[tuple[TorchFunctionMode, ...]]:
+    """Context without the `count` innermost torch-function modes; returns them, outermost first."""
+    modes = tuple(pop_torch_function_stack() for _ in range(count))[::-1]
+    try:
+        yield modes
+    finally:
+        for mode in modes:
+            push_on_torch_function_stack(mode)
+
+
+@contextmanager
+def modes_set_aside(count: int) -> Iterator[None]:
+    """`without_modes`, in which guards see the modes all the same."""
+    before = _set_aside.modes
+    with without_modes(count) as modes:
+        _set_aside.modes = modes
+        try:
+            yield
+        finally:
+            _set_aside.modes = before
+
+
+@contextmanager
+def modes_of_call() -> Iterator[None]:
+    """Context with the modes that `modes_set_aside` switched off."""
+    modes = _set_aside.modes
+    for mode in modes:
+        push_on_torch_function_stack(mode)
+    try:
+        yield
+    finally:
+        for _ in modes:
+            pop_torch_function_stack()
+
+
+def set_aside_modes() -> tuple[TorchFunctionMode, ...]:
+    """The modes that `modes_set_aside` switched off."""
+    return _set_aside.modes
+
+
+def function_modes() -> list[TorchFunctionMode]:
+    """The torch-function modes of the call, outermost first."""
+    return [*current_function_modes(), *_set_aside.modes]
 
 
 @functools.cache
@@ -32,7 +96,8 @@ def settle() -> None:
 
 def snapshot() -> Snapshot:
     """The current state of the calling thread. Torch's operators behave the same under equal snapshots."""
-    return _native.global_state()
+    with modes_of_call():
+        return _native.global_state()
 
 
 def decode(state: Snapshot) -> dict[str, int]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._C import _len_torch_function_stack
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 import smelt
@@ -142,22 +143,12 @@ def derivatives(x):
     return w.grad
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        operators,
-        functions,
-        makers,
-        metadata,
-        rows,
-        writes,
-        modules,
-        settings,
-        subclasses,
-        attributes,
-        derivatives,
-    ],
-)
+BODIES = [
+    operators, functions, makers, metadata, rows, writes, modules, settings, subclasses, attributes, derivatives,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BODIES)
 def test_mode_observes_eagers_calls(body):
     def program(x):
         with Logging() as mode:
@@ -379,6 +370,53 @@ def test_mode_around_the_compiled_function_observes_its_calls():
             fn(x)
         logs.append(mode.log)
     assert logs[1:] == logs[:1] * 2
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_modes_around_one_graph_observe_eagers_calls(body):
+    compiled = smelt.compile(body, fullgraph=True)
+    x = torch.arange(16.0).reshape(4, 4) / 7 - 1
+    for _ in range(2):
+        seen = []
+        for fn in (body, compiled):
+            torch.manual_seed(0)
+            with Scaling(2), Logging() as mode:
+                seen.append((fn(x.clone()), mode.log, mode.count, _len_torch_function_stack()))
+        same(seen[1], seen[0])
+    same(compiled(x.clone()), body(x.clone()))
+    assert len(inspect.entries(compiled)) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "eager"}, {"options": {"verify_stages": True}}])
+def test_modes_around_one_graph(options):
+    def program(x, w, i):
+        return (torch.add(x, w).sin() * w)[i], torch.ones(4), F.relu(w)
+
+    compiled = smelt.compile(program, fullgraph=True, **options)
+    at, beyond = torch.tensor([0, 1]), torch.tensor([0, 9])
+    for modes in ([], [Scaling(3)], [Replacing(), Scaling(2)], [Scaling(2), Replacing()], [Scaling(0.5)]):
+        seen = []
+        for fn in (program, compiled):
+            w = torch.linspace(1, 2, 4, requires_grad=True)
+            with contextlib.ExitStack() as stack, torch.device("cpu"):
+                for mode in modes:
+                    stack.enter_context(mode)
+                out = fn(torch.arange(4.0), w, at)
+                with pytest.raises(IndexError) as raised:
+                    fn(torch.arange(4.0), w, beyond)
+            out[0].sum().backward()
+            seen.append((out, w.grad, str(raised.value)))
+        same(seen[1], seen[0])
+
+
+def test_what_a_mode_around_one_graph_holds_is_guarded():
+    compiled = smelt.compile(lambda x: x.sin(), fullgraph=True)
+    for mode, factor in ((Scaling(2), 2), (Scaling(2), 2), (Scaling(5), 5), (Strict(), 1)):
+        with mode:
+            torch.testing.assert_close(compiled(torch.ones(4)), torch.full((4,), 0.8414709848 * factor))
+    with Strict(), pytest.raises(ValueError, match="no cosines"):
+        smelt.compile(lambda x: x.cos(), fullgraph=True)(torch.ones(4))
+    assert _len_torch_function_stack() == 0
 
 
 def check(program, breaks=False):

@@ -78,6 +78,7 @@ class CapturedFrame:
     name: str
     env: Environment
     has_handlers: bool  # the program has exception handlers
+    user_modes: int  # the number of innermost torch-function modes of the call whose handlers capture calls
     assumed: bool  # a condition on a tensor was assumed
     release: Callable[[], None]  # `VM.release`, to be called when this is no longer needed
 
@@ -282,6 +283,7 @@ def _capture(
     code = vm.decode(fn.__code__)
     hashed_fakes.clear()
     depth = torch_settings.autocast_depth()
+    context_managers.enter_modes_of_call(vm)
     with trace:
         state_inside = global_state.snapshot()
         frame = Frame(code, fn, [NULL] * code.nlocals)
@@ -341,6 +343,7 @@ def _capture(
         name=name,
         env=env,
         has_handlers=vm.exceptions.has_handlers,
+        user_modes=len(global_state.set_aside_modes()),
         assumed=vm.assumptions.assumed,
         release=vm.release,
     )

@@ -108,6 +108,7 @@ def compiled_frame(
             fn,
             eager_rerun_of(traced, functional),
             captured.has_handlers,
+            captured.user_modes,
             captured.draws,
             captured.lifetimes.sources,
             captured.env.trace.wrapper_gradients

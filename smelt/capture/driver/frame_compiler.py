@@ -15,7 +15,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
@@ -71,6 +71,7 @@ from smelt.errors import (
 from smelt.graph.graph_overrides import edited
 from smelt.guards import tree_layout
 from smelt.guards.changed_numbers import changed_numbers, changed_sizes
+from smelt.guards.global_state import modes_set_aside
 from smelt.guards.guard_failures import Failure
 from smelt.guards.source import Source
 from smelt.reasons import (
@@ -204,21 +205,28 @@ class FrameCompiler:
             _thread.capturing = True
             try:
                 caller = raise_exceptions.caller_handling(sys.exception())
-                with caller, events.compiling(self.name, fn.__qualname__):
+                with caller, events.compiling(self.name, fn.__qualname__), self._modes_set_aside():
                     return self._compile(fn, slots)
             finally:
                 _thread.capturing = False
 
     def _is_traced_elsewhere(self) -> bool:
         """Whether another tracer is active at this call. Other calls are not affected, so no reason is recorded."""
-        tracer = (
-            "a level of forward mode" if forward_mode_level() >= 0 else context_managers.user_function_mode()
-        )
+        if forward_mode_level() >= 0:
+            tracer: str | None = "a level of forward mode"
+        else:
+            with self._modes_set_aside():
+                tracer = context_managers.user_function_mode()
         if tracer is None:
             return False
         if self.fullgraph:
             raise Unsupported(Reason(ANOTHER_TRACER, tracer))
         return True
+
+    def _modes_set_aside(self) -> AbstractContextManager[None]:
+        """Context without the modes of the user that the capture calls itself. Without `fullgraph`, the function runs
+        eagerly under such a mode, which observes every call."""
+        return modes_set_aside(context_managers.capturable_modes() if self.fullgraph else 0)
 
     def _stance_forbids_compiling(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
         """Whether this call runs eagerly because of `torch.compiler.set_stance`. Raises RuntimeError, as torch does, if the

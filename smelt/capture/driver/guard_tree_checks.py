@@ -9,6 +9,7 @@ from smelt._native import GuardTree
 from smelt.capture.driver.cache_entries import Entry
 from smelt.capture.driver.capture_errors import WorldChanged
 from smelt.errors import VerificationError
+from smelt.guards import global_state
 from smelt.guards.guard import Guard, first_failing
 
 
@@ -21,7 +22,8 @@ def verify_accepts(tree: GuardTree, guards: Sequence[Guard], slots: Sequence[obj
     """Check that a new guard tree accepts the call that it was built from. Raises VerificationError naming the guard, or
     WorldChanged if the evaluation in Python refuses the call as well or other threads may have changed guarded state and
     restored it. The check does not count as a hit of the entry (`Entry.was_never_reused`)."""
-    index = tree.explain(*slots)
+    with global_state.modes_of_call():
+        index = tree.explain(*slots)
     if index is None:
         return
     which = guards[index].text if index >= 0 else "an object is missing"

@@ -42,6 +42,7 @@ from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.capture.reconstruction.frame_globals import CONVERSIONS, FRAME_NAMES
 from smelt.capture.reconstruction.generated_source import compile_source, identifier
 from smelt.capture.reconstruction.reconstruction_order import ReachableObjects
+from smelt.guards.global_state import without_modes
 from smelt.guards.source import Source
 from smelt.runtime.recursion_limit import deep_recursion
 from smelt.shapes.expr import Expression
@@ -78,6 +79,7 @@ def emit(
     original: FunctionType | None = None,
     rerun: EagerRerun | None = None,
     has_handlers: bool = False,
+    user_modes: int = 0,
     draws: Sequence[Draw] = (),
     call_objects: Mapping[int, Source] = MappingProxyType({}),
     wrapper_gradients: WrapperGradients | None = None,
@@ -94,6 +96,7 @@ def emit(
         original: reruns the call if the graph raises before any store (`eager_fallback.py`).
         rerun: how it is rerun; None: the exception propagates.
         has_handlers: the user's code has exception handlers.
+        user_modes: the number of innermost torch-function modes of the call, whose handlers capture has called.
         draws: random numbers that are drawn before the call of the graph.
         call_objects: by id, the sources of objects that are not kept alive.
         wrapper_gradients: the gradients of wrapper subclasses, if there are any.
@@ -125,6 +128,8 @@ def emit(
     writer.finish()
     call = _graph_call(writer, targets, input_texts, symbols) if graph is not None else []
     rest = [*writer.lines, *statements, *exit_lines]
+    if user_modes:
+        draw_lines, rest = (_under_no_modes(lines, user_modes) for lines in (draw_lines, rest))
     if call and original is not None and rerun is not None and (rerun.expected or statements or has_handlers):
         name = writer.constant(original, f"original_{original.__name__}")
         save, restore = save_generator_states(writer, draws)
@@ -135,9 +140,14 @@ def emit(
     fallback: Callable[..., object] = rerun_with_handlers if has_handlers else rerun_eagerly
     if isinstance(graph, EditedProgram):
         fallback = rerun_edited(has_handlers)
-    if graph is not None and any(has_handler(fake) for fake, _ in inputs):
-        graph = _without_torch_function(graph)
-    scope = {**writer.scope, "graph": graph, "rerun_eagerly": fallback}
+    if graph is not None and (user_modes or any(has_handler(fake) for fake, _ in inputs)):
+        graph = _without_torch_function(graph, user_modes)
+    scope = {
+        **writer.scope,
+        "graph": graph,
+        "rerun_eagerly": fallback,
+        "without_modes": without_modes,
+    }
     if rerun is not None and rerun.draws:
         scope |= random_state(rerun.draws)
     if frame_exit.positions:
@@ -178,14 +188,18 @@ def _detach_inner(writer: Writer, gradient: ResultGradient) -> None:
         writer.bind(fake, name)
 
 
-def _without_torch_function(graph: GraphCall) -> GraphCall:
-    """`graph` run without `__torch_function__`: capture has already called the handlers of its inputs."""
+def _without_torch_function(graph: GraphCall, user_modes: int) -> GraphCall:
+    """`graph` run without `__torch_function__`: capture has already called the handlers of its inputs and modes."""
 
     def run(inputs: tuple[object, ...]) -> Sequence[object]:
-        with DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass(), without_modes(user_modes):
             return graph(inputs)
 
     return run
+
+
+def _under_no_modes(lines: Sequence[str], user_modes: int) -> list[str]:
+    return [f"with without_modes({user_modes}):", *(f"    {line}" for line in lines)] if lines else []
 
 
 def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:

@@ -82,7 +82,7 @@ _MODES_OF_TRACE = 1
 
 @builtin(len_torch_function_stack)
 def _function_modes(vm: VM, args: Args, kwargs: Kwargs) -> int:
-    return len_torch_function_stack() - _MODES_OF_TRACE
+    return len_torch_function_stack() - _MODES_OF_TRACE + len(vm.trace.call.modes)
 
 
 def _some_overridden(vm: VM, values: Iterable[object]) -> bool:

@@ -9,6 +9,7 @@ without a profiler, which is guarded. Under a profiler the graph breaks at the r
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -124,9 +125,25 @@ def user_function_mode() -> str | None:
     return next((f"a {kind.__qualname__}" for kind in kinds if not is_native_module(kind.__module__)), None)
 
 
+def capturable_modes() -> int:
+    """The number of innermost active modes that are the user's, whose handlers capture can call itself."""
+    return len(list(itertools.takewhile(is_user_mode, reversed(current_function_modes()))))
+
+
+def enter_modes_of_call(vm: VM) -> None:
+    """Have the trace call the modes that are set aside, for the whole capture."""
+    modes = global_state.set_aside_modes()
+    if modes:
+        source = vm.env.sources.const(global_state.function_modes).child("call", None)
+        first = len(global_state.function_modes()) - len(modes)
+        for i, mode in enumerate(modes, first):
+            wrapped = wrap_values.wrap(vm.env, mode, source.child("item", i))
+            vm.trace.call.modes.append(cast(TorchFunctionMode, wrapped))
+
+
 def is_under_modes() -> bool:
     """Whether any torch mode is active."""
-    return bool(current_function_modes() or current_dispatch_modes())
+    return bool(global_state.function_modes() or current_dispatch_modes())
 
 
 def enter_manager(vm: VM, manager: object, enter: Callable[[], T]) -> T:
