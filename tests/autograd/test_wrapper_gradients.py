@@ -267,6 +267,30 @@ def test_a_plain_parameter_whose_gradient_is_a_wrapper(backend):
     check_no_failure(compiled)
 
 
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager"])
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1), (1, 0)])
+def test_a_plain_parameter_beside_a_result_of_others(backend, used):
+    model = Mixed()
+
+    def program(x, y):
+        return model(x), y.sin() + 1
+
+    compiled = smelt.compile(program, fullgraph=True, backend=backend)
+
+    def outcome(fn, seed):
+        model.zero_grad()
+        torch.manual_seed(seed)
+        x, y = TwoTensor(torch.randn(2, 3), torch.randn(2, 3)), torch.randn(3, requires_grad=True)
+        out = fn(x, y)
+        for i in used:
+            out[i].sum().backward()
+        return [shown(out[0]), shown(out[1]), shown(y.grad)], [shown(p.grad) for p in model.parameters()]
+
+    for seed in range(3):
+        assert agree(outcome(compiled, seed), outcome(program, seed))
+    check_no_failure(compiled)
+
+
 def test_a_plain_input_whose_gradient_is_a_wrapper():
     def outcome(fn, leaf):
         seen, p = [], two()

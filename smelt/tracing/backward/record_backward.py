@@ -133,19 +133,33 @@ def _without_wrappers(
     results: Sequence[FakeTensor],
 ) -> tuple[tuple[FakeTensor, ...], Sequence[Any]]:
     """`sources` and `gradients` with gradient inputs in place of plain tensors whose gradient is a wrapper. Raises
-    NotDifferentiable if several results are differentiated: the gradient may be plain for some of them."""
+    NotDifferentiable if several results are computed from one: the gradient may be plain for some of them."""
     wrappers, found = parts.wrapper_gradients, list(zip(sources, gradients))
     if all(g is None or type(g) is FakeTensor for _, g in found):
         return sources, gradients
-    if wrappers.count_results(results) > 1:
-        raise refuse("several results, and a tensor whose gradient is a wrapper subclass")
     if parts.autograd.flag_calls:  # the gradient inputs exist before the flags are set
         raise refuse("`requires_grad` is set, and the gradient of a tensor is a wrapper subclass")
     pairs: list[tuple[FakeTensor, Any]] = []
     for source, gradient in found:
         is_wrapper = id(gradient) in parts.call.wrappers
+        if is_wrapper and wrappers.count_results(_computed_from(parts.inputs, source, results)) > 1:
+            raise refuse("several results of a tensor whose gradient is a wrapper subclass")
         pairs += wrappers.enter_plain(source, gradient) if is_wrapper else [(source, gradient)]
     return tuple(source for source, _ in pairs), [*(g for _, g in pairs), *gradients[len(sources) :]]
+
+
+def _computed_from(inputs: Inputs, source: FakeTensor, results: Sequence[FakeTensor]) -> list[FakeTensor]:
+    """The results from which autograd's graph leads to an input."""
+    history = inputs.first_history.get(id(source))
+
+    def leads_there(node: Any) -> bool:
+        return getattr(node, "variable", None) is source if history is None else node is history
+
+    return [
+        r
+        for r in results
+        if any(map(leads_there, (r.grad_fn, *(n for n, _ in reachable_edges([r.grad_fn])))))
+    ]
 
 
 def _joint_outputs(
