@@ -349,3 +349,41 @@ def a_generator_created_from_an_argument():
         )
 
     return fn, [(tensor(3), seed) for seed in (1, 1, 2, "a")]
+
+
+@program(graphs=1)
+def states_of_generators():
+    outer, kept = random.Random(5), [None]
+
+    def fn(x):
+        made = random.Random(9)
+        y = x * made.gauss(0, 1) + outer.random()
+        outer.setstate(made.getstate())
+        kept[0] = made
+        return y * outer.uniform(1, 2), made.random()
+
+    return fn, [(tensor(3),)] * 3, lambda: (outer.getstate(), kept[0] and kept[0].getstate())
+
+
+@program(graphs=1)
+def a_state_that_is_none():
+    rng = random.Random(5)
+
+    def fn(x):
+        try:
+            rng.setstate((3, (1, 2), None))
+        except ValueError as error:
+            return x * rng.random(), str(error)
+
+    return fn, [(tensor(3),)] * 3, rng.getstate
+
+
+def test_a_created_generator_that_leaves_has_its_state():
+    def fn(x):
+        rng = random.Random(7)
+        return x * rng.random(), rng
+
+    compiled = smelt.compile(fn, fullgraph=True)
+    x = tensor(3)
+    found = [compiled(x)[1] for _ in range(2)]
+    assert found[0] is not found[1] and all(rng.getstate() == fn(x)[1].getstate() for rng in found)

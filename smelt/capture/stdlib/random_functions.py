@@ -21,6 +21,8 @@ from smelt.capture.base.call_handlers import CYTHON_FUNCTIONS, Args, Kwargs, fun
 from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType
 from smelt.capture.environment.python_random import Draw
 from smelt.capture.proxies.array_proxy import ArrayProxy, is_traceable
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind, unsupported
+from smelt.capture.reconstruction.reconstruction_table import RECONSTRUCTION_KINDS
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.guards.source import Source
@@ -36,6 +38,7 @@ _FLOAT_METHODS = (
     "random", "uniform", "gauss", "normalvariate", "triangular", "betavariate", "expovariate", "lognormvariate",
     "vonmisesvariate", "gammavariate", "paretovariate", "weibullvariate",
 )  # fmt: skip
+_STATE_METHODS = ("seed", "setstate")  # which give nothing
 _INT_METHODS = ("randint", "randrange", "getrandbits")
 _SEQUENCE_METHODS = ("choice", "choices", "sample")
 _ANY_NUMBER_METHODS = frozenset(("uniform", "gauss", "normalvariate"))
@@ -72,7 +75,10 @@ def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> ob
             raise _refusal(name, "of a class whose methods were replaced")
     arguments = tuple(constant_argument(vm, a, name) for a in args)
     keywords = {k: constant_argument(vm, v, name) for k, v in kwargs.items()}
-    if name == "seed":
+    if name == "getstate":
+        raise _refusal(name, "of a generator that exists outside of the function")
+    if name in _STATE_METHODS:
+        getattr(_trial_generator(generator), name)(*arguments, **keywords)  # may raise
         vm.env.log.record_draw(
             Draw(generator, name, arguments, keywords, Source("drawn", name, None, len(vm.env.log.draws)))
         )
@@ -225,7 +231,7 @@ _PYTHON_BOUNDS: dict[str, Callable[..., Bounds]] = {
 _NUMPY_BOUNDS: dict[str, Callable[..., Bounds]] = {
     **dict.fromkeys(("rand", "random", "random_sample"), _PYTHON_BOUNDS["random"])
 }
-_PYTHON_METHODS = frozenset(("seed", *_FLOAT_METHODS, *_INT_METHODS, *_SEQUENCE_METHODS))
+_PYTHON_METHODS = frozenset(("getstate", *_STATE_METHODS, *_FLOAT_METHODS, *_INT_METHODS, *_SEQUENCE_METHODS))
 
 
 # -------------------------------------------------------------------------------------------------- registration
@@ -268,3 +274,19 @@ def _call_numpy(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
 
 for _module in ("numpy.random", "numpy.random.mtrand", "numpy.random._generator"):
     CYTHON_FUNCTIONS[_module] = _call_numpy
+
+
+def _with_state(state: tuple[object, ...]) -> random.Random:
+    generator = random.Random(0)
+    generator.setstate(state)
+    return generator
+
+
+def _generator_text(x: random.Random, text: Expressions) -> str:
+    """Capture has made the draws of a generator that the function created from a constant: its state is a constant."""
+    if vars(x).keys() - {"gauss_next"}:
+        raise unsupported(x, "which has attributes")
+    return f"{text.constant(_with_state, 'with_state')}({text.constant(x.getstate(), 'state')})"
+
+
+RECONSTRUCTION_KINDS[random.Random] = ReconstructionKind(lambda x: (), _generator_text)
