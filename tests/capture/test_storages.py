@@ -66,7 +66,6 @@ def test_a_storage_that_leaves() -> None:
         lambda s: s.tolist()[0],
         lambda s: s.clone().size(),
         lambda s: s.data_ptr() % 2,
-        lambda s: s.resize_(9).size(),
     ],
 )
 def test_what_is_refused(read: Callable[[Any], Any]) -> None:
@@ -90,3 +89,49 @@ def test_whether_a_storage_is_empty_is_guarded(is_full: Callable[[Any], bool]) -
     for n in (0, 3, 0, 5):
         storage = torch.arange(float(n)).untyped_storage()
         assert torch.equal(compiled(WHOLE, storage), fn(WHOLE, storage))
+
+
+def _freed(x: Any) -> Any:
+    y, storage = torch.sin(x + 1), x.untyped_storage()
+    storage.resize_(0)
+    return torch.cos(y), storage.size(), storage is x.untyped_storage()
+
+
+def _written_and_grown(x: Any) -> Any:
+    x.mul_(2)
+    storage = x.untyped_storage()
+    before = storage.nbytes()
+    return x[1:].sum(), storage.resize_(before * 2) is storage, before, len(storage)
+
+
+@pytest.mark.parametrize("f", [_freed, _written_and_grown])
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"backend": "eager"}])
+def test_a_storage_that_is_resized(f: Callable[..., Any], options: Any) -> None:
+    compiled = smelt.compile(f, fullgraph=True, **options)
+    for _ in range(3):
+        mine, theirs = torch.arange(10.0), torch.arange(10.0)
+        got, want = compiled(mine), f(theirs)
+        torch.testing.assert_close(got[0], want[0])
+        assert got[1:] == want[1:]
+        assert mine.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
+    assert len(entries(compiled)) == 1
+
+
+def test_a_storage_that_is_resized_and_used() -> None:
+    def used(x: Any, y: Any) -> Any:
+        x.untyped_storage().resize_(80)
+        x.copy_(y)
+        return x + 1
+
+    def under_gradients(x: Any, w: Any) -> Any:
+        y = (x * w).sum()
+        x.untyped_storage().resize_(0)
+        return y
+
+    w = torch.ones(10, requires_grad=True)
+    for f, other in ((used, torch.arange(10.0)), (under_gradients, w)):
+        with pytest.raises(Unsupported):
+            smelt.compile(f, fullgraph=True)(torch.ones(10), other)
+    x, y = torch.ones(10), torch.arange(10.0)
+    x.untyped_storage().resize_(0)
+    assert torch.equal(smelt.compile(used)(x, y), y + 1) and torch.equal(x, y)

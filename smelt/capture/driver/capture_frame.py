@@ -41,7 +41,7 @@ from smelt.capture.semantics.calls import lru_caches
 from smelt.capture.semantics.values import context_managers
 from smelt.capture.stdlib import weak_references
 from smelt.capture.stdlib.output import warnings_calls
-from smelt.capture.torch_calls import function_transforms
+from smelt.capture.torch_calls import function_transforms, storages
 from smelt.capture.torch_calls.autograd import custom_functions, hooks, opaque_calls, tensor_state
 from smelt.capture.vm.vm import VM
 from smelt.errors import NeedsFixedSize, Unsupported
@@ -314,6 +314,7 @@ def _capture(
         _guard_deletions(vm)
         hooks.check_unwritten(vm)
         opaque_calls.check_held(vm)
+        storages.check_resized(vm)
         for fake, wrapper, path in trace.wrapper_gradients.gradient_inputs():
             env.sources[id(fake)] = env.sources[id(wrapper)].child("gradient", path)
         env.log.roll_back()

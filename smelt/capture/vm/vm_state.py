@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import CellType, CodeType, TracebackType
 from typing import Any
 
+import torch
+
 from smelt._native import isinstance
 from smelt.capture.base.type_lookup import TypeInfo
 from smelt.capture.base.value_kinds import MISSING, FunctionType, Sentinel
@@ -282,6 +284,8 @@ class HeldByGraph:
     hooked: list[tuple[FakeTensor, object]] = field(default_factory=list)
     # tensors that the program created and whose `grad` it set
     with_grad: list[FakeTensor] = field(default_factory=list)
+    # storages that are resized after the graph, the number of operators before that, and the new sizes in bytes
+    resized: list[tuple[torch.UntypedStorage, int, int]] = field(default_factory=list)
     # cells of functions that the graph calls, and their contents
     cells: list[tuple[CellType, object]] = field(default_factory=list)
     # the calls that the graph makes of them, and the containers among the arguments with their items
