@@ -59,12 +59,12 @@ TEXTS = "counts or texts"
 NOTHING = "compiles nothing"
 _DYNAMO = """
     activation_checkpointing after_aot aot_autograd aot_autograd_cache autograd_function backends backward_higher_order_ops
-    base_output bytecode_utils compile comptime config ctx_manager debug_utils decorators deviceguard exc exceptions
-    export_mutations frame_init functions fx_passes_pre_grad global graph_deduplication graph_region_tracker guard_manager
-    higher_order_ops hooks inline_inbuilt_nn_modules input_attr_tracking interop logging metrics_context misc model_output
-    modes modules nops optimizers pgo pre_dispatch prim_hop_base profiler python_autograd recompile_ux recompiles
-    reconstruct reorder_logs repros resume sdpa skip_guard_eval_unsafe skip_non_tensor sources structured_trace subclasses
-    subgraphs torchrec trace_rules unspec utils verify_correctness view
+    base_output bytecode_utils compile compiler_bisector comptime config ctx_manager cudagraphs debug_utils decorators
+    deviceguard exc exceptions export_mutations frame_init functions fx_passes_pre_grad global graph_deduplication
+    graph_region_tracker guard_manager higher_order_ops hooks inline_inbuilt_nn_modules input_attr_tracking interop logging
+    metrics_context minifier misc model_output modes modules nops optimizers pgo pre_dispatch prim_hop_base profiler
+    python_autograd recompile_ux recompiles reconstruct reorder_logs repros resume sdpa skip_guard_eval_unsafe
+    skip_non_tensor sources structured_trace subclasses subgraphs torchrec trace_rules unspec utils verify_correctness view
 """
 _OTHERS = ("functorch/test_control_flow", "functorch/test_aotdispatch", "inductor/test_torchinductor")
 FILES = (*(f"dynamo/test_{name}" for name in _DYNAMO.split()), *_OTHERS)
