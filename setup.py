@@ -3,7 +3,7 @@
 The extension reads memory layouts of CPython and torch: it runs with one Python and one minor version of torch, and the
 package requires that torch.
 
-Most of a compilation is the parsing of torch's headers, so the sources are compiled as five units (`UNITS`), each a
+Most of a compilation is the parsing of torch's headers, so the sources are compiled as six units (`UNITS`), each a
 generated file in `build/units/` that includes the sources of some folders. `SMELT_UNITY=0` compiles file by file: slower
 from scratch, faster after a change to one file.
 """
@@ -43,12 +43,15 @@ DEPENDENCIES = ["llvmlite>=0.48", "numpy", "rich", "typer"]
 UNITS = {
     "": "guards",
     "autograd": "autograd",
+    "bindings": "plan",
     "calls": "calls",
     "devices": "plan",
+    "exported": "exported",
     "guards": "guards",
     "operators": "operators",
     "plan": "plan",
     "shapes": "plan",
+    "values": "plan",
 }
 
 

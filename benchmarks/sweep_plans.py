@@ -2,8 +2,8 @@
 
     python -m benchmarks.sweep_plans [--only MODEL] [--out FOLDER]
 
-Each model runs twice, in evaluation and one training step: once as it is compiled, once with every plan written to bytes,
-read again and loaded from what was read.
+Each model runs twice, in evaluation and one training step: once as it is compiled, once with every plan written as in a
+program's file and loaded from there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch import nn
 import smelt
 from benchmarks import measure
 from benchmarks.models import MODELS, build, tensors
-from smelt.codegen.plan_loading import load
-from smelt.plan.serialization import from_bytes, to_bytes
+from smelt import _native
+from smelt.exported.program_file import packed
+from smelt.plan.serialization import plans_to_bytes
 from smelt.plan.steps import Plan
 from smelt.targets import cpu
 
@@ -39,18 +40,25 @@ def results(model: nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor]:
     return found + [t.detach() for t in out] + [p.grad for p in model.parameters() if p.grad is not None]
 
 
+def journey(plan: Plan) -> tuple[_native.Plan, int]:
+    """The plan as a program's file would have it, loaded from there, and the size of plan and machine code in the file."""
+    code, [data] = plans_to_bytes([plan])
+    sections = packed(code), packed(data)
+    native = _native.ProgramPlans(sections[0], ((sections[1], plan.constants),)).at(())
+    assert native is not None
+    return native, sum(map(len, sections))
+
+
 def through_bytes(model: nn.Module, inputs: dict[str, Any]) -> tuple[list[torch.Tensor], list[int]]:
     """`results` with plans that were read from bytes, and how many bytes each of them had."""
     sizes: list[int] = []
 
-    def journey(plan: Plan) -> Any:
-        data = to_bytes(plan)
-        read = from_bytes(data)
-        assert to_bytes(read) == data, "written again, a plan that was read gives other bytes"
-        sizes.append(len(data))
-        return load(read)
+    def load(plan: Plan) -> Any:
+        native, size = journey(plan)
+        sizes.append(size)
+        return native
 
-    before, cpu.load = cpu.load, journey
+    before, cpu.load = cpu.load, load
     try:
         return results(model, inputs), sizes
     finally:

@@ -228,27 +228,21 @@ GLOBAL_STATE: tuple[str, ...]
 
 # ------------------------------------------------------------------------------------------- plans (native/plan/)
 
-# n_inputs, n_registers, constants, steps, outputs (register or -1), arena_bytes, release_gil, keepalive, numbers, device
-_PlanSpec = tuple[
-    int,
-    int,
-    tuple[torch.Tensor, ...],
-    tuple[tuple[object, ...], ...],
-    tuple[int, ...],
-    int,
-    bool,
-    tuple[object, ...],
-    tuple[int, ...],
-    torch.device,
-]
-
 class Plan:
     """An executable plan; `smelt.plan.executable_plan` builds its `spec`."""
 
     arena_bytes: int  # scratch memory per call
     idle_bytes: int  # held between calls
     launches_only: bool  # all steps are kernel launches: no operator of torch or of the program is called
-    def __init__(self, spec: _PlanSpec) -> None: ...
+    def __init__(
+        self,
+        spec: tuple[object, ...],
+        constants: tuple[torch.Tensor, ...],
+        kernels: tuple[int | DeviceKernel, ...],
+        keepalive: object = None,
+        /,
+    ) -> None:
+        """`kernels`: by their positions in the spec. `keepalive`: owners of their code."""
     def __call__(self, inputs: tuple[_Value, ...], /) -> tuple[_Value | None, ...]:
         """The outputs. Thread-safe; a returned input is the object that was passed."""
 
@@ -272,7 +266,7 @@ class Plan:
         """Free the CUDA graphs, and the arenas that no call uses; return their bytes. The next call allocates a new one."""
 
 class PlanTemplate:
-    """A symbolic plan, which creates Plans for sizes; in its `spec` `Slot`s replace numbers that depend on sizes.
+    """A symbolic plan, which creates Plans for sizes; in its `spec` (slot,) replaces a number that depends on sizes.
 
     `sizes`: the number of sizes, which are the first slots; the instructions that compute the others, each (operation,
     slot, slot) or (0, number, 0); the conditions: slots that must be at least 0, or must not; the temporaries in the
@@ -282,18 +276,39 @@ class PlanTemplate:
 
     def __init__(
         self,
-        spec: _PlanSpec,
-        sizes: tuple[
-            int,
-            tuple[tuple[int, int, int], ...],
-            tuple[tuple[int, bool], ...],
-            tuple[tuple[int, int, int], ...],
-            int,
-        ],
+        spec: tuple[object, ...],
+        sizes: tuple[object, ...],
+        constants: tuple[torch.Tensor, ...],
+        kernels: tuple[int | DeviceKernel, ...],
+        keepalive: object = None,
         /,
     ) -> None: ...
     def at(self, sizes: Sequence[int], /) -> Plan | None:
         """The plan for these sizes; None if they do not satisfy the conditions."""
+
+class ProgramPlans:
+    """The plans of a program's file, best first, for a processor like this one."""
+
+    def __init__(self, code: bytes, plans: tuple[tuple[bytes, tuple[torch.Tensor, ...]], ...], /) -> None:
+        """`code` and plans: sections as they are stored, a plan with its constants. Links the code and reads the first plan.
+        Raises ValueError for sections that are none, or do not work here."""
+
+    def at(self, sizes: Sequence[int], /) -> Plan | None:
+        """A new plan for these sizes; None if no plan covers them."""
+
+def read_program(path: str | bytes, /) -> tuple[dict[str, bytes], list[tuple[str, torch.Tensor]]]:
+    """The sections of a program's file but its weights, as they are stored, and its state. Verifies checksums and tables.
+    Raises OSError, and ValueError for another file or a damaged one."""
+
+def unpacked(section: bytes, /) -> bytes:
+    """A section of a graph, of plans or of machine code, unpacked. Raises ValueError for other bytes."""
+
+def lacking(triple: str, needs: Sequence[str], /) -> str | None:
+    """The reason why code for a target, with features by Linux's names, does not run here; None if it runs."""
+
+def decode(data: bytes, makers: dict[int | str, Any], /) -> Any:
+    """The value that `data` hold. `makers`: what makes parts of it from their members (smelt/plan/value_encoding.py). Raises
+    ValueError for other bytes, and what the makers raise."""
 
 def assign_arena_offsets(
     intervals: Sequence[tuple[int, int, int]], alignment: int, /

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from smelt.exported.cpp_project import runtime_files
+
 NATIVE = Path(__file__).parent.parent / "smelt" / "native"
 
 # Headers of torch that are no offer to extensions; `ATen/ops/`, `ATen/core/Tensor.h`, `torch/library.h` and the like are.
@@ -61,6 +63,28 @@ LAYOUTS = re.compile(
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 INCLUDE = re.compile(r'#\s*include\s*[<"]([^>"]+)[>"]')
 OBJECT = re.compile(r"struct (\w+) \{[^}]*?PyObject_(?:VAR_)?HEAD")
+
+
+# What the core includes: it knows no Python, and C++ projects compile it without Python's headers.
+CORE = {"devices", "exported", "include", "plan", "shapes", "values"}
+PYTHON = re.compile(
+    r"(.*/)?(Python|structmember|pybind\w*|cpython\w*|torch_python|torch_script|gil|module)\.h$|pybind11/"
+)
+
+
+def core_problems(files: dict[str, str]) -> list[str]:
+    """Includes of Python, of bindings and of files outside the core by files of the core, or by what those include."""
+    reached = [path for path in files if path.split("/")[0] in CORE]
+    problems = []
+    for path in reached:
+        for header in INCLUDE.findall(COMMENT.sub("", files[path])):
+            if PYTHON.match(header) or re.match(
+                r"torch/csrc/(?!autograd/anomaly_mode\.h)|torch/extension", header
+            ):
+                problems.append(f"{path} includes {header}")
+            elif header in files and header not in reached:
+                reached.append(header)
+    return problems
 
 
 def is_private(header: str) -> bool:
@@ -139,6 +163,28 @@ def test_an_include_of_a_private_header_is_found(text):
 def test_what_torch_offers_to_extensions_is_not_meant():
     text = "#include <ATen/core/Tensor.h>\n#include <ATen/ops/add.h>\n#include <torch/library.h>"
     assert torch_problems({"plan/run.cpp": text + "\n// #include <torch/csrc/Device.h>"}) == []
+
+
+def test_the_core_knows_no_python():
+    files = sources()
+    assert core_problems(files) == []
+    assert {path for path in files if path.split("/")[0] in CORE} | {
+        "tensor_layout.h", "torch.h", "torch_operators.h",
+    } == set(runtime_files())  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "header", ["Python.h", "torch_python.h", "module.h", "torch/csrc/utils/pybind.h", "bindings/plan.h"]
+)
+def test_an_include_of_python_is_found(header):
+    bindings = {"bindings/plan.h": "#include <Python.h>"}
+    for path, files in (
+        ("plan/run.cpp", {"plan/run.cpp": f'#include "{header}"'}),
+        ("torch.h", {"plan/run.cpp": '#include "torch.h"', "torch.h": f"#include <{header}>"}),
+    ):
+        [problem] = core_problems(files | bindings)
+        assert problem.startswith(path) or header == "bindings/plan.h"
+    assert core_problems({"bindings/run.cpp": f'#include "{header}"'}) == []
 
 
 def test_layouts_of_cpython_stand_in_the_files_for_them():

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.exported.cpp_project import runtime_files
 
 ROOT = Path(__file__).parent.parent
 MINOR = ".".join(torch.__version__.split(".")[:2])
@@ -49,12 +50,13 @@ def test_its_name_and_what_it_requires_say_for_which_torch_it_is(wheel: Path):
     assert required and set(required[1].strip().split(",")) == {f">={MINOR}", f"<{major}.{int(minor) + 1}"}
 
 
-def test_it_holds_all_modules_and_no_sources_of_the_extension(wheel: Path):
+def test_it_holds_all_modules_and_the_sources_of_the_cpp_runtime(wheel: Path):
     with zipfile.ZipFile(wheel) as parts:
         held = {name for name in parts.namelist() if name.startswith("smelt/")}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "smelt").rglob("*.py")}
     extension = f"smelt/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
-    assert held == modules | {
+    runtime = {f"smelt/native/{name}" for name in runtime_files()}
+    assert held == modules | runtime | {
         "smelt/_built.py",
         extension,
         "smelt/_native.pyi",

@@ -199,6 +199,22 @@ def report(
 
 
 @app.command()
+def package(
+    program: Annotated[Path, typer.Argument(metavar="PROGRAM", help="A file that smelt.export wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the project.")],
+) -> None:
+    """Write a C++ project that runs an exported program: CMakeLists.txt, an example, and the runtime's sources."""
+    project = _of_compiler("smelt.exported.cpp_project")
+    if not program.is_file():
+        raise Refused(f"no such file: {program}")
+    with _writing(output), _one_line():
+        project.write_project(program, output)
+    print(
+        f"{output}: cmake -B build -DCMAKE_PREFIX_PATH=$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')"
+    )
+
+
+@app.command()
 def bench(
     target: Annotated[str, typer.Argument(metavar="SCRIPT:FUNCTION", help="A function or module of a file.")],
     arguments: Annotated[

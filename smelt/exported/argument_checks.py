@@ -30,7 +30,7 @@ from smelt.guards.guard import Guard
 from smelt.guards.guard_kinds import KINDS
 from smelt.guards.source import Source
 from smelt.guards.tensor_facts import ANY_OR_ONE, TensorFacts
-from smelt.shapes.expr import INFINITE, Expression, Sym, leaves
+from smelt.shapes.expr import INFINITE, Expr, Expression, Size, Sym, free_syms, leaves
 from smelt.tracing.record.traced import Traced
 from smelt.user_lines import is_own
 
@@ -291,7 +291,19 @@ class ArgumentChecks:
             stride,
             least,
             is_parameter,
+            tuple(map(self._note, shape)),
         )
+
+    def _note(self, size: Size | None) -> str:
+        """What messages say of an expected size that is an expression."""
+        if not isinstance(size, Expr):
+            return ""
+        known = [
+            (s.symbol, f"dimension {s.dim} of {s.text}") for s in self.sizes if s.symbol in free_syms(size)
+        ]
+        if known and size is known[0][0]:
+            return f", as {known[0][1]} is"
+        return f", which is {size}, where " + ", ".join(f"{sym} is {text}" for sym, text in known)
 
     def _expression(self, guard: Guard, paths: tuple[Path, ...], line: str) -> Rule | None:
         expression, expected = guard.value

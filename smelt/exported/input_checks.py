@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from smelt.errors import InputError
-from smelt.shapes.expr import INFINITE, Expr, Size, Sym, evaluate, free_syms
+from smelt.shapes.expr import INFINITE, Expr, Size, Sym, evaluate
 from smelt.shapes.number_operations import OPERATIONS
 
 Path = tuple[tuple[str, Any], ...]
@@ -79,7 +79,7 @@ class SizeRule:
 @dataclass(frozen=True)
 class TensorRule:
     """The metadata of the tensor or nn.Parameter at `path`. A size is a number or an expression; None: any from `least` on,
-    and then the stride None is the row-major one."""
+    and then the stride None is the row-major one. `notes`: what the message says behind an expected size."""
 
     path: Path
     text: str
@@ -90,6 +90,7 @@ class TensorRule:
     stride: tuple[Size | None, ...]
     least: int
     is_parameter: bool
+    notes: tuple[str, ...]
 
     def check_kind(self, x: object) -> None:
         """Raises InputError unless x is such a tensor, of any size."""
@@ -110,14 +111,13 @@ class TensorRule:
                 f"{self.text} has its conjugate or negative bit set: call resolve_conj().resolve_neg()"
             )
 
-    def check_sizes(self, x: torch.Tensor, values: Values, sizes: Sequence[SizeRule]) -> None:
+    def check_sizes(self, x: torch.Tensor, values: Values) -> None:
         """Raise InputError unless x has the sizes and strides that follow from the values of the symbols."""
         for dim, (expected, found) in enumerate(zip(self.shape, x.shape)):
             number = evaluate(expected, values) if isinstance(expected, Expr) else expected
             if number != found if number is not None else found < self.least:
-                raise InputError(
-                    f"dimension {dim} of {self.text} must be {_size_text(expected, number, self.least, sizes)}, got {found}"
-                )
+                size = f"at least {self.least}" if number is None else f"{number}{self.notes[dim]}"
+                raise InputError(f"dimension {dim} of {self.text} must be {size}, got {found}")
         if self.layout is not torch.strided:
             return
         inner = 1
@@ -174,7 +174,7 @@ def check(
     for size in sizes:
         values[size.symbol] = size.value(read)
     for tensor_rule, x in tensors:
-        tensor_rule.check_sizes(x, values, sizes)
+        tensor_rule.check_sizes(x, values)
     for condition in conditions:
         condition.check(read)
     return values
@@ -301,14 +301,3 @@ def _kind_text(x: object) -> str:
     if isinstance(x, dict):
         return f"a {type(x).__name__} with keys {list(x)!r}"
     return f"a {type(x).__name__} of length {len(x)}" if isinstance(x, (list, tuple)) else type(x).__name__
-
-
-def _size_text(expected: Size | None, number: int | None, least: int, sizes: Sequence[SizeRule]) -> str:
-    if number is None:
-        return f"at least {least}"
-    if not isinstance(expected, Expr):
-        return str(number)
-    known = [(s.symbol, f"dimension {s.dim} of {s.text}") for s in sizes if s.symbol in free_syms(expected)]
-    if known and expected is known[0][0]:
-        return f"{number}, as {known[0][1]} is"
-    return f"{number}, which is {expected}, where " + ", ".join(f"{sym} is {text}" for sym, text in known)

@@ -64,7 +64,7 @@ def target_of(
     ]
     code_for = processor(host())
     try:
-        code, plans = plans_to_bytes(bare)
+        code, plans = plans_to_bytes(bare, [size.symbol for size in sizes])
     except PlanError as error:
         raise ExportError(f"the program's plan has no form in a file: {error}") from error
     target = TargetData(

@@ -1,10 +1,7 @@
-"""Processor features that machine code needs, and those that this processor has, without LLVM."""
+"""Processor features that machine code needs, by the names of native/exported/processor.cpp."""
 
 from __future__ import annotations
 
-import functools
-import platform
-import sys
 from collections.abc import Iterable
 
 # LLVM's name of a feature -> Linux's, for those whose instructions compute. Others do not occur in kernels.
@@ -24,22 +21,3 @@ _OF_LINUX = {
 def of_linux(features: Iterable[str]) -> tuple[str, ...]:
     """Linux's names of those of LLVM's `features` that kernels use."""
     return tuple(sorted(_OF_LINUX[f] for f in features if f in _OF_LINUX))
-
-
-def lacking(triple: str, needs: Iterable[str]) -> str | None:
-    """The reason why code for a target does not run here; None if it runs."""
-    if not sys.platform.startswith("linux") or not triple.startswith("x86_64") or "linux" not in triple:
-        return f"its plans are for {triple}"
-    if platform.machine() != "x86_64":
-        return f"its plans are for {triple}, this is {platform.machine()}"
-    missing = sorted(set(needs) - _flags())
-    return f"this processor lacks {', '.join(missing)}" if missing else None
-
-
-@functools.cache
-def _flags() -> frozenset[str]:
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("flags"):
-                return frozenset(line.partition(":")[2].split())
-    return frozenset()

@@ -8,27 +8,20 @@ import inspect
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from smelt import _native, runtime
-from smelt.errors import InputError, PlanError, ProgramError
+from smelt.errors import InputError, ProgramError
 from smelt.exported import program_file
 from smelt.exported.aten_graphs import restored
 from smelt.exported.input_checks import ArgumentReader, NumberOf, check, same
-from smelt.exported.processor_features import lacking
 from smelt.exported.program_file import Contents, Method, Parameter, TargetData
 from smelt.exported.result_nest import build
 from smelt.graph.graph_printer import code
-from smelt.plan.elf_linker import link
-from smelt.plan.executable_plan import executable, executable_template
-from smelt.plan.machine_code import Function
-from smelt.plan.serialization import libraries_from_bytes, plan_from_bytes
-from smelt.plan.steps import Plan
-from smelt.plan.symbolic_plan import SymbolicPlan
 
 if TYPE_CHECKING:
     from smelt.report.traces import GraphView
@@ -129,7 +122,6 @@ class _Plans:
     """The native plans of a method: one for fixed sizes, otherwise one for each set of sizes."""
 
     def __init__(self, contents: Contents, method: Method) -> None:
-        self._syms = [size.symbol for size in method.sizes]
         self._names = [f"{size.name or size.text} = " for size in method.sizes]
         self._lock = threading.Lock()
         self._cached: dict[tuple[int, ...], _native.Plan] = {}
@@ -143,27 +135,26 @@ class _Plans:
 
     def _made(self, numbers: tuple[int, ...]) -> _native.Plan:
         with self._lock:
-            found = next((plan for at in self._loaded if (plan := at(list(numbers))) is not None), None)
+            found = self._loaded.at(numbers)
             if found is None:
                 sizes = ", ".join(f"{name}{n}" for name, n in zip(self._names, numbers))
                 raise ProgramError(f"the program has no plan for {sizes}")
-            if found not in self._cached.values():
-                self._budget.add(runtime.track(found))
+            self._budget.add(runtime.track(found))
             while len(self._cached) >= _MOST_INSTANCES:
                 del self._cached[next(iter(self._cached))]
             self._cached[numbers] = found
             return found
 
-    def _load(self, contents: Contents, method: Method) -> list[Callable[[list[int]], _native.Plan | None]]:
+    def _load(self, contents: Contents, method: Method) -> _native.ProgramPlans:
         reasons = []
         for target in contents.tables.targets:
             reason = _refusal(target)
             if target.graph == method.graph and reason is None:
                 try:
                     return self._linked(contents, target)
-                except PlanError as error:
+                except ValueError as error:  # such as an unknown operator
                     reason = str(error)
-                except (LookupError, TypeError, ValueError) as error:
+                except (LookupError, TypeError) as error:
                     raise ProgramError(f"plans that do not fit the tables: {error!r}") from error
             reasons.append(reason)
         why = "; ".join(str(r) for r in reasons) or "it has no plans"
@@ -173,44 +164,13 @@ class _Plans:
         target, plans = compile_again(contents, method)
         return self._linked(replace(contents, packed=plans), target)
 
-    def _linked(
-        self, contents: Contents, target: TargetData
-    ) -> list[Callable[[list[int]], _native.Plan | None]]:
+    def _linked(self, contents: Contents, target: TargetData) -> _native.ProgramPlans:
         """The plans, best first, each decoded when a call needs it."""
-        libraries = libraries_from_bytes(contents.section(target.code))
-        self._code = code = link(libraries)  # the machine code lives as long as its plans are used
-
-        def plan(name: str, constants: tuple[str, ...]) -> Callable[[list[int]], _native.Plan | None]:
-            tensors = tuple(contents.state[c] for c in constants)
-            made = plan_from_bytes(contents.section(name), libraries)
-            return _executable(made, tensors, self._syms, code.address_of)
-
-        pairs = list(zip(target.plans, target.constants, strict=True))
-        first = plan(*pairs[0])
-        return [first, *(_Deferred(functools.partial(plan, *pair)) for pair in pairs[1:])]
-
-
-class _Deferred:
-    """A plan that is decoded at its first use."""
-
-    def __init__(self, make: Callable[[], Callable[[list[int]], _native.Plan | None]]) -> None:
-        self._make = functools.cache(make)
-
-    def __call__(self, numbers: list[int]) -> _native.Plan | None:
-        return self._make()(numbers)
-
-
-def _executable(
-    plan: Plan | SymbolicPlan,
-    constants: tuple[torch.Tensor, ...],
-    syms: list[Any],
-    address_of: Callable[[Function], int],
-) -> Callable[[list[int]], _native.Plan | None]:
-    if isinstance(plan, SymbolicPlan):
-        with_constants = replace(plan, plan=replace(plan.plan, constants=constants))
-        return executable_template(with_constants, syms, address_of).at
-    native = executable(replace(plan, constants=constants), address_of)
-    return lambda numbers: native
+        pairs = zip(target.plans, target.constants, strict=True)
+        plans = tuple(
+            (contents.stored(name), tuple(contents.state[c] for c in names)) for name, names in pairs
+        )
+        return _native.ProgramPlans(contents.stored(target.code), plans)
 
 
 def _refusal(target: TargetData) -> str | None:
@@ -218,7 +178,7 @@ def _refusal(target: TargetData) -> str | None:
     wanted, found = (".".join(v.split(".")[:2]) for v in (target.torch, str(torch.__version__)))
     if wanted != found:
         return f"its plans are for torch {target.torch}, this is torch {torch.__version__}"
-    return lacking(target.triple, target.needs)
+    return _native.lacking(target.triple, target.needs)
 
 
 def _bound(

@@ -1,11 +1,10 @@
-"""The file of an exported program: sections with checksums, read by mmap. docs/export.md has its grammar.
+"""The file of an exported program: sections with checksums. docs/export.md has its grammar; native/exported/ reads it.
 
-Reading executes nothing of the file. Every byte but the padding between sections is covered by a checksum.
+Every byte but the padding between sections is covered by a checksum.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import zlib
@@ -15,15 +14,17 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.errors import PlanError, ProgramError
 from smelt.exported.input_checks import NumberOf, Path, Rule, SizeRule, TensorRule
 from smelt.exported.result_nest import ResultNode
 from smelt.graph.ir import TensorSpec
-from smelt.plan.value_encoding import Reader, Writer
+from smelt.plan import value_encoding
+from smelt.plan.value_encoding import decode
 from smelt.runtime.whole_files import written_whole
 
 MAGIC = b"smeltprg"
-VERSION = 1  # of the format
+VERSION = 2  # of the format
 ALIGNMENT = 64  # of each section, and of each weight in its section
 HEADER = struct.Struct(
     "<8sIIQI"
@@ -31,7 +32,6 @@ HEADER = struct.Struct(
 ENTRY = struct.Struct("<16sQQI")  # name, offset, bytes, CRC-32
 LENGTH = struct.Struct("<Q")
 WEIGHTS = b"weights"
-_OWN = (b"tables", b"state", WEIGHTS)  # the sections of no graph and no plan
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,21 @@ class Contents:
     def graph(self, number: int) -> GraphData:
         """A graph, decoded. Raises ProgramError, and PlanError for an operator that this process does not have."""
         name = f"graph.{number}"
-        graph: GraphData = _decoded(self.section(name), name, GraphData)
+        graph: GraphData = decode(self.section(name), RECORDS)
         return graph
 
     def section(self, name: str) -> bytes:
         """A section of a graph, of plans or of machine code. Raises ProgramError if it is missing or damaged."""
+        try:
+            return _native.unpacked(self.stored(name))
+        except ValueError as error:
+            raise ProgramError(str(error)) from error
+
+    def stored(self, name: str) -> bytes:
+        """A section in its stored form. Raises ProgramError if it is missing."""
         if name not in self.packed:
             raise ProgramError(f"no section {name}")
-        return unpacked(self.packed[name])
+        return self.packed[name]
 
 
 RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
@@ -165,33 +172,18 @@ _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
 
 def encoded(value: Any) -> bytes:
     """A value as bytes. Raises PlanError for a value without an encoding."""
-    writer = Writer(_NUMBERS)
-    writer.value(value)
-    return bytes(writer.data)
+    return value_encoding.encoded(value, _NUMBERS)
 
 
 def as_read(tables: Tables) -> Tables:
     """The tables as `read` returns them, with the symbols of serialized plans."""
-    read: Tables = _decoded(encoded(tables), "tables", Tables)
+    read: Tables = decode(encoded(tables), RECORDS)
     return read
 
 
 def packed(data: bytes) -> bytes:
     """A section of a graph, of plans or of machine code in its stored form: its length, then a zlib stream."""
     return LENGTH.pack(len(data)) + zlib.compress(data)
-
-
-def unpacked(data: bytes) -> bytes:
-    """The inverse of `packed`. Raises ProgramError for other bytes."""
-    stream = zlib.decompressobj()
-    try:
-        (length,) = LENGTH.unpack_from(data)
-        found = stream.decompress(memoryview(data)[LENGTH.size :], length + 1)
-    except (struct.error, zlib.error, OverflowError, MemoryError) as error:
-        raise ProgramError(f"a section that cannot be unpacked: {error}") from error
-    if len(found) != length or not stream.eof:
-        raise ProgramError(f"a section of another length than {length} bytes")
-    return found
 
 
 def is_constant(value: Any) -> bool:
@@ -246,104 +238,14 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Contents:
-    """Map a program. Weights are views of the mapped file; writes to them do not change the file. Raises OSError, and
-    ProgramError for another file or a damaged one."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < HEADER.size:
-            raise ProgramError(f"{os.fspath(path)} is no program of smelt")
-        data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    """Map a program (native/exported/program_file.cpp). Weights are views of the mapped file; writes to them do not change
+    the file. Raises OSError, and ProgramError for another file or a damaged one."""
     try:
-        sections = _sections(data, size)
-        tables = _decoded(_section(sections, b"tables"), "tables", Tables)
-        with torch.inference_mode(False):  # later calls write these tensors, wherever they are
-            state = _state(data, sections)
-    except (ProgramError, PlanError) as error:
+        sections, state = _native.read_program(os.fspath(path))
+        tables: Tables = decode(sections.pop("tables"), RECORDS)
+    except (ValueError, PlanError) as error:
         raise ProgramError(f"{os.fspath(path)}: {error}") from error
-    others = {
-        name.decode(errors="replace"): bytes(data) for name, data in sections.items() if name not in _OWN
-    }
-    return Contents(tables, others, state)
-
-
-def _sections(data: mmap.mmap, size: int) -> dict[bytes, memoryview]:
-    magic, version, count, length, checksum = HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise ProgramError("no program of smelt")
-    if version != VERSION:
-        raise ProgramError(f"a program of version {version}; this smelt reads version {VERSION}")
-    if length != size or count > (size - HEADER.size) // ENTRY.size:
-        raise ProgramError(f"{length} bytes are expected, {size} are there")
-    rows = bytes(data[HEADER.size : HEADER.size + count * ENTRY.size])
-    if zlib.crc32(HEADER.pack(magic, version, count, length, 0) + rows) != checksum:
-        raise ProgramError("the header is damaged")
-    whole = memoryview(data)
-    sections = {}
-    for padded, at, nbytes, expected in ENTRY.iter_unpack(rows):
-        name = padded.rstrip(b"\0")
-        if at + nbytes > size:
-            raise ProgramError(f"the section {name.decode(errors='replace')} is outside of the file")
-        sections[name] = whole[at : at + nbytes]
-        if zlib.crc32(sections[name]) != expected:
-            raise ProgramError(
-                f"the section {name.decode(errors='replace')} is damaged: its checksum does not hold"
-            )
-    return sections
-
-
-def _section(sections: Mapping[bytes, memoryview], name: bytes) -> memoryview:
-    if name not in sections:
-        raise ProgramError(f"no section {name.decode()}")
-    return sections[name]
-
-
-def _decoded(data: bytes | memoryview, name: str, kind: Any) -> Any:
-    reader = Reader(bytes(data), RECORDS)
-    value = reader.like(kind, f"the section {name}")
-    if not reader.at_end():
-        raise ProgramError(f"bytes behind the section {name}")
-    return value
-
-
-_State = tuple[tuple[Weight, ...], tuple[tuple[int, int], ...]]
-
-
-def _state(data: mmap.mmap, sections: Mapping[bytes, memoryview]) -> dict[str, torch.Tensor]:
-    weights, spans = _decoded(_section(sections, b"state"), "state", _State)
-    region = _section(sections, WEIGHTS)
-    start = _offset_of(data, sections)
-    if any(not 0 <= at <= at + n <= len(region) or at % ALIGNMENT for at, n in spans):
-        raise ProgramError("a weight outside of its section")
-    storages = [
-        torch.frombuffer(data, dtype=torch.uint8, count=n, offset=start + at)
-        if n
-        else torch.empty(0, dtype=torch.uint8)
-        for at, n in spans
-    ]
-    try:
-        return {w.name: _viewed(storages[w.storage], w) for w in weights}
-    except (RuntimeError, IndexError, TypeError) as error:
-        raise ProgramError(f"a weight that cannot be: {error}") from error
-
-
-def _offset_of(data: mmap.mmap, sections: Mapping[bytes, memoryview]) -> int:
-    count = HEADER.unpack_from(data)[2]
-    rows = bytes(data[HEADER.size : HEADER.size + count * ENTRY.size])
-    return next(at for name, at, _, _ in ENTRY.iter_unpack(rows) if name.rstrip(b"\0") == WEIGHTS)
-
-
-def _viewed(storage: torch.Tensor, w: Weight) -> torch.Tensor:
-    whole = storage[: storage.numel() // w.dtype.itemsize * w.dtype.itemsize].view(w.dtype)
-    if 0 in w.shape:
-        return torch.empty_strided(w.shape, w.stride, dtype=w.dtype)
-    last = w.offset + sum((n - 1) * s for n, s in zip(w.shape, w.stride))
-    if (
-        len(w.shape) != len(w.stride)
-        or min((w.offset, last, *w.shape, *w.stride)) < 0
-        or last >= whole.numel()
-    ):
-        raise ProgramError(f"the weight {w.name} is outside of its storage")
-    return torch.as_strided(whole, w.shape, w.stride, w.offset)
+    return Contents(tables, sections, dict(state))
 
 
 def _stored(state: Mapping[str, torch.Tensor]) -> tuple[list[Any], list[Weight]]:

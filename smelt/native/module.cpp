@@ -18,9 +18,9 @@ constexpr int (*kInitializers[])(PyObject* module) = {
     guards::init_guard_tree,
     guards::init_global_state,
     plan::init_plan,
+    init_values,
     init_differentiable,
     init_shape_functions,
-    plan::init_caching_allocator,
     calls::init_traceback_frames,
     init_sets,
     init_itertools,
@@ -28,9 +28,10 @@ constexpr int (*kInitializers[])(PyObject* module) = {
     devices::init_device_kernel,
     plan::init_size_dispatch,
     init_meta_tensors,
-    plan::init_arena_placement,
+    plan::init_plan_memory,
     plan::init_arena_budget,
     plan::init_plan_template,
+    exported::init_exported_program,
 };
 
 }  // namespace

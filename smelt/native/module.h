@@ -22,17 +22,21 @@ int init_global_state(PyObject* module);
 
 namespace plan {
 int init_plan(PyObject* module);
-int init_caching_allocator(PyObject* module);
 int init_size_dispatch(PyObject* module);
-int init_arena_placement(PyObject* module);
+int init_plan_memory(PyObject* module);
 int init_arena_budget(PyObject* module);
 int init_plan_template(PyObject* module);
 }  // namespace plan
+
+namespace exported {
+int init_exported_program(PyObject* module);
+}  // namespace exported
 
 namespace devices {
 int init_device_kernel(PyObject* module);
 }  // namespace devices
 
+int init_values(PyObject* module);
 int init_differentiable(PyObject* module);
 int init_shape_functions(PyObject* module);
 int init_meta_tensors(PyObject* module);

@@ -11,12 +11,15 @@
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_numbers.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include <optional>
 
@@ -36,6 +39,23 @@ inline std::optional<c10::Device> as_device(PyObject* x) {
 inline std::optional<c10::Layout> as_layout(PyObject* x) {
     if (!THPLayout_Check(x)) return {};
     return reinterpret_cast<THPLayout*>(x)->layout;
+}
+
+inline std::optional<c10::MemoryFormat> as_memory_format(PyObject* x) {
+    if (!THPMemoryFormat_Check(x)) return {};
+    return reinterpret_cast<THPMemoryFormat*>(x)->memory_format;
+}
+
+inline py::object dtype_object(c10::ScalarType dtype) {
+    return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
+}
+
+inline py::object layout_object(c10::Layout layout) {
+    return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPLayout(layout)));
+}
+
+inline py::object memory_format_object(c10::MemoryFormat format) {
+    return py::reinterpret_borrow<py::object>(torch::utils::getTHPMemoryFormat(format));
 }
 
 // The dictionaries of a tensor's hooks, which remain when the last hook is removed; null if it never had one.

@@ -11,10 +11,9 @@
 
 namespace smelt {
 
-// Converts a value for an argument of a schema. Numbers are accepted as tensors.
-inline c10::IValue boxed(py::handle value, const c10::Argument& argument) {
-    const torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
-    return torch::jit::toIValue(value, argument.type(), argument.N());
+// An object, such as a generator, as the boxed value that TorchScript infers.
+inline c10::IValue boxed_object(py::handle object) {
+    return torch::jit::toIValue(object, c10::AnyType::get());
 }
 
 // The operator as a Python callable, which accepts numbers as tensors, too; None if there is no operator of that

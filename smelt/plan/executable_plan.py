@@ -1,5 +1,13 @@
-"""Executable plans: addresses for kernels, numbers or slots for sizes, and the form in which the native side reads
-steps."""
+"""Executable plans: the form in which the native side reads plans, in this process or from bytes.
+
+    spec   := inputs, registers, step*, outputs, arena bytes, release_gil, numbers, device, name
+    step   := kind, its fields            a size is a number, or (slot,); a register is its index, -1 for none
+    sizes  := symbols, instruction*, (slot, whether it is at least 0)*, (slot of bytes, begin, end)*, alignment
+
+Both are tuples of tuples, numbers, texts and torch's enumerations; `plan/value_encoding.py` writes them as bytes. Launches
+have the positions of kernels in `kernel_order`, calls the names of operators. So the spec of a plan is valid in every
+process, but for arguments without a form in bytes (generators, handles).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +23,7 @@ from smelt.graph.pytree import leaves
 from smelt.graph.tensor_specs import static_sizes
 from smelt.plan import profiler_names
 from smelt.plan.machine_code import AddressOf
-from smelt.plan.size_program import SizeProgram, Slot
+from smelt.plan.size_program import SizeProgram
 from smelt.plan.steps import (
     Alloc,
     Aten,
@@ -31,8 +39,8 @@ from smelt.plan.steps import (
 from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.shapes.expr import Expr, Size, Sym, free_syms
 
-Addresses = Mapping[str, int | _native.DeviceKernel]  # by symbol
 Spec = tuple[Any, ...]  # a step for the native side: its kind, then its fields
+Slotted = int | tuple[int]  # a number, or the slot of one
 
 
 def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
@@ -41,51 +49,68 @@ def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
     Raises PlanError for a launch of a kernel that the plan does not hold, NeedsFixedSize for symbolic sizes, and the
     errors of `address_of` for code that cannot be linked on this machine.
     """
-    return _native.Plan(_spec(plan, _Writer(_addresses(plan, address_of), static_sizes)))
+    return _native.Plan(spec_of(plan), *_surroundings(plan, address_of))
 
 
 def executable_template(
     sized: SymbolicPlan, syms: Sequence[Sym], address_of: AddressOf
 ) -> _native.PlanTemplate:
     """`native.at(numbers of syms)` makes the plans of `sized`, or None if its conditions fail. Raises as `executable`."""
+    return _native.PlanTemplate(*specs_of(sized, syms), *_surroundings(sized.plan, address_of))
+
+
+def spec_of(plan: Plan) -> Spec:
+    """The spec of a plan with fixed sizes. Raises as `executable`."""
+    return _spec(plan, static_sizes)
+
+
+def specs_of(sized: SymbolicPlan, syms: Sequence[Sym]) -> tuple[Spec, Spec]:
+    """The spec and the sizes of a plan with symbolic sizes. Raises as `executable`."""
     program = SizeProgram(syms)
 
-    def slots(sizes: tuple[Size, ...]) -> tuple[int | Slot, ...]:
-        return tuple(n if isinstance(n, int) else Slot(program.slot(n)) for n in sizes)
+    def slots(sizes: tuple[Size, ...]) -> tuple[Slotted, ...]:
+        return tuple(n if isinstance(n, int) else (program.slot(n),) for n in sizes)
 
-    spec = _spec(sized.plan, _Writer(_addresses(sized.plan, address_of), slots))
+    spec = _spec(sized.plan, slots)
     conditions = tuple((program.slot(size), holds) for size, holds in sized.conditions)
     intervals = tuple((program.slot(i.nbytes), i.begin, i.end) for i in sized.intervals)
-    sizes = program.n_syms, program.instructions, conditions, intervals, sized.alignment
-    return _native.PlanTemplate(spec, sizes)
+    return spec, (program.n_syms, program.instructions, conditions, intervals, sized.alignment)
+
+
+def kernel_order(plan: Plan) -> dict[str, int]:
+    """The kernels that a plan launches, by name, and their positions in its spec. Raises PlanError for a kernel that the
+    plan does not hold."""
+    launched = sorted(kernel_names(plan))
+    missing = [name for name in launched if name not in plan.kernels]
+    if missing:
+        raise PlanError(f"a plan without the code of {', '.join(missing)}")
+    return {name: i for i, name in enumerate(launched)}
 
 
 @dataclass(frozen=True)
 class _Writer:
-    """Translates steps: the addresses of kernels, and the encoding of sizes."""
+    """Translates steps: the positions of kernels, and the encoding of sizes."""
 
-    addresses: Addresses
-    sizes: Callable[[tuple[Size, ...]], tuple[int | Slot, ...]]
-
-
-def _addresses(plan: Plan, address_of: AddressOf) -> Addresses:
-    launched = kernel_names(plan)
-    missing = launched - plan.kernels.keys()
-    if missing:
-        raise PlanError(f"a plan without the code of {', '.join(sorted(missing))}")
-    return {symbol: address_of(plan.kernels[symbol]) for symbol in launched}
+    kernels: Mapping[str, int]
+    sizes: Callable[[tuple[Size, ...]], tuple[Slotted, ...]]
 
 
-def _spec(plan: Plan, writer: _Writer) -> Spec:
+def _surroundings(plan: Plan, address_of: AddressOf) -> tuple[Any, ...]:
+    """What a plan refers to outside of its spec: constants, kernels, and what owns their code and the callables of
+    higher-order operators."""
+    kernels = tuple(address_of(plan.kernels[name]) for name in kernel_order(plan))
+    return plan.constants, kernels, (*plan.kernels.values(), *_inner_graphs(plan))
+
+
+def _spec(plan: Plan, sizes: Callable[[tuple[Size, ...]], tuple[Slotted, ...]]) -> Spec:
+    writer = _Writer(kernel_order(plan), sizes)
     return (
         plan.n_inputs,
         plan.n_registers,
-        plan.constants,
         tuple(_SPECS[type(step)](step, writer) for step in plan.steps),
         tuple(map(_register, plan.outputs)),
         plan.arena_bytes,
         plan.release_gil,
-        (*plan.kernels.values(), *_inner_graphs(plan)),
         plan.numbers,
         plan.device,
         profiler_names.of_graph(plan),
@@ -93,7 +118,6 @@ def _spec(plan: Plan, writer: _Writer) -> Spec:
 
 
 def _inner_graphs(plan: Plan) -> list[Handle]:
-    """The callables of higher-order operators, which the native plan keeps alive."""
     return [handle for step in plan.steps if isinstance(step, Aten) for handle in handles_in(step.args)]
 
 
@@ -115,7 +139,7 @@ def _launch(s: Launch, writer: _Writer) -> Spec:
     elsewhere = _register(None if s.device is None else s.device.index)
     extent, grain, *sizes = writer.sizes((s.extent, s.grain, *s.sizes))
     items = s.regs, extent, grain, s.by_value
-    return "launch", writer.addresses[s.kernel], *items, elsewhere, tuple(sizes), profiler_names.of_launch(s)
+    return "launch", writer.kernels[s.kernel], *items, elsewhere, tuple(sizes), profiler_names.of_launch(s)
 
 
 def _parallel_launch(s: ParallelLaunch, writer: _Writer) -> Spec:
@@ -158,7 +182,7 @@ def _argument(step: Aten, position: int, name: str, writer: _Writer) -> Spec:
         return ("list", tuple(-1 if v is None else v.index for v in value))
     if leaves(value, Expr):
         return _sized(value, writer)
-    return ("const", int(value) if isinstance(value, Handle) else value)
+    return ("const", value)
 
 
 def _sized(value: Any, writer: _Writer) -> Spec:

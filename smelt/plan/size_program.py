@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from smelt.shapes.expr import Expr, Size, Sym
 
 CONSTANT, ADD, MULTIPLY, DIVIDE, MODULO = range(5)  # the opcodes of native/plan/plan_template.cpp
 _OPERATIONS = {"add": ADD, "mul": MULTIPLY, "floordiv": DIVIDE, "mod": MODULO}
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A reference to the number in a slot."""
-
-    index: int
 
 
 class SizeProgram:

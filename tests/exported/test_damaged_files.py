@@ -6,7 +6,6 @@ import os
 import random
 import struct
 import warnings
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import smelt
 from smelt.errors import ProgramError
 from smelt.exported import program_file
 from smelt.exported.program import Program
-from tests.harness.exported import same
+from tests.harness.exported import same, section, with_section
 
 X = torch.randn(3, 4)
 
@@ -74,35 +73,6 @@ def test_missing_and_added_bytes(program: Program, data: bytes, tmp_path: Path) 
     assert refused(tmp_path / "m.smelt", data + b"\0", program)
     at = len(data) // 2
     assert refused(tmp_path / "m.smelt", data[:at] + b"\0" * 64 + data[at:-64], program)
-
-
-def with_section(data: bytes, name: bytes, content: bytes) -> bytes:
-    """The file with another section of the same length, and checksums that hold."""
-    magic, version, count, length, _ = program_file.HEADER.unpack_from(data)
-    start = program_file.HEADER.size
-    rows = [
-        list(program_file.ENTRY.unpack_from(data, start + i * program_file.ENTRY.size)) for i in range(count)
-    ]
-    made = bytearray(data)
-    for row in rows:
-        if row[0].rstrip(b"\0") == name:
-            assert len(content) == row[2]
-            made[row[1] : row[1] + row[2]] = content
-            row[3] = zlib.crc32(content)
-    table = b"".join(program_file.ENTRY.pack(*row) for row in rows)
-    header = program_file.HEADER.pack(magic, version, count, length, 0)
-    checksum = zlib.crc32(header + table)
-    made[: start + len(table)] = program_file.HEADER.pack(magic, version, count, length, checksum) + table
-    return bytes(made)
-
-
-def section(data: bytes, name: bytes) -> bytes:
-    start, count = program_file.HEADER.size, program_file.HEADER.unpack_from(data)[2]
-    for i in range(count):
-        found, at, length, _ = program_file.ENTRY.unpack_from(data, start + i * program_file.ENTRY.size)
-        if found.rstrip(b"\0") == name:
-            return data[at : at + length]
-    raise KeyError(name)
 
 
 @pytest.mark.parametrize("name", [b"tables", b"state"])

@@ -11,21 +11,8 @@ import pytest
 import torch
 
 import smelt
-from tests.harness.exported import results_elsewhere, same
+from tests.harness.exported import larger, results_elsewhere, same, tensors
 from tests.harness.models import MODELS
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for v in values for tensor in tensors(v)]
-
-
-def larger(x: torch.Tensor, is_text: bool) -> torch.Tensor:
-    """The same with one more in the batch, and half as long again if it is text."""
-    x = torch.cat([x, x[:1]])
-    return torch.cat([x, x[:, : x.shape[1] // 2]], 1) if is_text else x
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from smelt.exported import program_file
 from smelt.exported.program import Program
 from tests.harness.processes import start
 
@@ -47,3 +49,47 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (tuple, list)):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of a nest, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for v in values for tensor in tensors(v)]
+
+
+def larger(x: torch.Tensor, is_text: bool) -> torch.Tensor:
+    """The same with one more in the batch, and half as long again if it is text."""
+    x = torch.cat([x, x[:1]])
+    return torch.cat([x, x[:, : x.shape[1] // 2]], 1) if is_text else x
+
+
+def with_section(data: bytes, name: bytes, content: bytes) -> bytes:
+    """The file with another section of the same length, and checksums that hold."""
+    magic, version, count, length, _ = program_file.HEADER.unpack_from(data)
+    start = program_file.HEADER.size
+    rows = [
+        list(program_file.ENTRY.unpack_from(data, start + i * program_file.ENTRY.size)) for i in range(count)
+    ]
+    made = bytearray(data)
+    for row in rows:
+        if row[0].rstrip(b"\0") == name:
+            assert len(content) == row[2]
+            made[row[1] : row[1] + row[2]] = content
+            row[3] = zlib.crc32(content)
+    table = b"".join(program_file.ENTRY.pack(*row) for row in rows)
+    header = program_file.HEADER.pack(magic, version, count, length, 0)
+    checksum = zlib.crc32(header + table)
+    made[: start + len(table)] = program_file.HEADER.pack(magic, version, count, length, checksum) + table
+    return bytes(made)
+
+
+def section(data: bytes, name: bytes) -> bytes:
+    """The content of a section of a program's file."""
+    start, count = program_file.HEADER.size, program_file.HEADER.unpack_from(data)[2]
+    for i in range(count):
+        found, at, length, _ = program_file.ENTRY.unpack_from(data, start + i * program_file.ENTRY.size)
+        if found.rstrip(b"\0") == name:
+            return data[at : at + length]
+    raise KeyError(name)

@@ -7,10 +7,8 @@ import copy
 import pytest
 import torch
 
-from benchmarks.sweep_plans import results
+from benchmarks.sweep_plans import journey, results
 from smelt import _native
-from smelt.codegen.plan_loading import load
-from smelt.plan.serialization import from_bytes, to_bytes
 from smelt.plan.steps import Plan
 from smelt.targets import cpu
 from tests.harness.models import MODELS
@@ -21,14 +19,12 @@ def travelling(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every plan goes through bytes before it is loaded; how many bytes each was."""
     sizes: list[int] = []
 
-    def journey(plan: Plan) -> _native.Plan:
-        data = to_bytes(plan)
-        read = from_bytes(data)
-        assert to_bytes(read) == data
-        sizes.append(len(data))
-        return load(read)
+    def load(plan: Plan) -> _native.Plan:
+        native, size = journey(plan)
+        sizes.append(size)
+        return native
 
-    monkeypatch.setattr(cpu, "load", journey)
+    monkeypatch.setattr(cpu, "load", load)
     return sizes
 
 

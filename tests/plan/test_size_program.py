@@ -32,15 +32,10 @@ def computed(program, values):
 def native(program, slots):
     """What gives an empty tensor per slot, whose size is what the slot holds."""
     steps = tuple(
-        ("alloc", i, (0, _Slot(slot)), (1, 1), torch.float32, CPU, -1, -1) for i, slot in enumerate(slots)
+        ("alloc", i, (0, (slot,)), (1, 1), torch.float32, CPU, -1, -1) for i, slot in enumerate(slots)
     )
-    spec = (0, len(slots), (), steps, tuple(range(len(slots))), 0, False, (), (), CPU, "")
-    return _native.PlanTemplate(spec, (program.n_syms, program.instructions, (), (), 64))
-
-
-class _Slot:
-    def __init__(self, index):
-        self.index = index
+    spec = (0, len(slots), steps, tuple(range(len(slots))), 0, False, (), CPU, "")
+    return _native.PlanTemplate(spec, (program.n_syms, program.instructions, (), (), 64), (), ())
 
 
 def drawn(draw: random.Random, depth: int) -> Size:
@@ -100,6 +95,6 @@ def test_a_template_takes_as_many_numbers_as_it_has_sizes():
     ],
 )
 def test_what_is_no_program_is_refused(sizes, message):
-    spec = (0, 0, (), (), (), 0, False, (), (), CPU, "")
+    spec = (0, 0, (), (), 0, False, (), CPU, "")
     with pytest.raises(RuntimeError, match=message):
-        _native.PlanTemplate(spec, sizes)
+        _native.PlanTemplate(spec, sizes, (), ())

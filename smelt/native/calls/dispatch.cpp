@@ -11,7 +11,7 @@
 #include "calls/wrapper.h"
 #include "guards/guard_tree.h"
 #include "module.h"
-#include "plan/plan.h"
+#include "bindings/plan.h"
 
 #include <memory>
 #include <utility>

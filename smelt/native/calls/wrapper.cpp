@@ -1,6 +1,8 @@
 // The wrapper as a Python object: it binds to instances as its function does and shows the function's attributes.
 #include "calls/wrapper.h"
 
+#include <cstring>
+
 #include "calls/thread_state.h"
 #include "module.h"
 

@@ -1,6 +1,5 @@
-// Machine code of a GPU as `smelt._native.DeviceKernel`, loaded on each device that launches it.
+// Machine code of a GPU, loaded on each device that launches it.
 #pragma once
-#include <Python.h>
 
 #include <mutex>
 #include <string>
@@ -35,8 +34,5 @@ class Kernel {
     std::vector<Function> functions_;  // by device, nullptr: not loaded
     const std::string image_, name_;
 };
-
-bool is_kernel(PyObject* object);
-Kernel& as_kernel(PyObject* object);
 
 }  // namespace smelt::devices

@@ -1,9 +1,7 @@
-// smelt._native.ArenaBudget: the memory that plans of one graph, for its sets of sizes, hold between calls.
+// The memory that plans of one graph, for its sets of sizes, hold between calls.
 //
 // Invariant: idle arenas of its plans are at most `limit` times the largest of them; those used longest ago are freed first.
 #pragma once
-#include <Python.h>
-
 #include <atomic>
 #include <cstddef>
 #include <list>
@@ -50,8 +48,5 @@ class ArenaBudget {
     std::unordered_map<IdleRegisterFiles*, Position> positions_;
     size_t total_ = 0, largest_ = 0;
 };
-
-// The budget of an ArenaBudget object; null for another object.
-std::shared_ptr<ArenaBudget> budget_of(PyObject* object);
 
 }  // namespace smelt::plan

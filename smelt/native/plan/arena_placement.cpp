@@ -4,9 +4,6 @@
 #include <numeric>
 #include <tuple>
 
-#include "module.h"
-#include "torch_python.h"
-
 namespace smelt::plan {
 namespace {
 
@@ -28,28 +25,6 @@ int64_t tightest_gap(const std::vector<PlacedInterval>& placed, const Interval& 
     }
     return best < 0 ? top : best;
 }
-
-PyObject* py_assign_arena_offsets(PyObject*, PyObject* args) {
-    PyObject* intervals_object = nullptr;
-    long long alignment = 0;
-    if (!PyArg_ParseTuple(args, "OL:assign_arena_offsets", &intervals_object, &alignment)) return nullptr;
-    HANDLE_TH_ERRORS
-    if (alignment < 1) throw py::value_error("assign_arena_offsets: an alignment is at least 1");
-    std::vector<Interval> intervals;
-    for (py::handle h : py::reinterpret_borrow<py::object>(intervals_object)) {
-        const auto [nbytes, begin, end] = h.cast<std::tuple<int64_t, int64_t, int64_t>>();
-        intervals.push_back({nbytes, begin, end});
-    }
-    const Placement placement = assign_offsets(intervals, alignment);
-    return py::make_tuple(placement.offsets, placement.nbytes).release().ptr();
-    END_HANDLE_TH_ERRORS
-}
-
-PyMethodDef arena_placement_functions[] = {
-    {"assign_arena_offsets", py_assign_arena_offsets, METH_VARARGS,
-     "assign_arena_offsets(intervals, alignment) -> (offsets, bytes): offsets of temporaries in an "
-     "arena, and its size. An interval is (bytes, first step, last step)."},
-    {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
@@ -73,10 +48,6 @@ Placement assign_offsets(const std::vector<Interval>& intervals, int64_t alignme
         placed.insert(std::upper_bound(placed.begin(), placed.end(), item), item);
     }
     return made;
-}
-
-int init_arena_placement(PyObject* module) {
-    return PyModule_AddFunctions(module, arena_placement_functions);
 }
 
 }  // namespace smelt::plan

@@ -17,8 +17,6 @@
 #include <list>
 #include <mutex>
 
-#include "module.h"
-
 namespace smelt::plan {
 namespace {
 
@@ -109,27 +107,17 @@ class Blocks {
 
 // Never destroyed: tensors may be freed after static objects are.
 Blocks& blocks() {
-    static Blocks* made = new Blocks;
+    static Blocks* made = [] {
+        pthread_atfork([] { blocks().mutex_.lock(); }, [] { blocks().mutex_.unlock(); },
+                       [] { blocks().mutex_.unlock(); });
+        return new Blocks;
+    }();
     return *made;
 }
 
 void give_back(void* block) {
     blocks().give(static_cast<Block*>(block));
 }
-
-PyObject* release_cached_blocks(PyObject*, PyObject*) {
-    return PyLong_FromSize_t(blocks().drop_all());
-}
-PyObject* cached_block_bytes(PyObject*, PyObject*) {
-    return PyLong_FromSize_t(blocks().kept_bytes());
-}
-
-PyMethodDef methods[] = {
-    {"release_cached_blocks", release_cached_blocks, METH_NOARGS,
-     "Frees the cached blocks of the allocator for large blocks; returns their bytes."},
-    {"cached_block_bytes", cached_block_bytes, METH_NOARGS, "Bytes of the cached blocks."},
-    {nullptr, nullptr, 0, nullptr},
-};
 
 }  // namespace
 
@@ -139,10 +127,12 @@ c10::DataPtr allocate_block(size_t bytes) {
     return {block->begin, block, give_back, c10::Device(c10::kCPU)};
 }
 
-int init_caching_allocator(PyObject* module) {
-    pthread_atfork([] { blocks().mutex_.lock(); }, [] { blocks().mutex_.unlock(); },
-                   [] { blocks().mutex_.unlock(); });
-    return PyModule_AddFunctions(module, methods);
+size_t release_cached_blocks() {
+    return blocks().drop_all();
+}
+
+size_t cached_block_bytes() {
+    return blocks().kept_bytes();
 }
 
 }  // namespace smelt::plan

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "devices/gpu_driver.h"
 #include "torch.h"
-#include "torch_python.h"
 
 namespace smelt::plan {
 namespace {
@@ -29,13 +29,6 @@ bool outputs_in_use(const CapturedGraph& graph) {
     for (const Output& o : graph.outputs)
         if (o.owned.defined() && o.owned.storage().use_count() > o.sharing) return true;
     return false;
-}
-
-std::vector<at::Tensor> tensors(const py::handle& items) {
-    std::vector<at::Tensor> found;
-    for (py::handle item : py::reinterpret_borrow<py::tuple>(items))
-        found.push_back(item.is_none() ? at::Tensor() : THPVariable_Unpack(item.ptr()));
-    return found;
 }
 
 // Whether an output is a view of an input: then it would have to be a view of this call's input.
@@ -74,22 +67,15 @@ std::vector<Output> owned_outputs(const std::vector<at::Tensor>& results, const 
 
 }  // namespace
 
-CudaGraphs::CudaGraphs(const Program& program, PyObject* capture)
+CudaGraphs::CudaGraphs(const Program& program, CaptureRun capture)
     : program_(program),
-      capture_(Py_NewRef(capture)),
+      capture_(std::move(capture)),
       written_(written_inputs(program)),
       last_(program.n_inputs, nullptr),
       changes_(program.n_inputs, 0) {}
 
-CudaGraphs::~CudaGraphs() {
-    drop();
-    Py_XDECREF(capture_);
-}
-
 void CudaGraphs::drop() {
-    auto dropped = std::move(captured_);
-    captured_.clear();
-    for (CapturedGraph& graph : dropped) Py_XDECREF(graph.replay);
+    const auto dropped = std::exchange(captured_, {});
 }
 
 bool CudaGraphs::run(const Inputs& inputs, std::vector<at::Tensor>& outputs) {
@@ -136,26 +122,13 @@ bool CudaGraphs::may_capture(const Inputs& inputs) {
 }
 
 bool CudaGraphs::capture(c10::StreamId stream, const Inputs& inputs) {
-    py::tuple tensors_of_inputs(inputs.size()), copied(inputs.size());
-    for (size_t i = 0; i < inputs.size(); ++i) {
-        tensors_of_inputs[i] =
-            inputs[i] ? py::reinterpret_steal<py::object>(THPVariable_Wrap(*inputs[i])) : py::none();
-        copied[i] = py::bool_(changes_[i] != 0);
-    }
-    const auto made = py::reinterpret_steal<py::object>(
-        PyObject_CallFunctionObjArgs(capture_, tensors_of_inputs.ptr(), copied.ptr(), nullptr));
-    if (!made) throw python_error();
-    if (made.is_none()) {
-        Py_CLEAR(capture_);
+    std::optional<Capture> made = capture_(inputs, changes_);
+    if (!made || views_input(made->results, inputs, program_)) {
+        capture_ = nullptr;
         return false;
     }
-    const py::tuple parts = made;
-    if (views_input(tensors(parts[2]), inputs, program_)) {
-        Py_CLEAR(capture_);
-        return false;
-    }
-    CapturedGraph graph{stream, last_, tensors(parts[1]), owned_outputs(tensors(parts[2]), program_),
-                        Py_NewRef(PyTuple_GET_ITEM(made.ptr(), 0))};
+    CapturedGraph graph{stream, last_, std::move(made->static_inputs), owned_outputs(made->results, program_),
+                        std::move(made->replay)};
     for (size_t i = 0; i < inputs.size(); ++i)
         if (!program_.is_read[i] || changes_[i]) graph.addresses[i] = nullptr;
     captured_.push_back(std::move(graph));
@@ -185,9 +158,7 @@ void CudaGraphs::replay(const CapturedGraph& graph, const Inputs& inputs,
     }
     for (size_t i = 0; i < inputs.size(); ++i)
         if (written_[i]) inputs[i]->unsafeGetTensorImpl()->bump_version();
-    PyObject* done = PyObject_CallNoArgs(graph.replay);
-    if (!done) throw python_error();
-    Py_DECREF(done);
+    graph.replay();
 }
 
 }  // namespace smelt::plan

@@ -7,12 +7,14 @@
 // Invariant: a graph is replayed only if nobody holds its last outputs, so it overwrites nothing that the user has.
 // The plan itself runs if no graph can be replayed.
 //
-// All functions need the GIL, which also guards the data: a replay may release it, but only after its outputs are
-// referenced.
+// The caller holds a lock (the GIL) during each call, which guards the data: a replay may release it, but only after its
+// outputs are referenced.
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <Python.h>
+#include <c10/util/SmallVector.h>
 
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "plan/registers.h"
@@ -34,19 +36,26 @@ struct CapturedGraph {
     std::vector<const void*> addresses;     // of inputs; nullptr: any
     std::vector<at::Tensor> static_inputs;  // of inputs that are copied; undefined: others
     std::vector<Output> outputs;            // `owned` is undefined for a returned input, or for no output
-    PyObject* replay;                       // a Python function without arguments
+    std::function<void()> replay;
 };
+
+// A captured run: what replays it, the static tensors of the inputs that are copied, and the results.
+struct Capture {
+    std::function<void()> replay;
+    std::vector<at::Tensor> static_inputs, results;
+};
+// `capture(inputs, copied)` captures a run of the plan; nothing if it cannot.
+using CaptureRun =
+    std::function<std::optional<Capture>(const Inputs& inputs, const std::vector<char>& copied)>;
 
 class CudaGraphs {
   public:
-    // `capture(inputs, copied)` captures a run of the plan: (replay, static tensors, outputs), or None if it cannot.
-    CudaGraphs(const Program& program, PyObject* capture);
-    ~CudaGraphs();
+    CudaGraphs(const Program& program, CaptureRun capture);
     CudaGraphs(const CudaGraphs&) = delete;
     CudaGraphs& operator=(const CudaGraphs&) = delete;
 
     // Replays a graph, which may be captured first, and sets its outputs. Returns false if the plan must run. Throws
-    // what Python and the driver raise.
+    // what the capture, the replay and the driver throw.
     bool run(const Inputs& inputs, std::vector<at::Tensor>& outputs);
 
     void drop();
@@ -58,7 +67,7 @@ class CudaGraphs {
     void replay(const CapturedGraph& graph, const Inputs& inputs, std::vector<at::Tensor>& outputs) const;
 
     const Program& program_;
-    PyObject* capture_;                // nullptr: captures no more graphs
+    CaptureRun capture_;               // empty: captures no more graphs
     const std::vector<char> written_;  // inputs that the plan writes
     std::vector<CapturedGraph> captured_;
     size_t calls_ = 0;               // calls that no graph answered

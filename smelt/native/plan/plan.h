@@ -1,61 +1,63 @@
-// Execution of a `smelt._native.Plan` from C++ (plan/plan.cpp).
+// A program that runs: its idle register files, and calls.
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <Python.h>
-#include <c10/util/SmallVector.h>
 
+#include <functional>
 #include <memory>
-#include <span>
+#include <utility>
 #include <vector>
 
-#include "plan/arena_budget.h"
+#include "plan/cuda_graphs.h"
+#include "plan/executor.h"
+#include "plan/program.h"
+#include "plan/registers.h"
 
-namespace smelt {
+namespace smelt::plan {
 
-bool is_plan(PyObject* object);
-size_t plan_inputs(PyObject* plan);
-size_t plan_outputs(PyObject* plan);
-// Whether all steps are kernel launches: no operator of torch or of the program is called.
-bool plan_launches_only(PyObject* plan);
-// The memory that the plan holds between calls counts in `budget`. Call it before the plan runs.
-void set_arena_budget(PyObject* plan, std::shared_ptr<plan::ArenaBudget> budget);
-// The input that the plan returns as output `position`; -1 if it returns something else.
-int64_t plan_returned_input(PyObject* plan, size_t position);
+// Thread-safe.
+struct Plan {
+    explicit Plan(std::unique_ptr<const Program> program) : program(std::move(program)) {}
 
-using Objects = std::span<PyObject* const>;  // borrowed
+    const std::unique_ptr<const Program> program;
+    IdleRegisterFiles idle;
+    std::unique_ptr<CudaGraphs> graphs;  // null: no CUDA graphs
+};
 
-inline Objects items_of(PyObject* tuple) {
-    return {&PyTuple_GET_ITEM(tuple, 0), static_cast<size_t>(PyTuple_GET_SIZE(tuple))};
+// ---- the parts of a call
+
+// Sets the address of input i for kernels; on a GPU a misaligned input is copied.
+void set_address(const Program& p, RegisterFile& f, size_t i, const at::Tensor& t);
+
+inline void set_constant_addresses(const Program& p, RegisterFile& f) {
+    for (size_t i = p.n_inputs; i < p.n_inputs + p.constants.size(); ++i)
+        if (p.needs_data[i]) f.data[i] = f.tensors[i].unsafeGetTensorImpl()->mutable_data();
 }
 
-// The instance of a SizeDispatch (plan/size_dispatch.cpp) for the sizes of these inputs, if its forward only launches
-// kernels: a new reference; null without an error if there is no such instance.
-bool is_size_dispatch(PyObject* object);
-PyObject* kernels_only_instance(PyObject* object, Objects inputs);
+// A number as the 0-d tensor that torch creates for one: it does not take part in type promotion.
+at::Tensor number_tensor(double number);
+at::Tensor number_tensor(int64_t number);
 
-// Calls a plan with one output; null with a Python error. `inputs`: tensors and numbers, which the caller keeps
-// alive.
-PyObject* call_plan_of_one(PyObject* plan, Objects inputs);
+// Binds an input that is a number.
+inline void set_number(RegisterFile& f, size_t i, at::Tensor number) {
+    f.tensors[i] = std::move(number);
+    f.data[i] = f.tensors[i].unsafeGetTensorImpl()->mutable_data();
+}
 
-// An output of a graph. A returned input is the object that was passed; `object` then refers to it (borrowed). None
-// is an undefined tensor without an object.
-struct Result {
-    at::Tensor tensor;
-    PyObject* object = nullptr;
-    bool is_input = false;
-};
-using Results = c10::SmallVector<Result, 6>;
+// The i-th output. Call it once per output, in order: the last use moves the tensor out of the register.
+inline at::Tensor output(const Program& p, RegisterFile& f, size_t i) {
+    at::Tensor& t = f.tensors[p.outputs[i]];
+    return p.is_last[i] ? std::move(t) : t;
+}
 
-// Runs on a tuple of tensors and numbers that outlives the results. Needs the GIL; plans that run long release it
-// meanwhile. Throws python_error and what operators throw.
-Results run_plan(PyObject* plan, PyObject* inputs);
+// ---- whole calls
 
-// Runs on tensors that the plan owns alone, so it frees them after their last use. Numbers are passed as
-// `number_tensor`. Works with and without the GIL, and does not change that.
-std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& inputs);
+// Runs on tensors that the caller keeps alive; numbers are passed as `number_tensor`. A dropped output is undefined. Throws
+// what operators throw.
+std::vector<at::Tensor> run_borrowed(Plan& plan, const std::vector<at::Tensor>& inputs);
 
-// A Python number as the 0-d tensor that torch creates for one: it does not take part in type promotion. Throws
-// python_error if it is neither a 64-bit int nor a float.
-at::Tensor number_tensor(PyObject* item);
+// Runs on tensors that the plan owns alone, so it frees them after their last use. `replayed(inputs, outputs)` replays a
+// CUDA graph, or returns false.
+using Replayed = std::function<bool(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs)>;
+std::vector<at::Tensor> run_owned(Plan& plan, std::vector<at::Tensor>&& inputs, const Replayed& replayed);
 
-}  // namespace smelt
+}  // namespace smelt::plan

@@ -1,63 +1,24 @@
-// smelt._native.PlanTemplate: a plan with symbolic sizes, valid for all sizes that satisfy its conditions.
-//
-// Its program is read once, with slots instead of numbers that depend on sizes. A plan for concrete sizes is a copy: an
-// integer program computes the slots, temporaries get offsets in the arena, and the slots' values replace the
-// symbolic numbers.
-#include "plan/new_plan.h"
+#include "plan/plan_template.h"
 
 #include <algorithm>
-#include <optional>
 #include <stdexcept>
-#include <tuple>
-#include <vector>
+#include <utility>
 
-#include "module.h"
 #include "plan/arena_placement.h"
-#include "plan/program_reader.h"
-#include "plan/symbolic_plan.h"
-#include "shapes/size_program.h"
-#include "torch_python.h"
 
 namespace smelt::plan {
 namespace {
 
-// Whether the value of a slot is at least 0.
-struct Condition {
-    size_t slot;
-    bool holds;
-};
-
-struct SymbolicInterval {
-    size_t nbytes;  // a slot
-    int64_t begin, end;
-};
-
-struct Template {
-    Program program;
-    SymbolicFields symbolic;
-    size_t n_sizes = 0;                             // the first slots
-    std::vector<shapes::Instruction> instructions;  // of the other slots, in order
-    std::vector<Condition> conditions;
-    std::vector<SymbolicInterval> intervals;
-    int64_t alignment = 1;
-};
-
-struct TemplateObject {
-    PyObject_HEAD Template* made;
-    PyObject* keepalive;  // owners of the machine code
-};
-
-TemplateObject* as_template(PyObject* object) {
-    return reinterpret_cast<TemplateObject*>(object);
-}
+using values::FormatError;
+using values::Items;
+using values::Value;
 
 std::vector<int64_t> slots_for(const Template& t, std::vector<int64_t> sizes) {
     sizes.resize(t.n_sizes + t.instructions.size());
     const shapes::Status status = shapes::run(t.instructions, t.n_sizes, sizes.data());
     if (status == shapes::Status::overflow)
         throw std::overflow_error("PlanTemplate: sizes of more than 64 bits");
-    if (status == shapes::Status::division_by_zero)
-        throw std::invalid_argument("PlanTemplate: a division by zero");
+    if (status == shapes::Status::division_by_zero) throw FormatError("PlanTemplate: a division by zero");
     return sizes;
 }
 
@@ -77,7 +38,7 @@ void place_allocs(const Template& t, const std::vector<int64_t>& slots, Program&
         if (a.arena >= 0) a.arena = placement.offsets[static_cast<size_t>(a.arena)];
 }
 
-std::unique_ptr<Program> program_for(const Template& t, const std::vector<int64_t>& slots) {
+std::unique_ptr<const Program> program_for(const Template& t, const std::vector<int64_t>& slots) {
     auto program = std::make_unique<Program>(t.program);
     substitute_numbers(t.symbolic, slots, *program);
     place_allocs(t, slots, *program);
@@ -85,17 +46,18 @@ std::unique_ptr<Program> program_for(const Template& t, const std::vector<int64_
     return program;
 }
 
-// ------------------------------------------------------------------------------------------------ from Python
+// ------------------------------------------------------------------------------------------------ reading
 
 void check(bool holds, const char* text) {
-    if (!holds) throw py::value_error(text);
+    if (!holds) throw FormatError(text);
 }
 
-void read_instructions(py::handle instructions, Template& t) {
-    for (py::handle h : py::reinterpret_borrow<py::tuple>(instructions)) {
-        const auto [operation, a, b] = h.cast<std::tuple<uint8_t, int64_t, int64_t>>();
+void read_instructions(const Value& instructions, Template& t) {
+    for (const Value& item : values::tuple(instructions)) {
+        const Items& i = values::tuple(item, 3);
+        const int64_t operation = values::integer(i[0]), a = values::integer(i[1]), b = values::integer(i[2]);
         const int64_t known = static_cast<int64_t>(t.n_sizes + t.instructions.size());
-        check(operation <= static_cast<uint8_t>(shapes::Operation::modulo),
+        check(operation >= 0 && operation <= static_cast<int64_t>(shapes::Operation::modulo),
               "PlanTemplate: no such operation");
         check(operation == 0 || (a >= 0 && b >= 0 && a < known && b < known),
               "PlanTemplate: a slot that is not known yet");
@@ -103,18 +65,18 @@ void read_instructions(py::handle instructions, Template& t) {
     }
 }
 
-void read_sizes(const py::tuple& sizes, Template& t) {
-    t.n_sizes = sizes[0].cast<size_t>();
+void read_sizes(const Items& sizes, Template& t) {
+    t.n_sizes = values::index(sizes[0], 1 << 20);
     read_instructions(sizes[1], t);
-    for (py::handle h : py::tuple(sizes[2])) {
-        const auto [slot, holds] = h.cast<std::pair<size_t, bool>>();
-        t.conditions.push_back({slot, holds});
+    for (const Value& item : values::tuple(sizes[2])) {
+        const Items& c = values::tuple(item, 2);
+        t.conditions.push_back({values::index(c[0], SIZE_MAX), values::boolean(c[1])});
     }
-    for (py::handle h : py::tuple(sizes[3])) {
-        const auto [slot, begin, end] = h.cast<std::tuple<size_t, int64_t, int64_t>>();
-        t.intervals.push_back({slot, begin, end});
+    for (const Value& item : values::tuple(sizes[3])) {
+        const Items& i = values::tuple(item, 3);
+        t.intervals.push_back({values::index(i[0], SIZE_MAX), values::integer(i[1]), values::integer(i[2])});
     }
-    t.alignment = sizes[4].cast<int64_t>();
+    t.alignment = values::integer(sizes[4]);
 }
 
 void check_slots(const Template& t) {
@@ -131,70 +93,20 @@ void check_slots(const Template& t) {
     check(t.program.device.is_cpu(), "PlanTemplate: launches on a GPU take numbers");
 }
 
-PyObject* template_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    PyObject *spec = nullptr, *sizes = nullptr;
-    if (kwargs || !PyArg_ParseTuple(args, "O!O!:PlanTemplate", &PyTuple_Type, &spec, &PyTuple_Type, &sizes)) {
-        if (kwargs) PyErr_SetString(PyExc_TypeError, "PlanTemplate takes two tuples");
-        return nullptr;
-    }
-    HANDLE_TH_ERRORS
-    auto made = std::make_unique<Template>();
-    read_sizes(py::reinterpret_borrow<py::tuple>(sizes), *made);
-    read_program(py::reinterpret_borrow<py::tuple>(spec), made->program, made->symbolic);
-    check_slots(*made);
-    auto* self = as_template(type->tp_alloc(type, 0));
-    if (!self) return nullptr;
-    self->made = made.release();
-    self->keepalive = Py_NewRef(PyTuple_GET_ITEM(spec, 7));
-    return reinterpret_cast<PyObject*>(self);
-    END_HANDLE_TH_ERRORS
-}
-
-void template_dealloc(PyObject* object) {
-    auto* self = as_template(object);
-    PyTypeObject* type = Py_TYPE(object);
-    delete self->made;
-    Py_XDECREF(self->keepalive);
-    type->tp_free(object);
-    Py_DECREF(type);
-}
-
-PyObject* template_at(PyObject* object, PyObject* sizes) {
-    HANDLE_TH_ERRORS
-    const TemplateObject& self = *as_template(object);
-    auto numbers = py::handle(sizes).cast<std::vector<int64_t>>();
-    if (numbers.size() != self.made->n_sizes) {
-        PyErr_Format(PyExc_TypeError, "PlanTemplate: %zu sizes expected, got %zu", self.made->n_sizes,
-                     numbers.size());
-        return nullptr;
-    }
-    const std::vector<int64_t> slots = slots_for(*self.made, std::move(numbers));
-    if (!is_for(*self.made, slots)) Py_RETURN_NONE;
-    return new_plan(program_for(*self.made, slots), self.keepalive);
-    END_HANDLE_TH_ERRORS
-}
-
-PyMethodDef template_methods[] = {
-    {"at", template_at, METH_O,
-     "at(sizes): the Plan for these sizes; None if they do not satisfy the conditions."},
-    {nullptr, nullptr, 0, nullptr}};
-
-PyType_Slot template_slots[] = {
-    {Py_tp_doc, const_cast<char*>("PlanTemplate(spec, sizes): a symbolic plan, which creates Plans for sizes "
-                                  "(smelt/plan/symbolic_plan.py).")},
-    {Py_tp_new, reinterpret_cast<void*>(template_new)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(template_dealloc)},
-    {Py_tp_methods, template_methods},
-    {0, nullptr}};
-
-PyType_Spec template_spec = {"smelt._native.PlanTemplate", sizeof(TemplateObject), 0, Py_TPFLAGS_DEFAULT,
-                             template_slots};
-
 }  // namespace
 
-int init_plan_template(PyObject* module) {
-    PyObject* type = PyType_FromSpec(&template_spec);
-    return type ? PyModule_AddObject(module, "PlanTemplate", type) : -1;
+std::unique_ptr<const Template> read_template(const Value& spec, const Value& sizes,
+                                              Surroundings surroundings) {
+    auto made = std::make_unique<Template>();
+    read_sizes(values::tuple(sizes, 5), *made);
+    read_program(spec, std::move(surroundings), made->program, made->symbolic);
+    check_slots(*made);
+    return made;
+}
+
+std::unique_ptr<const Program> program_at(const Template& t, std::vector<int64_t> sizes) {
+    const std::vector<int64_t> slots = slots_for(t, std::move(sizes));
+    return is_for(t, slots) ? program_for(t, slots) : nullptr;
 }
 
 }  // namespace smelt::plan

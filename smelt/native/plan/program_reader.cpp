@@ -6,27 +6,36 @@
 #include <vector>
 
 #include "devices/device_kernel.h"
+#include "plan/boxed_arguments.h"
 #include "plan/kernel_launcher.h"
 #include "plan/tensor_allocation.h"
-#include "torch_script.h"
 
 namespace smelt::plan {
 namespace {
 
-c10::Device device(py::handle h) {
-    const auto device = as_device(h.ptr());
-    if (!device) throw py::type_error("Plan: a torch.device is expected");
-    return *device;
+using values::FormatError;
+using values::Items;
+using values::Value;
+
+c10::Device device(const Value& value) {
+    return values::as<c10::Device>(value, "a device");
 }
 
-// Bytes from the first to the last element, inclusive.
-size_t span_bytes(const Layout& l) {
+// Bytes from the first to the last element, inclusive; -1 for a layout that no memory has.
+int64_t span_bytes(const Layout& l) {
     int64_t last = 0;
-    for (size_t d = 0; d < l.shape.size(); ++d) {
+    for (size_t d = 0; d < l.shape.size(); ++d)
         if (l.shape[d] == 0) return 0;
-        last += (l.shape[d] - 1) * l.stride[d];
+    for (size_t d = 0; d < l.shape.size(); ++d) {
+        int64_t step = 0;
+        if (l.shape[d] < 0 || l.stride[d] < 0) return -1;
+        if (__builtin_mul_overflow(l.shape[d] - 1, l.stride[d], &step)) return -1;
+        if (__builtin_add_overflow(last, step, &last)) return -1;
     }
-    return static_cast<size_t>(last + 1) * c10::elementSize(l.dtype);
+    int64_t bytes = 0;
+    const auto width = static_cast<int64_t>(c10::elementSize(l.dtype));
+    if (__builtin_mul_overflow(last, width, &bytes)) return -1;
+    return __builtin_add_overflow(bytes, width, &bytes) ? -1 : bytes;
 }
 
 bool is_contiguous(const Layout& l) {
@@ -39,57 +48,74 @@ bool is_contiguous(const Layout& l) {
 }
 
 void derive_alloc(const Program& p, Alloc& a) {
-    a.nbytes = span_bytes(a.layout);
+    const int64_t bytes = span_bytes(a.layout);
+    if (bytes < 0) throw FormatError("Plan: an allocation of an impossible layout");
+    a.nbytes = static_cast<size_t>(bytes);
     a.contiguous = is_contiguous(a.layout);
     if (a.arena < 0) return;
-    if (a.arena % kAlignment != 0 || a.arena + a.nbytes > p.arena_bytes || a.device != p.device)
-        throw py::value_error("Plan: an allocation does not fit its arena");
+    const auto at = static_cast<size_t>(a.arena);
+    if (at % kAlignment != 0 || at > p.arena_bytes || a.nbytes > p.arena_bytes - at || a.device != p.device)
+        throw FormatError("Plan: an allocation does not fit its arena");
 }
 
 class Reader {
   public:
-    Reader(Program& p, SymbolicFields* symbolic) : p_(p), symbolic_(symbolic) {}
+    Reader(Program& p, Surroundings surroundings, SymbolicFields* symbolic)
+        : p_(p), kernels_(std::move(surroundings.kernels)), symbolic_(symbolic) {
+        p_.constants = std::move(surroundings.constants);
+    }
 
-    void read(const py::tuple& spec) {
-        p_.n_inputs = spec[0].cast<size_t>();
-        p_.n_registers = spec[1].cast<size_t>();
-        for (py::handle h : py::tuple(spec[2])) p_.constants.push_back(THPVariable_Unpack(h.ptr()));
-        for (py::handle h : py::tuple(spec[4])) p_.outputs.push_back(h.cast<Reg>());
-        p_.arena_bytes = spec[5].cast<size_t>();
-        p_.release_gil = spec[6].cast<bool>();
+    void read(const Value& spec) {
+        const Items& s = values::tuple(spec, 9);
+        constexpr size_t kMost = size_t{1} << 24;
+        p_.n_inputs = values::index(s[0], kMost);
+        p_.n_registers = values::index(s[1], kMost);
+        const size_t known = p_.n_inputs + p_.constants.size();
+        if (known > p_.n_registers) throw FormatError("Plan: more inputs and constants than registers");
+        p_.arena_bytes = values::index(s[4], size_t{1} << 48);
+        p_.release_gil = values::boolean(s[5]);
         for (auto* flags : {&p_.needs_tensor, &p_.needs_data, &p_.in_arena, &p_.written})
             flags->assign(p_.n_registers, 0);
+        state_.assign(p_.n_registers, State::undefined);
+        std::fill_n(state_.begin(), known, State::defined);
         p_.is_number.assign(p_.n_inputs, 0);
-        for (py::handle h : py::tuple(spec[8])) p_.is_number.at(h.cast<size_t>()) = 1;
-        p_.device = device(spec[9]);
-        names_.graph = spec[10].cast<std::string>();
-        for (py::handle h : py::tuple(spec[3])) step(py::reinterpret_borrow<py::tuple>(h));
+        for (const Value& i : values::tuple(s[6])) p_.is_number[values::index(i, p_.n_inputs)] = 1;
+        p_.device = device(s[7]);
+        names_.graph = values::text(s[8]);
+        for (const Value& item : values::tuple(s[2])) step(values::tuple(item));
+        for (const Value& item : values::tuple(s[3])) p_.outputs.push_back(output(item));
         p_.names = std::make_shared<const Names>(std::move(names_));
         derive(p_);
     }
 
   private:
-    void step(const py::tuple& s) {
-        const auto kind = s[0].cast<std::string>();
+    enum class State : uint8_t { undefined, defined, freed };
+
+    void step(const Items& s) {
+        const std::string& kind = values::text(at(s, 0));
         if (kind == "alloc") {
             add(Kind::alloc, p_.allocs, alloc(s));
         } else if (kind == "view") {
             add(Kind::view, p_.views, view(s));
         } else if (kind == "launch") {
             add(Kind::launch, p_.launches, launch(s));
-            if (p_.launches.back().parts)
-                throw py::value_error("Plan: a kernel for several launches has one");
+            if (p_.launches.back().parts) throw FormatError("Plan: a kernel for several launches has one");
         } else if (kind == "parallel") {
             add(Kind::parallel_launch, p_.batched_launches, parallel_launch(s));
         } else if (kind == "aten") {
             add(Kind::aten, p_.atens, aten(s));
         } else if (kind == "free") {
-            free(s[1].cast<std::vector<Reg>>());
+            free(registers(at(s, 1)));
         } else if (kind == "bump") {
-            add(Kind::bump, p_.bumps, Registers{s[1].cast<std::vector<Reg>>()});
+            add(Kind::bump, p_.bumps, Registers{registers(at(s, 1))});
         } else {
-            throw py::value_error("Plan: unknown step " + kind);
+            throw FormatError("Plan: unknown step " + kind);
         }
+    }
+
+    static const Value& at(const Items& s, size_t i) {
+        if (i >= s.size()) throw FormatError("Plan: a step with too few fields");
+        return s[i];
     }
 
     template <class T>
@@ -100,10 +126,43 @@ class Reader {
         list.push_back(std::move(value));
     }
 
+    // ---- registers
+
+    // A register that holds a tensor.
+    Reg reg(const Value& value) const {
+        const size_t r = values::index(value, p_.n_registers);
+        if (state_[r] != State::defined)
+            throw FormatError("Plan: register " + std::to_string(r) + " is read where it holds nothing");
+        return static_cast<Reg>(r);
+    }
+
+    Reg optional_reg(const Value& value) const { return values::integer(value) == -1 ? -1 : reg(value); }
+
+    std::vector<Reg> registers(const Value& value) const {
+        return values::each(value, [this](const Value& item) { return reg(item); });
+    }
+
+    // A register that a step defines.
+    Reg defined(const Value& value) {
+        const size_t r = values::index(value, p_.n_registers);
+        if (state_[r] != State::undefined)
+            throw FormatError("Plan: register " + std::to_string(r) + " is defined twice");
+        state_[r] = State::defined;
+        return static_cast<Reg>(r);
+    }
+
+    // An input may be returned although its registers are free: the caller has the object.
+    Reg output(const Value& value) const {
+        if (values::integer(value) == -1) return -1;
+        const size_t r = values::index(value, p_.n_registers);
+        return r < p_.n_inputs ? static_cast<Reg>(r) : reg(value);
+    }
+
     // Registers in the arena stay; inputs are freed only if the plan is their only owner.
     void free(const std::vector<Reg>& regs) {
         Registers all, own;
         for (Reg r : regs) {
+            state_[r] = State::freed;
             if (p_.in_arena[r]) continue;
             all.regs.push_back(r);
             if (!p_.is_input(r)) own.regs.push_back(r);
@@ -118,80 +177,90 @@ class Reader {
         p_.frees.push_back(std::move(registers));
     }
 
-    static size_t slot(py::handle h) { return h.attr("index").cast<size_t>(); }
+    // ---- numbers
 
-    // A number; a slot is recorded and replaced by an arbitrary number.
-    int64_t number(py::handle h, SymbolicNumber field) {
-        if (!symbolic_ || PyLong_Check(h.ptr())) return h.cast<int64_t>();
-        field.slot = slot(h);
+    // A number; a slot, written (index,), is recorded and replaced by an arbitrary number.
+    int64_t number(const Value& value, SymbolicNumber field) {
+        if (const auto* known = value.get<int64_t>()) return *known;
+        field.slot = slot(value);
         symbolic_->numbers.push_back(field);
         return 1;
     }
 
-    std::vector<int64_t> numbers(py::handle h, SymbolicNumber field) {
-        if (!symbolic_) return h.cast<std::vector<int64_t>>();
+    size_t slot(const Value& value) const {
+        if (!symbolic_) throw FormatError("Plan: a slot where a number is expected");
+        return values::index(values::tuple(value, 1)[0], SIZE_MAX);
+    }
+
+    std::vector<int64_t> numbers(const Value& value, SymbolicNumber field) {
         std::vector<int64_t> made;
-        for (py::handle item : py::reinterpret_borrow<py::tuple>(h)) {
+        for (const Value& item : values::tuple(value)) {
             field.position = made.size();
             made.push_back(number(item, field));
         }
         return made;
     }
 
-    Layout layout(py::handle shape, py::handle stride, py::handle dtype, SymbolicNumber of_shape,
+    Layout layout(const Value& shape, const Value& stride, const Value& dtype, SymbolicNumber of_shape,
                   SymbolicNumber of_stride) {
-        const auto type = as_dtype(dtype.ptr());
-        if (!type) throw py::type_error("Plan: a torch.dtype is expected");
-        Layout l{numbers(shape, of_shape), numbers(stride, of_stride), *type};
+        Layout l{numbers(shape, of_shape), numbers(stride, of_stride),
+                 values::as<c10::ScalarType>(dtype, "a dtype")};
         if (l.shape.size() != l.stride.size())
-            throw py::value_error("Plan: as many strides as sizes are expected");
+            throw FormatError("Plan: as many strides as sizes are expected");
         return l;
     }
 
-    Launch launch(const py::tuple& s) {
+    // ---- steps
+
+    Launch launch(const Items& s) {
         const size_t at = p_.launches.size();
-        names_.launches.push_back(s[8].cast<std::string>());
+        if (s.size() != 9) throw FormatError("Plan: a launch with other fields");
+        names_.launches.push_back(values::text(s[8]));
         Launch l{nullptr,
                  nullptr,
-                 s[2].cast<std::vector<Reg>>(),
+                 registers(s[2]),
                  number(s[3], {Field::launch_extent, at}),
                  number(s[4], {Field::launch_grain, at}),
                  0,
                  numbers(s[7], {Field::launch_size, at})};
-        if (!devices::is_kernel(s[1].ptr())) {
+        const Code& code = kernels_[values::index(s[1], kernels_.size())];
+        if (!code.kernel) {
             l.launcher = &cpu_launcher();
-            l.function = reinterpret_cast<void*>(s[1].cast<uintptr_t>());  // NOLINT
+            l.function = code.function;
+            if (!code.function) throw FormatError("Plan: a kernel without code");
             return l;
         }
-        devices::Kernel& kernel = devices::as_kernel(s[1].ptr());
+        devices::Kernel& kernel = *code.kernel;
+        if (l.grain < 1) throw FormatError("Plan: a grain is at least 1");
         l.launcher = &gpu_launcher();
         l.blocks = (l.extent + l.grain - 1) / l.grain;
-        l.elsewhere = s[6].cast<c10::DeviceIndex>();
+        l.elsewhere = static_cast<c10::DeviceIndex>(values::integer(s[6]));
         l.function = kernel.on(l.elsewhere < 0 ? p_.device.index() : l.elsewhere);
         l.threads = kernel.threads;
         l.shared = kernel.shared;
         l.parts = kernel.parts;
         l.by_value.assign(l.regs.size(), 0);
-        for (py::handle h : py::tuple(s[5])) {
-            const auto [position, bytes] = h.cast<std::pair<size_t, uint8_t>>();
-            l.by_value.at(position) = bytes;
+        for (const Value& pair : values::tuple(s[5])) {
+            const Items& found = values::tuple(pair, 2);
+            l.by_value[values::index(found[0], l.regs.size())] =
+                static_cast<uint8_t>(values::index(found[1], 256));
         }
         return l;
     }
 
-    BatchedLaunch parallel_launch(const py::tuple& s) {
+    BatchedLaunch parallel_launch(const Items& s) {
         const size_t at = p_.batched_launches.size();
-        names_.batched_launches.push_back(s[4].cast<std::string>());
+        if (s.size() != 5) throw FormatError("Plan: a parallel launch with other fields");
+        names_.batched_launches.push_back(values::text(s[4]));
         BatchedLaunch t{p_.launches.size(), 0, numbers(s[2], {Field::parallel_end, at}),
                         number(s[3], {Field::parallel_grain, at})};
-        for (py::handle h : py::tuple(s[1]))
-            p_.launches.push_back(launch(py::reinterpret_borrow<py::tuple>(h)));
+        for (const Value& item : values::tuple(s[1])) p_.launches.push_back(launch(values::tuple(item)));
         for (size_t i = t.first; i < p_.launches.size(); ++i)
             if (p_.launches[i].parts && !p_.launches[i].sizes.empty())
-                throw py::value_error("Plan: a kernel for several launches is given sizes");
+                throw FormatError("Plan: a kernel for several launches is given sizes");
         t.count = t.ends.size();
         if (t.count == 0 || t.first + t.count != p_.launches.size())
-            throw py::value_error("Plan: launches and their work do not match");
+            throw FormatError("Plan: launches and their work do not match");
         check_joined(t);
         return t;
     }
@@ -207,71 +276,73 @@ class Reader {
             if (first.parts) fits &= l.function == first.function && l.regs.size() == first.regs.size();
             for (uint8_t bytes : l.by_value) fits &= bytes <= sizeof(int64_t);
         }
-        if (!fits) throw py::value_error("Plan: launches that cannot be one");
+        if (!fits) throw FormatError("Plan: launches that cannot be one");
     }
 
-    Alloc alloc(const py::tuple& s) {
+    Alloc alloc(const Items& s) {
         const size_t at = p_.allocs.size();
-        Alloc a{s[1].cast<Reg>(),
-                layout(s[2], s[3], s[4], {Field::alloc_shape, at}, {Field::alloc_stride, at}),
-                device(s[5]),
-                s[6].cast<int64_t>(),
-                s[7].cast<Reg>(),
-                0,
-                false,
-                {}};
+        if (s.size() != 8) throw FormatError("Plan: an allocation with other fields");
+        const Reg over = optional_reg(s[7]);
+        Alloc a{defined(s[1]), layout(s[2], s[3], s[4], {Field::alloc_shape, at}, {Field::alloc_stride, at}),
+                device(s[5]),  values::integer(s[6]),
+                over,          0,
+                false,         {}};
         a.keys = keys_of(a);
         if (!symbolic_) derive_alloc(p_, a);
         if (a.arena >= 0) {
             p_.in_arena[a.out] = 1;
         } else if (a.over >= 0 && p_.in_arena[a.over]) {
-            throw py::value_error("Plan: an allocation reuses memory that is not its own");
+            throw FormatError("Plan: an allocation reuses memory that is not its own");
         }
         return a;
     }
 
-    View view(const py::tuple& s) {
+    View view(const Items& s) {
         const size_t at = p_.views.size();
-        View v{s[1].cast<Reg>(),
-               s[2].cast<Reg>(),
+        if (s.size() != 7) throw FormatError("Plan: a view with other fields");
+        const Reg src = reg(s[2]);
+        View v{defined(s[1]),
+               src,
                numbers(s[3], {Field::view_shape, at}),
                numbers(s[4], {Field::view_stride, at}),
                number(s[5], {Field::view_offset, at}),
-               s[6].cast<bool>(),
+               values::boolean(s[6]),
                false};
         v.in_arena = p_.in_arena[v.src] && !v.user_visible;
         p_.in_arena[v.out] = v.in_arena;
         return v;
     }
 
-    Aten aten(const py::tuple& s) {
-        const auto name = s[1].cast<std::string>();
-        const auto overload = s[2].cast<std::string>();
-        Aten a{c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()),
-               {},
-               {},
-               {},
-               {},
-               {},
-               {},
-               false,
-               false};
+    static c10::OperatorHandle operator_of(const std::string& name, const std::string& overload) {
+        const auto found = c10::Dispatcher::singleton().findSchema({name, overload});
+        if (!found)
+            throw FormatError("Plan: an unknown operator, " + name +
+                              (overload.empty() ? "" : "." + overload) + ": is its library loaded?");
+        return *found;
+    }
+
+    Aten aten(const Items& s) {
+        if (s.size() != 8) throw FormatError("Plan: a call with other fields");
+        const std::string& name = values::text(s[1]);
+        Aten a{operator_of(name, values::text(s[2])), {}, {}, {}, {}, {}, {}, false, false};
         const auto& arguments = a.op.schema().arguments();
-        const py::tuple args = s[3];
-        if (args.size() != arguments.size()) throw py::value_error("Plan: " + name + " has other arguments");
-        for (size_t i = 0; i < args.size(); ++i) argument(a, i, arguments[i], py::tuple(args[i]));
-        a.outs = s[4].cast<std::vector<Reg>>();
+        const Items& args = values::tuple(s[3]);
+        if (args.size() != arguments.size()) throw FormatError("Plan: " + name + " has other arguments");
+        for (size_t i = 0; i < args.size(); ++i) argument(a, i, arguments[i], values::tuple(args[i]));
+        a.outs = values::each(
+            s[4], [this](const Value& out) { return values::integer(out) == -1 ? Reg{-1} : defined(out); });
         a.expect.resize(a.outs.size());
-        const py::tuple expect = s[5];
+        const Items& expect = values::tuple(s[5]);
+        if (expect.size() > a.outs.size()) throw FormatError("Plan: more layouts than results");
         for (size_t i = 0; i < expect.size(); ++i) {
             if (expect[i].is_none()) continue;
-            const py::tuple e = expect[i];
+            const Items& e = values::tuple(expect[i], 3);
             const size_t at = p_.atens.size();
             a.expect[i] =
                 layout(e[0], e[1], e[2], {Field::expected_shape, at, i}, {Field::expected_stride, at, i});
         }
-        a.user_visible = s[6].cast<bool>();
-        names_.atens.push_back(s[7].cast<std::string>());
+        a.user_visible = values::boolean(s[6]);
+        names_.atens.push_back(values::text(s[7]));
         for (const auto& r : a.op.schema().returns()) a.aliases |= r.alias_info() != nullptr;
         return a;
     }
@@ -283,51 +354,67 @@ class Reader {
     }
 
     // Records the numbers of an argument that are slots; the program holds a sample with other numbers.
-    void symbolic_argument(const Aten& a, size_t i, const py::tuple& arg) {
-        if (!symbolic_) throw py::value_error("Plan: a slot where a number is expected");
-        SymbolicArgument made{p_.atens.size(), i, a.args[i].isList(), {}};
-        for (py::handle h : py::tuple(arg[2])) {
-            const auto pair = py::reinterpret_borrow<py::tuple>(h);
-            made.slots.emplace_back(pair[0].cast<size_t>(), slot(pair[1]));
+    void symbolic_argument(const Aten& a, size_t i, const Value& slots) {
+        if (!symbolic_) throw FormatError("Plan: a slot where a number is expected");
+        const bool is_list = a.args[i].isList();
+        SymbolicArgument made{p_.atens.size(), i, is_list, {}};
+        const size_t count = is_list ? a.args[i].toListRef().size() : 1;
+        for (const Value& item : values::tuple(slots)) {
+            const Items& pair = values::tuple(item, 2);
+            made.slots.emplace_back(values::index(pair[0], count), slot(pair[1]));
         }
+        if (made.slots.empty()) throw FormatError("Plan: an argument without slots");
         symbolic_->arguments.push_back(std::move(made));
     }
 
-    void argument(Aten& a, size_t i, const c10::Argument& argument, const py::tuple& arg) {
-        const auto kind = arg[0].cast<std::string>();
+    void argument(Aten& a, size_t i, const c10::Argument& argument, const Items& arg) {
+        const std::string& kind = values::text(at(arg, 0));
         a.args.emplace_back();
         if (kind == "reg" && !takes_tensor(*argument.type())) {
-            a.numbers.push_back({i, arg[1].cast<Reg>()});
+            const Reg r = reg(at(arg, 1));
+            if (!p_.is_input(r) || !p_.is_number[r])
+                throw FormatError("Plan: a tensor where " + argument.name() + " takes none");
+            a.numbers.push_back({i, r});
         } else if (kind == "reg") {
-            a.tensors.emplace_back(i, arg[1].cast<Reg>());
+            a.tensors.emplace_back(i, reg(at(arg, 1)));
         } else if (kind == "list") {
-            auto element = argument.type()->kind() == c10::TypeKind::OptionalType
-                               ? argument.type()->expectRef<c10::OptionalType>().getElementType()
-                               : argument.type();
-            const bool optional =
-                element->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::OptionalType;
-            a.lists.push_back({i, arg[1].cast<std::vector<Reg>>(), optional});
+            list_argument(a, i, *argument.type(), at(arg, 1));
         } else if (kind == "default") {
             if (argument.default_value()) a.args.back() = *argument.default_value();
         } else {
-            a.args.back() = boxed(arg[1], argument);
-            if (kind == "sized") symbolic_argument(a, i, arg);
+            a.args.back() = boxed(at(arg, 1), argument);
+            if (kind == "sized") symbolic_argument(a, i, at(arg, 2));
         }
     }
 
+    void list_argument(Aten& a, size_t i, const c10::Type& type, const Value& regs) {
+        const c10::Type* list = &type;
+        if (type.kind() == c10::TypeKind::OptionalType)
+            list = type.expectRef<c10::OptionalType>().getElementType().get();
+        if (list->kind() != c10::TypeKind::ListType)
+            throw FormatError("Plan: tensors where no list is taken");
+        const bool optional =
+            list->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::OptionalType;
+        a.lists.push_back(
+            {i, values::each(regs, [&](const Value& r) { return optional ? optional_reg(r) : reg(r); }),
+             optional});
+    }
+
     Program& p_;
+    const std::vector<Code> kernels_;
+    std::vector<State> state_;  // of the registers, before the next step
     Names names_;
     SymbolicFields* symbolic_;  // null: no number is symbolic
 };
 
 }  // namespace
 
-void read_program(const py::tuple& spec, Program& program) {
-    Reader(program, nullptr).read(spec);
+void read_program(const Value& spec, Surroundings surroundings, Program& program) {
+    Reader(program, std::move(surroundings), nullptr).read(spec);
 }
 
-void read_program(const py::tuple& spec, Program& program, SymbolicFields& symbolic) {
-    Reader(program, &symbolic).read(spec);
+void read_program(const Value& spec, Surroundings surroundings, Program& program, SymbolicFields& symbolic) {
+    Reader(program, std::move(surroundings), &symbolic).read(spec);
 }
 
 void derive_allocs(Program& program) {

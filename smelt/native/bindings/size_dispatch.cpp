@@ -19,9 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/arena_budget.h"
+#include "bindings/plan.h"
 #include "module.h"
-#include "plan/arena_budget.h"
-#include "plan/plan.h"
 #include "shapes/size_program.h"
 #include "torch_python.h"
 // structmember.h needs Python.h before it.

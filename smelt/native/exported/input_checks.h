@@ -1,0 +1,58 @@
+// Checks of a program's arguments, with the texts of smelt/exported/input_checks.py.
+#pragma once
+#include <ATen/core/ivalue.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exported/python_numbers.h"
+#include "exported/tables.h"
+#include "include/smelt/program.h"
+
+namespace smelt::exported {
+
+// The tensors of the state at one moment, by their number.
+using Tensors = std::vector<at::Tensor>;
+
+// Arguments as the example passed them.
+struct Bound {
+    Program::Arguments positional;
+    std::map<std::string, c10::IValue> keywords;
+};
+
+// Binds arguments to the signature. Throws InputError.
+Bound bound(const Method& method, const Program::Arguments& arguments, const Program::Keywords& keywords);
+
+// Reads objects at places of the arguments of one call, or the state; each once.
+class ArgumentReader {
+  public:
+    ArgumentReader(const Method& method, const Bound& bound, const Tensors& state,
+                   const std::map<std::string, size_t>& names)
+        : method_(method), bound_(bound), state_(state), names_(names), seen_(method.places.size()) {}
+
+    // Throws InputError if there is none.
+    const c10::IValue& operator()(Path path);
+
+    Number number(const NumberOf& number);
+
+  private:
+    std::optional<c10::IValue> read(Path path);
+    std::string text(Path path) const;
+
+    const Method& method_;
+    const Bound& bound_;
+    const Tensors& state_;
+    const std::map<std::string, size_t>& names_;
+    std::vector<std::optional<c10::IValue>> seen_;
+};
+
+// Checks the arguments and returns the values of the size symbols. Throws InputError for arguments that break a rule.
+std::vector<int64_t> check(const Method& method, ArgumentReader& read);
+
+// A constant as a boxed value. Throws InputError for one that has no C++ form.
+c10::IValue constant(const values::Value& value);
+
+}  // namespace smelt::exported

@@ -1,0 +1,380 @@
+#include "include/smelt/program.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <atomic>
+#include <list>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+
+#include "exported/input_checks.h"
+#include "exported/processor.h"
+#include "exported/program_file.h"
+#include "exported/program_plans.h"
+#include "exported/tables.h"
+#include "plan/plan.h"
+#include "torch.h"
+
+namespace smelt {
+
+using exported::ArgumentReader;
+using exported::Bound;
+using exported::Input;
+using exported::Method;
+using exported::NumberOf;
+using exported::ProgramFile;
+using exported::ProgramPlans;
+using exported::ResultNode;
+using exported::Target;
+using exported::Tensors;
+using values::FormatError;
+using values::Value;
+
+namespace exported {
+
+constexpr size_t kMostInstances = 64;  // plans for sizes of earlier calls
+constexpr size_t kIdleArenas = 2;      // that they hold between calls
+
+// The plans of a program by the sizes of calls. Thread-safe.
+class PlanCache {
+  public:
+    PlanCache(ProgramPlans& plans, const Method& method) : plans_(plans), method_(method) {}
+
+    std::shared_ptr<plan::Plan> at(const std::vector<int64_t>& sizes) {
+        {
+            const std::shared_lock<std::shared_mutex> lock(mutex_);
+            const auto found = cached_.find(sizes);
+            if (found != cached_.end()) return found->second;
+        }
+        const std::unique_lock<std::shared_mutex> lock(mutex_);
+        if (const auto found = cached_.find(sizes); found != cached_.end()) return found->second;
+        auto program = plans_.at(sizes);
+        if (!program) throw ProgramError("the program has no plan for " + text(sizes));
+        auto made = std::make_shared<plan::Plan>(std::move(program));
+        made->idle.set_budget(budget_, plan::bytes_of(*made->program));
+        if (order_.size() >= kMostInstances) {
+            cached_.erase(order_.front());
+            order_.pop_front();
+        }
+        order_.push_back(sizes);
+        return cached_[sizes] = made;
+    }
+
+  private:
+    std::string text(const std::vector<int64_t>& sizes) const {
+        std::string text;
+        for (size_t i = 0; i < sizes.size(); ++i) {
+            const auto& rule = method_.sizes[i];
+            text += (i ? ", " : "") + (rule.name.empty() ? rule.text : rule.name) + " = " +
+                    std::to_string(sizes[i]);
+        }
+        return text;
+    }
+
+    ProgramPlans& plans_;
+    const Method& method_;
+    const std::shared_ptr<plan::ArenaBudget> budget_ =
+        std::make_shared<plan::ArenaBudget>(kIdleArenas, nullptr);
+    std::shared_mutex mutex_;
+    std::map<std::vector<int64_t>, std::shared_ptr<plan::Plan>> cached_;
+    std::list<std::vector<int64_t>> order_;
+};
+
+}  // namespace exported
+
+namespace {
+
+const Target& target_here(const exported::Tables& tables, const Method& method) {
+    std::string reasons;
+    for (const Target& target : tables.targets) {
+        if (target.graph != method.graph) continue;
+        auto reason = exported::other_torch(target.torch);
+        if (!reason) reason = exported::lacking(target.triple, target.needs);
+        if (!reason) return target;
+        reasons += (reasons.empty() ? "" : "; ") + *reason;
+    }
+    throw ProgramError(
+        (reasons.empty() ? "the program has no plans" : reasons) +
+        ". C++ cannot compile the program again: export the model with this torch, on a processor like "
+        "this one or with SMELT_CPU set to its level");
+}
+
+}  // namespace
+
+struct Program::Data {
+    explicit Data(const std::string& path) : file(path) {
+        exported::State loaded = file.state();
+        for (auto& [name, tensor] : loaded) {
+            if (!names.emplace(name, names.size()).second) throw FormatError("two weights of one name");
+            state_.push_back(std::move(tensor));
+        }
+        state = std::make_shared<const Tensors>(std::move(state_));
+        const exported::Tables tables = exported::read_tables(file.section("tables"));
+        if (tables.methods.empty()) throw FormatError("a program without methods");
+        method = tables.methods[0];
+        const Target& target = target_here(tables, method);
+        std::vector<ProgramPlans::Source> sources;
+        for (size_t i = 0; i < target.plans.size(); ++i) {
+            ProgramPlans::Source source;
+            for (const std::string& name : target.constants[i]) {
+                constants.insert(name);
+                source.constants.push_back((*state)[number_of(name)]);
+            }
+            source.section = [this, name = target.plans[i]] {
+                return exported::unpacked(file.section(name));
+            };
+            sources.push_back(std::move(source));
+        }
+        check();
+        plans =
+            std::make_unique<ProgramPlans>(exported::unpacked(file.section(target.code)), std::move(sources));
+        cache = std::make_unique<exported::PlanCache>(*plans, method);
+    }
+
+    size_t number_of(const std::string& name) const {
+        const auto found = names.find(name);
+        if (found == names.end()) throw FormatError("no tensor " + name + " in the state");
+        return found->second;
+    }
+
+    // What the tables refer to exists.
+    void check() {
+        for (const Input& input : method.inputs)
+            inputs_of_state.push_back(std::holds_alternative<std::string>(input)
+                                          ? static_cast<int64_t>(number_of(std::get<std::string>(input)))
+                                          : -1);
+        for (const auto& [name, output] : method.stores) stored.emplace_back(number_of(name), output);
+        std::set<std::string> named;
+        for (const exported::Parameter& p : method.signature)
+            if (p.kind != 4) named.insert(p.name);
+        for (const std::string& key : method.keywords)
+            if (!named.count(key)) rest.push_back(key);
+    }
+
+    std::shared_ptr<const Tensors> snapshot() const { return std::atomic_load(&state); }
+
+    // The state with these tensors instead of its own.
+    void replace(const std::vector<std::pair<size_t, at::Tensor>>& tensors) {
+        const std::lock_guard<std::mutex> lock(replacing);
+        auto changed = std::make_shared<Tensors>(*snapshot());
+        for (const auto& [number, tensor] : tensors) (*changed)[number] = tensor;
+        std::atomic_store(&state, std::shared_ptr<const Tensors>(std::move(changed)));
+    }
+
+    const ProgramFile file;
+    std::map<std::string, size_t> names;  // of the state
+    std::shared_ptr<const Tensors> state;
+    std::mutex replacing;
+    Method method;
+    std::set<std::string> constants;       // of the state, that plans hold
+    std::vector<int64_t> inputs_of_state;  // per input of the graph; -1: of the arguments
+    std::vector<std::pair<size_t, size_t>> stored;
+    std::vector<std::string> rest;  // keywords of `**kwargs`
+    std::unique_ptr<ProgramPlans> plans;
+    std::unique_ptr<exported::PlanCache> cache;
+
+  private:
+    Tensors state_;
+};
+
+namespace {
+
+c10::IValue boxed(const exported::Number& number) {
+    return std::visit([](auto n) { return c10::IValue(n); }, number);
+}
+
+at::Tensor number_tensor(const c10::IValue& x) {
+    if (x.isDouble()) return plan::number_tensor(x.toDouble());
+    if (x.isInt()) return plan::number_tensor(x.toInt());
+    throw InputError("a number is expected, got " + x.tagKind());
+}
+
+// An input of the plan: a tensor, a number as one, or undefined if the plan does not read it.
+at::Tensor input_of(const plan::Program& p, size_t i, const c10::IValue& x) {
+    if (p.is_number[i]) return number_tensor(x);
+    if (x.isTensor()) return x.toTensor();
+    if (p.is_read[i]) throw InputError("a tensor is expected, got " + x.tagKind());
+    return {};
+}
+
+c10::IValue container(const ResultNode& node, std::vector<c10::IValue> items) {
+    const Value& value = std::get<Value>(node.value);
+    if (node.kind == "constant") return exported::constant(value);
+    if (node.kind == "tuple" || node.kind == "size") return c10::ivalue::Tuple::create(std::move(items));
+    if (node.kind == "list") {
+        c10::impl::GenericList list(c10::AnyType::get());
+        for (c10::IValue& item : items) list.push_back(std::move(item));
+        return list;
+    }
+    const bool has_fields = node.kind == "fields";
+    const values::Items& keys = values::tuple(has_fields ? values::tuple(value)[2] : value);
+    const bool has_names =
+        std::all_of(keys.begin(), keys.end(), [](const Value& key) { return key.get<std::string>(); });
+    c10::TypePtr type = has_names ? c10::TypePtr(c10::StringType::get()) : c10::TypePtr(c10::AnyType::get());
+    c10::impl::GenericDict dict(type, c10::AnyType::get());
+    for (size_t i = 0; i < keys.size(); ++i) dict.insert(exported::constant(keys[i]), std::move(items[i]));
+    return dict;
+}
+
+}  // namespace
+
+Program Program::load(const std::string& path) {
+    try {
+        return Program(std::make_shared<Data>(path));
+    } catch (const FormatError& error) {
+        throw ProgramError(path + ": " + error.what());
+    } catch (const ProgramError& error) {
+        throw ProgramError(path + ": " + error.what());
+    }
+}
+
+c10::IValue Program::operator()(const Arguments& arguments, const Keywords& keywords) const {
+    Data& d = *data_;
+    const Method& method = d.method;
+    const Bound bound = exported::bound(method, arguments, keywords);
+    if (d.rest.size() > 1) {
+        std::vector<std::string> order;
+        for (const auto& [name, value] : keywords)
+            if (std::find(d.rest.begin(), d.rest.end(), name) != d.rest.end()) order.push_back(name);
+        if (order != d.rest)
+            throw InputError("pass the keywords " + c10::Join(", ", d.rest) +
+                             " in this order, as at the export");
+    }
+    const std::shared_ptr<const Tensors> state = d.snapshot();
+    const at::NoGradGuard no_gradients;
+    ArgumentReader read(method, bound, *state, d.names);
+    const std::vector<int64_t> sizes = exported::check(method, read);
+    const std::shared_ptr<plan::Plan> plan = d.cache->at(sizes);
+    const plan::Program& p = *plan->program;
+    if (p.n_inputs != method.inputs.size()) throw ProgramError("a plan with other inputs than its program");
+    std::vector<at::Tensor> inputs(p.n_inputs);
+    std::vector<c10::IValue> passed(p.n_inputs);  // the objects, for results that are inputs
+    for (size_t i = 0; i < p.n_inputs; ++i) {
+        if (d.inputs_of_state[i] >= 0)
+            passed[i] = (*state)[static_cast<size_t>(d.inputs_of_state[i])];
+        else if (const auto* number = std::get_if<NumberOf>(&method.inputs[i]))
+            passed[i] = boxed(read.number(*number));
+        else
+            passed[i] = read(std::get<exported::Path>(method.inputs[i]));
+        inputs[i] = input_of(p, i, passed[i]);
+    }
+    const std::vector<at::Tensor> results = plan::run_borrowed(*plan, inputs);
+    auto result = [&](size_t i) -> c10::IValue {
+        if (i >= results.size()) throw ProgramError("a plan with other results than its program");
+        const plan::Reg r = p.outputs[i];
+        if (p.is_input(r)) return passed[static_cast<size_t>(r)];
+        return results[i].defined() ? c10::IValue(results[i]) : c10::IValue();
+    };
+    if (!d.stored.empty()) {
+        std::vector<std::pair<size_t, at::Tensor>> replaced;
+        for (const auto& [number, output] : d.stored)
+            replaced.emplace_back(number, result(output).toTensor());
+        d.replace(replaced);
+    }
+    std::vector<c10::IValue> made;
+    for (const ResultNode& node : method.result) {
+        if (node.kind == "tensor") {
+            made.push_back(result(std::get<size_t>(node.value)));
+        } else if (node.kind == "input") {
+            const size_t at = std::get<size_t>(node.value);
+            made.push_back(node.is_path ? read(at) : passed.at(at));
+        } else if (node.kind == "number") {
+            made.push_back(boxed(read.number(std::get<NumberOf>(node.value))));
+        } else {
+            std::vector<c10::IValue> items;
+            for (const size_t part : node.parts) items.push_back(made[part]);
+            made.push_back(container(node, std::move(items)));
+        }
+    }
+    return made.back();
+}
+
+const std::string& Program::name() const {
+    return data_->method.name;
+}
+
+std::vector<Parameter> Program::parameters() const {
+    std::vector<Parameter> found;
+    for (const exported::Parameter& p : data_->method.signature)
+        found.push_back({p.name, static_cast<Parameter::Kind>(p.kind), p.has_default});
+    return found;
+}
+
+std::vector<DynamicSize> Program::dynamic_sizes() const {
+    std::vector<DynamicSize> found;
+    for (const exported::SizeRule& s : data_->method.sizes)
+        if (!s.is_remainder && !s.over)
+            found.push_back({s.text, s.name, s.dim, s.low * s.divisor,
+                             s.high < INT64_MAX / s.divisor ? s.high * s.divisor : s.high});
+    return found;
+}
+
+std::vector<std::string> Program::input_checks() const {
+    std::vector<std::string> found;
+    for (const auto& rule : data_->method.rules)
+        if (const auto* any = std::get_if<exported::Rule>(&rule)) found.push_back(any->text);
+    return found;
+}
+
+std::map<std::string, at::Tensor> Program::state() const {
+    const auto tensors = data_->snapshot();
+    std::map<std::string, at::Tensor> found;
+    for (const auto& [name, number] : data_->names) found[name] = (*tensors)[number];
+    return found;
+}
+
+bool Program::writes_state() const {
+    if (!data_->stored.empty()) return true;
+    const std::vector<char> written = data_->plans->written_inputs();
+    for (size_t i = 0; i < data_->inputs_of_state.size() && i < written.size(); ++i)
+        if (data_->inputs_of_state[i] >= 0 && written[i]) return true;
+    return false;
+}
+
+void Program::update_weights(const std::map<std::string, at::Tensor>& weights) const {
+    Data& d = *data_;
+    const auto before = d.snapshot();
+    for (const auto& [name, value] : weights) {
+        const auto found = d.names.find(name);
+        if (found == d.names.end()) throw InputError("the program has no weight " + name);
+        if (d.constants.count(name)) throw InputError(name + " is a constant of the program's plans");
+        const at::Tensor& known = (*before)[found->second];
+        if (!value.defined() || value.sizes() != known.sizes() ||
+            value.scalar_type() != known.scalar_type() || !value.device().is_cpu() ||
+            value.layout() != c10::Layout::Strided)
+            throw InputError("the weight " + name + " must be " +
+                             described(known.scalar_type(), known.sizes()) + " on the CPU, got " +
+                             (value.defined() ? described(value.scalar_type(), value.sizes()) + " on " +
+                                                    value.device().str()
+                                              : "an undefined tensor"));
+    }
+    const at::NoGradGuard no_gradients;
+    const c10::InferenceMode ordinary(false);
+    // New storages, and all tensors of the state that are views of the earlier ones.
+    std::map<const void*, at::Tensor> storages;
+    for (const auto& [name, value] : weights) {
+        const c10::Storage& storage = (*before)[d.names[name]].storage();
+        at::Tensor& copy = storages[storage.unsafeGetStorageImpl()];
+        if (copy.defined()) continue;
+        const auto bytes = static_cast<int64_t>(storage.nbytes());
+        copy = at::empty({bytes}, at::kByte);
+        if (bytes) std::memcpy(copy.mutable_data_ptr(), storage.data(), storage.nbytes());
+    }
+    std::vector<std::pair<size_t, at::Tensor>> changed;
+    for (const auto& [name, number] : d.names) {
+        const at::Tensor& t = (*before)[number];
+        const auto found = storages.find(t.storage().unsafeGetStorageImpl());
+        if (found == storages.end()) continue;
+        at::Tensor moved = at::empty({0}, t.options())
+                               .set_(found->second.storage(), t.storage_offset(), t.sizes(), t.strides());
+        if (const auto value = weights.find(name); value != weights.end()) moved.copy_(value->second);
+        changed.emplace_back(number, std::move(moved));
+    }
+    d.replace(changed);
+}
+
+}  // namespace smelt

@@ -1,0 +1,169 @@
+#include "exported/program_file.h"
+
+#include <c10/core/InferenceMode.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "exported/checksum.h"
+#include "exported/tables.h"
+#include "torch.h"
+#include "values/decode.h"
+
+namespace smelt::exported {
+
+using values::FormatError;
+
+// Pages are copied when they are written.
+class Mapping {
+  public:
+    explicit Mapping(const std::string& path) {
+        const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        if (file < 0) throw std::system_error(errno, std::generic_category(), path);
+        struct stat status{};
+        int error = ::fstat(file, &status) != 0 ? errno : 0;
+        size_ = error ? 0 : static_cast<size_t>(status.st_size);
+        if (!error && size_ > 0) {
+            data_ = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+            if (data_ == MAP_FAILED) error = errno;
+        }
+        ::close(file);
+        if (error) throw std::system_error(error, std::generic_category(), path);
+    }
+    ~Mapping() {
+        if (size_ > 0) ::munmap(data_, size_);
+    }
+    Mapping(const Mapping&) = delete;
+    Mapping& operator=(const Mapping&) = delete;
+
+    std::string_view data() const { return {static_cast<const char*>(data_), size_}; }
+
+  private:
+    void* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+namespace {
+
+constexpr std::string_view kMagic = "smeltprg";
+constexpr size_t kHeader = 28, kEntry = 36, kName = 16, kAlignment = 64;
+
+template <class T>
+T number(std::string_view data, size_t at) {
+    T value;
+    std::memcpy(&value, data.data() + at, sizeof value);
+    return value;
+}
+
+// A view of a storage, with the layout checked.
+at::Tensor viewed(const c10::Storage& storage, const Weight& w) {
+    const auto width = static_cast<int64_t>(c10::elementSize(w.dtype));
+    bool fits = w.shape.size() == w.stride.size() && w.offset >= 0;
+    bool is_empty = false;
+    int64_t last = w.offset;
+    int64_t elements = 1;
+    for (size_t d = 0; fits && d < w.shape.size(); ++d) {
+        int64_t step = 0;
+        fits = w.shape[d] >= 0 && w.stride[d] >= 0;
+        fits = fits && !__builtin_mul_overflow(elements, std::max<int64_t>(w.shape[d], 1), &elements);
+        is_empty |= w.shape[d] == 0;
+        fits = fits && !__builtin_mul_overflow(std::max<int64_t>(w.shape[d] - 1, 0), w.stride[d], &step);
+        fits = fits && !__builtin_add_overflow(last, step, &last);
+    }
+    if (!fits) throw FormatError("a weight that cannot be: " + w.name);
+    if (!is_empty && last >= static_cast<int64_t>(storage.nbytes()) / width)
+        throw FormatError("the weight " + w.name + " is outside of its storage");
+    auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
+                                                      c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                      c10::scalarTypeToTypeMeta(w.dtype));
+    t.unsafeGetTensorImpl()->set_sizes_and_strides(w.shape, w.stride, is_empty ? 0 : w.offset);
+    return t;
+}
+
+}  // namespace
+
+ProgramFile::ProgramFile(const std::string& path) : mapping_(std::make_shared<Mapping>(path)) {
+    const std::string_view data = mapping_->data();
+    if (data.size() < kHeader || data.substr(0, kMagic.size()) != kMagic)
+        throw FormatError("no program of smelt");
+    const auto version = number<uint32_t>(data, 8), count = number<uint32_t>(data, 12);
+    if (version != kFormatVersion)
+        throw FormatError("a program of version " + std::to_string(version) + "; this smelt reads version " +
+                          std::to_string(kFormatVersion) + ": export the model again");
+    const auto length = number<uint64_t>(data, 16);
+    if (length != data.size() || count > (data.size() - kHeader) / kEntry)
+        throw FormatError(std::to_string(length) + " bytes are expected, " + std::to_string(data.size()) +
+                          " are there");
+    const std::string_view rows = data.substr(kHeader, count * kEntry);
+    const uint32_t start = Checksum::of(std::string(4, '\0'), Checksum::of(data.substr(0, kHeader - 4)));
+    if (Checksum::of(rows, start) != number<uint32_t>(data, kHeader - 4))
+        throw FormatError("the header is damaged");
+    for (size_t at = 0; at < rows.size(); at += kEntry) {
+        std::string name(rows.substr(at, kName));
+        name.erase(name.find_last_not_of('\0') + 1);
+        const auto offset = number<uint64_t>(rows, at + kName),
+                   bytes = number<uint64_t>(rows, at + kName + 8);
+        if (offset > data.size() || bytes > data.size() - offset)
+            throw FormatError("the section " + name + " is outside of the file");
+        const std::string_view section = data.substr(offset, bytes);
+        if (Checksum::of(section) != number<uint32_t>(rows, at + kName + 16))
+            throw FormatError("the section " + name + " is damaged: its checksum does not hold");
+        sections_[name] = section;
+    }
+}
+
+std::string_view ProgramFile::section(const std::string& name) const {
+    const auto found = sections_.find(name);
+    if (found == sections_.end()) throw FormatError("no section " + name);
+    return found->second;
+}
+
+State ProgramFile::state() const {
+    const StateTable table = read_state(section("state"));
+    const std::string_view weights = section("weights");
+    if (reinterpret_cast<uintptr_t>(weights.data()) % kAlignment != 0)
+        throw FormatError("weights that are not aligned");
+    std::vector<c10::Storage> storages;
+    for (const auto& [at, bytes] : table.spans) {
+        if (at > weights.size() || bytes > weights.size() - at || at % kAlignment != 0)
+            throw FormatError("a weight outside of its section");
+        auto* memory = const_cast<char*>(weights.data()) + at;
+        c10::DataPtr owned(
+            memory, new std::shared_ptr<Mapping>(mapping_),
+            [](void* kept) { delete static_cast<std::shared_ptr<Mapping>*>(kept); }, c10::Device(c10::kCPU));
+        storages.emplace_back(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                                    bytes, std::move(owned), nullptr, false));
+    }
+    const c10::InferenceMode ordinary(false);  // later calls write these tensors, wherever they are
+    State state;
+    for (const Weight& w : table.weights) {
+        if (w.storage >= storages.size()) throw FormatError("a weight that cannot be: " + w.name);
+        state.emplace_back(w.name, viewed(storages[w.storage], w));
+    }
+    return state;
+}
+
+std::string unpacked(std::string_view section) {
+    constexpr uint64_t kMost = uint64_t{1} << 31;
+    if (section.size() < 8) throw FormatError("a section that cannot be unpacked: it ends early");
+    const auto length = number<uint64_t>(section, 0);
+    const std::string_view stream = section.substr(8);
+    // A zlib stream expands to at most 1032 times its size.
+    if (length > kMost || length > (stream.size() + 1) * 1032)
+        throw FormatError("a section of another length than " + std::to_string(length) + " bytes");
+    std::string data(length, '\0');
+    unsigned long found = length;  // NOLINT: miniz's type
+    const int status = mz_uncompress(reinterpret_cast<unsigned char*>(data.data()), &found,
+                                     reinterpret_cast<const unsigned char*>(stream.data()), stream.size());
+    if (status != 0) throw FormatError("a section that cannot be unpacked: error " + std::to_string(status));
+    if (found != length)
+        throw FormatError("a section of another length than " + std::to_string(length) + " bytes");
+    return data;
+}
+
+}  // namespace smelt::exported

@@ -1,0 +1,105 @@
+// Runs programs that `smelt.export` wrote (docs/export.md) from C++. Needs libtorch 2.11 or newer, C++20 and Linux on x86-64;
+// neither Python nor a compiler.
+//
+//     smelt::Program program = smelt::Program::load("scorer.smelt");
+//     at::Tensor y = program({x}).toTensor();
+//     c10::IValue z = program({x}, {{"scale", 2.0}});
+//
+// A file holds machine code: load only files whose programs you would run.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#define SMELT_PUBLIC __attribute__((visibility("default")))
+
+namespace smelt {
+
+// Arguments for which the program was not exported, or that do not fit its signature. The text is that of the error in Python.
+class SMELT_PUBLIC InputError : public std::invalid_argument {
+  public:
+    using std::invalid_argument::invalid_argument;
+};
+
+// A file that is no program, is damaged, or does not run here: it is for another version of torch, another platform, or a
+// processor with features that this one lacks. Python compiles such a program again; C++ has no compiler, so export the model
+// again with the torch and on a processor (or with SMELT_CPU) like those of the machine that runs it.
+class SMELT_PUBLIC ProgramError : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+// A parameter of the exported call, as in Python's inspect.
+struct Parameter {
+    enum class Kind : std::uint8_t {
+        positional_only,
+        positional_or_keyword,
+        var_positional,
+        keyword_only,
+        var_keyword
+    };
+    std::string name;
+    Kind kind;
+    bool has_default;
+};
+
+// A size that may change between calls: dimension `dimension` of the tensor `of`, from `low` to `high`. `dim` is the name of its
+// smelt.Dim, or empty.
+struct DynamicSize {
+    std::string of, dim;
+    std::int64_t dimension, low, high;
+};
+
+// An exported call. Copies share the program and its state.
+//
+// Any number of threads may call a program at once, without a lock of their own. A call reads the state as it is when the call
+// begins. If the program writes no state (`writes_state`), calls do not affect each other. If it writes buffers, their
+// contents after concurrent calls are those of eager calls in several threads: writes interleave, and of two calls that replace
+// a buffer the later one wins. Load the program once for each thread that needs buffers of its own.
+class SMELT_PUBLIC Program {
+  public:
+    using Arguments = std::vector<c10::IValue>;
+    using Keywords = std::vector<std::pair<std::string, c10::IValue>>;
+
+    // Maps the file, verifies its checksums, and links its code. Throws ProgramError, and std::system_error if the file cannot
+    // be read.
+    static Program load(const std::string& path);
+
+    // Calls the program. Arguments are tensors, numbers, texts, None, and tuples, lists and dicts of these, as the model took
+    // them at the export. Named tuples and dataclasses in the result are dicts from field names to values. Computes no
+    // gradients. Throws InputError, and what operators throw.
+    c10::IValue operator()(const Arguments& arguments, const Keywords& keywords = {}) const;
+
+    // The name of the exported call (of the module's class, or of the function), and what a call takes.
+    const std::string& name() const;
+    std::vector<Parameter> parameters() const;
+    std::vector<DynamicSize> dynamic_sizes() const;
+    // The conditions on arguments that a call checks besides the metadata of tensors, as text.
+    std::vector<std::string> input_checks() const;
+
+    // The parameters, buffers and constants by name; writes to these tensors are visible to later calls, not in the file.
+    std::map<std::string, at::Tensor> state() const;
+    // Whether a call writes or replaces tensors of the state.
+    bool writes_state() const;
+
+    // Replaces weights: the values are copied into new memory, so calls that run go on with the earlier ones. Tensors that share
+    // memory, such as tied weights, keep sharing it. Throws InputError for an unknown name, another size or dtype, and for a
+    // constant that the machine code's plans hold; then nothing is replaced.
+    void update_weights(const std::map<std::string, at::Tensor>& weights) const;
+
+  private:
+    struct Data;
+    explicit Program(std::shared_ptr<Data> data) : data_(std::move(data)) {}
+
+    std::shared_ptr<Data> data_;
+};
+
+}  // namespace smelt
