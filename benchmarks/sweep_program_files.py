@@ -1,0 +1,98 @@
+"""Damaged files of programs, loaded in C++ under AddressSanitizer, and a project of `smelt package`, built with CMake.
+
+python -m benchmarks.sweep_program_files [--files N] [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import smelt
+from smelt.exported.cpp_project import write_project, write_runtime
+
+TORCH = Path(torch.__file__).parent
+SOURCES = Path(__file__).parent.parent / "tests/exported/cpp"
+PROGRAMS = ("run_program", "fuzz_program")
+
+
+def build(folder: Path, *options: str) -> None:
+    """Build the programs of tests/exported/cpp with the runtime, in as few units as it has. Raises CalledProcessError."""
+    units = [*write_runtime(folder / "smelt"), *(SOURCES / f"{name}.cpp" for name in PROGRAMS)]
+    include = [folder / "smelt", folder / "smelt/include"]
+    flags = [
+        "-std=c++20",
+        "-O0",
+        "-fopenmp",
+        "-DAT_PER_OPERATOR_HEADERS",
+        *options,
+        *(f"-I{p}" for p in include),
+    ]
+    flags += [f"-isystem{TORCH}/include", f"-isystem{TORCH}/include/torch/csrc/api/include"]
+    for unit in units:
+        subprocess.run(["g++", *flags, "-c", str(unit), "-o", f"{folder}/{unit.stem}.o"], check=True)
+    openmp = [str(p) for p in sorted(TORCH.glob("lib/libgomp*.so*"))[:1]] or ["-lgomp"]
+    libraries = [
+        f"-L{TORCH}/lib",
+        f"-Wl,-rpath,{TORCH}/lib",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+        *openmp,
+        "-ldl",
+    ]
+    for name in PROGRAMS:
+        objects = [f"{folder}/{stem}.o" for stem in ("plan", "exported", name)]
+        subprocess.run(["g++", *options, *objects, *libraries, "-o", f"{folder}/{name}"], check=True)
+
+
+def program(path: Path) -> None:
+    """Write a small program with a dynamic size."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    smelt.export(model, (torch.randn(3, 4),), dynamic_shapes=[{0: smelt.Dim("n", max=9)}]).save(path)
+
+
+def build_project(path: Path, folder: Path) -> str:
+    """What the example of `smelt package` prints. Raises CalledProcessError."""
+    write_project(path, folder)
+    prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+    subprocess.run(
+        ["cmake", "-S", folder, "-B", folder / "build", prefix], check=True, stdout=subprocess.DEVNULL
+    )
+    subprocess.run(["cmake", "--build", folder / "build"], check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([folder / "build/example", path], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        program(folder / "m.smelt")
+        print(build_project(folder / "m.smelt", folder / "project"), end="")
+        build(folder, "-fsanitize=address", "-g1")
+        command = [
+            folder / "fuzz_program",
+            folder / "m.smelt",
+            folder / "damaged.smelt",
+            options.files,
+            options.seed,
+        ]
+        # Freed memory is what is looked for, not memory that torch keeps to the end.
+        environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
+        return subprocess.run(list(map(str, command)), env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""Programs in C++ processes: the runtime that `smelt package` ships is built once, and gives the compiled call's bits."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import smelt
+from benchmarks.sweep_program_files import build
+from smelt.cli.app import app
+from smelt.errors import InputError
+from smelt.exported.program import Program
+from tests.harness.exported import larger, same, section, tensors, with_section
+from tests.harness.models import MODELS
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs `run_program` and `fuzz_program`."""
+    folder = tmp_path_factory.mktemp("cpp")
+    build(folder)
+    return folder
+
+
+@pytest.fixture
+def driver(built: Path) -> Path:
+    return built / "run_program"
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def started(
+    driver: Path, folder: Path, calls: list[Call], threads: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Runs calls of the program `m.smelt` in `folder`."""
+    pickled = torch._C._pickle_save(tuple((args, tuple(kwargs.items())) for args, kwargs in calls))
+    (folder / "calls.pt").write_bytes(pickled)
+    command = [driver, folder / "m.smelt", folder / "calls.pt", folder / "results.pt", str(threads)]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=250)
+
+
+def in_cpp(driver: Path, folder: Path, program: Program, calls: list[Call], threads: int = 0) -> list[Any]:
+    """The results of calls in a C++ process; of one that raises InputError its text."""
+    program.save(folder / "m.smelt")
+    done = started(driver, folder, calls, threads)
+    assert done.returncode == 0, done.stderr
+    results: tuple[Any, ...] = torch._C._pickle_load_obj((folder / "results.pt").read_bytes())
+    return list(results)
+
+
+def in_python(program: Program, calls: list[Call]) -> list[Any]:
+    results = []
+    for args, kwargs in calls:
+        try:
+            results.append(program(*args, **kwargs))
+        except (InputError, TypeError) as error:
+            results.append(f"InputError: {error}")
+    return results
+
+
+# ---- models
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "T5", "ResNet-50", "Swin-tiny"])
+def test_model(name: str, driver: Path, tmp_path: Path) -> None:
+    """Dynamic sizes, several threads: the bits of the program in Python."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    model = model.eval()
+    is_text = "x" not in inputs
+    options: dict[str, Any] = {}
+    if not is_text:
+        inputs = {next(iter(inspect.signature(model.forward).parameters)): inputs["x"]}
+    elif "use_cache" in inspect.signature(model.forward).parameters:
+        options = {"use_cache": False}
+    batch, length = smelt.Dim("batch", min=2, max=8), smelt.Dim("length", min=4, max=12)
+    dims = {0: batch, 1: length} if is_text else {0: batch}
+    program = smelt.export(model, (), {**inputs, **options}, dynamic_shapes=dict.fromkeys(inputs, dims))
+    others = {key: larger(x, is_text) for key, x in inputs.items()}
+    calls: list[Call] = [((), {**inputs, **options}), ((), {**others, **options})]
+    wanted = in_python(program, calls)  # the compiled call's bits: test_exported_models.py
+    results = in_cpp(driver, tmp_path, program, calls, threads=2)
+    for result, want in zip(results, wanted, strict=True):
+        assert tensors(want) and len(tensors(result)) == len(tensors(want))
+        assert all(map(same, tensors(result), tensors(want)))
+
+
+# ---- arguments and results
+
+
+class Nest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(
+        self, batch: Any, pair: Any, *rest: Any, scale: float = 2.0, mode: str = "sum", **more: Any
+    ) -> Any:
+        y = self.layer(batch["x"]) * scale + pair[0]
+        y = y.sum(0) if mode == "sum" else y
+        return {"y": y, "more": [r + 1 for r in rest], "of": (more["a"], pair[1] * 2, None, mode)}
+
+
+def nest() -> tuple[Program, Call]:
+    torch.manual_seed(0)
+    rows = smelt.Dim("rows", min=1, max=9)
+    args = ({"x": torch.randn(3, 4)}, (torch.randn(3), 5), torch.ones(2))
+    kwargs = {"scale": 0.5, "a": torch.zeros(1)}
+    dims = {"batch": {"x": {0: rows}}, "pair": None, "rest": None, "scale": None, "a": None}
+    return smelt.export(Nest(), args, kwargs, dynamic_shapes=dims), (args, kwargs)
+
+
+def test_arguments_and_messages(driver: Path, tmp_path: Path) -> None:
+    program, (args, kwargs) = nest()
+    x, (y, n), one = args
+    calls: list[Call] = [
+        (args, kwargs),
+        (({"x": torch.randn(9, 4)}, (y, n), one), kwargs),
+        ((x, (y, n), one), {**kwargs, "mode": "sum"}),
+        ((), {}),
+        (args, {}),
+        ((x, (y, n)), kwargs),
+        ((x,), {**kwargs, "batch": x}),
+        ((x, (y, n), one), {**kwargs, "mode": "mean"}),
+        ((x, (y, n), one), {**kwargs, "scale": 0.25}),
+        ((x, (y, n), one), {**kwargs, "scale": 1}),
+        ((x, (y, 6), one), kwargs),
+        ((x, (y, n, 1), one), kwargs),
+        ((x, [y, y], one), kwargs),
+        (({"z": x["x"]}, (y, n), one), kwargs),
+        (({"x": torch.randn(10, 4)}, (y, n), one), kwargs),
+        (({"x": torch.randn(3, 5)}, (y, n), one), kwargs),
+        (({"x": torch.randn(3, 4, 1)}, (y, n), one), kwargs),
+        (({"x": torch.randn(3, 4).double()}, (y, n), one), kwargs),
+        (({"x": torch.randn(4, 3).t()}, (y, n), one), kwargs),
+        ((x["x"], (y, n), one), kwargs),
+        ((x, (3, n), one), kwargs),
+        ((x, (y, "text's"), one), kwargs),
+    ]
+    found, wanted = in_cpp(driver, tmp_path, program, calls), in_python(program, calls)
+    texts = [w for w in wanted if isinstance(w, str)]
+    assert len(texts) > 15 and len(wanted) - len(texts) == 3
+    for f, w in zip(found, wanted, strict=True):
+        assert same(f, w), (f, w)
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.last = x * 2
+        return self.last + self.calls
+
+
+def test_state_is_the_programs(driver: Path, tmp_path: Path) -> None:
+    program = smelt.export(Counter(), (torch.ones(2),))
+    calls: list[Call] = [((torch.full((2,), float(i)),), {}) for i in range(4)]
+    found = in_cpp(driver, tmp_path, program, calls)
+    assert all(map(same, found, in_python(program, calls)))
+
+
+def test_numbers_of_arguments(driver: Path, tmp_path: Path) -> None:
+    def scaled(x: torch.Tensor, n: int, f: float) -> Any:
+        return x * (n // 2) + f**2, n + 1, x.shape[0] * 2
+
+    x = torch.randn(6, 2)
+    program = smelt.export(scaled, (x, 7, 0.5), dynamic_shapes=({0: smelt.Dim("n", max=20)}, None, None))
+    calls: list[Call] = [
+        ((x, 7, 0.5), {}),
+        ((torch.randn(20, 2), 7, 0.5), {}),
+        ((x, 8, 0.5), {}),
+        ((x, 7, 1.5), {}),
+    ]
+    assert all(map(same, in_cpp(driver, tmp_path, program, calls), in_python(program, calls)))
+
+
+def test_sixteen_threads(driver: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 2))
+    x = torch.randn(3, 4)
+    program = smelt.export(model, (x,), dynamic_shapes=[{0: smelt.Dim("n", max=99)}])
+    calls: list[Call] = [((torch.randn(n, 4),), {}) for n in (2, 3, 17, 99, 100)]
+    found = in_cpp(driver, tmp_path, program, calls, threads=16)
+    assert all(map(same, found, in_python(program, calls)))
+
+
+# ---- files
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    path = tmp_path_factory.mktemp("whole") / "m.smelt"
+    smelt.export(model, (torch.randn(3, 4),), dynamic_shapes=[{0: smelt.Dim("n", max=9)}]).save(path)
+    return path.read_bytes()
+
+
+def refusal(driver: Path, folder: Path, data: bytes) -> str:
+    (folder / "m.smelt").write_bytes(data)
+    done = started(driver, folder, [])
+    assert done.returncode == 2, done
+    return done.stderr
+
+
+def test_files_of_others_are_refused_with_what_to_do(driver: Path, data: bytes, tmp_path: Path) -> None:
+    assert "no program of smelt" in refusal(driver, tmp_path, b"PK" * 40)
+    assert "a program of version 9" in refusal(driver, tmp_path, data[:8] + b"\x09" + data[9:])
+    assert "bytes are expected" in refusal(driver, tmp_path, data[:-64])
+    at = len(data) // 2
+    assert "is damaged" in refusal(driver, tmp_path, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    tables = section(data, b"tables")
+    version = torch.__version__.encode()
+    other = tables.replace(version, b"9.9" + b"0" * (len(version) - 3))
+    text = refusal(driver, tmp_path, with_section(data, b"tables", other))
+    assert "its plans are for torch 9.9" in text and "C++ cannot compile the program again: export" in text
+    other = tables.replace(b"s\x04avx2", b"s\x04ssse")
+    if other != tables:
+        assert "this processor lacks ssse" in refusal(driver, tmp_path, with_section(data, b"tables", other))
+
+
+def test_damaged_files(built: Path, data: bytes, tmp_path: Path) -> None:
+    """Flips, truncations and forged sections: refused, or right (benchmarks/sweep_program_files.py has more of them)."""
+    (tmp_path / "m.smelt").write_bytes(data)
+    command = [built / "fuzz_program", tmp_path / "m.smelt", tmp_path / "damaged.smelt", 400, 0]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    refused, loaded = (int(word) for word in done.stdout.split() if word.isdigit())
+    assert refused + loaded == 400 and loaded > 20 and refused > 200
+
+
+# ---- projects
+
+
+def test_a_project_holds_its_program_and_the_runtime(tmp_path: Path) -> None:
+    """`python -m benchmarks.sweep_program_files` builds one with CMake."""
+    program, _ = nest()
+    program.save(tmp_path / "m.smelt")
+    folder = tmp_path / "project"
+    done = CliRunner().invoke(app, ["package", str(tmp_path / "m.smelt"), "-o", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert {"CMakeLists.txt", "main.cpp", "m.smelt", "smelt"} == {p.name for p in folder.iterdir()}
+    assert (
+        'make_dict({{std::string("x"), random({3, 4}, {4, 1}, at::kFloat)}})'
+        in (folder / "main.cpp").read_text()
+    )
+    done = CliRunner().invoke(app, ["package", str(tmp_path / "none.smelt"), "-o", str(folder)])
+    assert done.exit_code == 2
