@@ -144,7 +144,12 @@ class MutationLog:
     @property
     def empty(self) -> bool:
         """Whether the trace has changed nothing and deferred no call that a function could observe."""
-        return not self.changed and all(type(call) is CacheHit for call in self.deferred_calls)
+        return not self.changed and not self.defers
+
+    @property
+    def defers(self) -> bool:
+        """Whether the trace has deferred a call that a function could observe."""
+        return any(type(call) is not CacheHit for call in self.deferred_calls)
 
     @property
     def changed(self) -> int:
@@ -315,6 +320,10 @@ class MutationLog:
     def names_before(self, owner: object) -> Iterator[tuple[str, object]]:
         """The written names of `owner`, each with its value before; MISSING if it was absent."""
         return ((name, old) for (key, name), (_, old) in self._named.items() if key == id(owner))
+
+    def written_names(self) -> Iterator[tuple[object, str]]:
+        """The written names of classes and of modules' globals, each with its owner."""
+        return ((owner, name) for (_, name), (owner, _) in self._named.items())
 
     def has_written_any_name(self, owner: object) -> bool:
         """Whether the trace has written any name of `owner`."""

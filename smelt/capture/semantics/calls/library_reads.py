@@ -16,6 +16,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -46,9 +47,11 @@ from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes.annotations import check_annotations
+from smelt.capture.semantics.calls.cached_reads import ReadState, changes, reads_unchanged, version_of
 from smelt.capture.vm.vm import VM
 from smelt.guards.source import Source
-from smelt.reasons import UNSUPPORTED_OBJECT
+from smelt.guards.weak_identity import GONE, strong, weak
+from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 from smelt.tracing.symbolic.sym_numbers import specialize
@@ -295,8 +298,9 @@ def call_cached(vm: VM, fn: _CachedFunction, args: Sequence[object], kwargs: dic
     """Result of the cached function `fn`, guarded by its cache entry; MISSING if the VM must interpret the function.
 
     As in eager, an existing entry is used however stale, and a call without an entry runs and creates one. The compiled
-    frame repeats each call, so that the cache counts it. Raises Unsupported if an argument is a tensor or the cache may
-    evict entries.
+    frame repeats each call, so that the cache counts it. Raises Unsupported if an argument is a tensor, if the cache may
+    evict entries, or if a new entry may depend on what the trace changed: neither native code nor the calls of the compiled
+    frame see changes.
     """
     values = (*args, *kwargs.values())
     if any(type(v) is FakeTensor for v in values):
@@ -309,14 +313,14 @@ def call_cached(vm: VM, fn: _CachedFunction, args: Sequence[object], kwargs: dic
     found = _cached_result(fn, cache, key)
     if found is not MISSING:
         result = found
-    elif key in cache or vm.env.log.empty:
+    elif key not in cache and changes(vm) and not reads_unchanged(vm, fn, values):
+        raise unsupported(f"{function_name(fn)} is cached, and called after changes")
+    elif key in cache or not vm.env.log.defers:
         with vm.trace.paused():
             try:
                 result = _call_counter.result(fn, key, lambda: fn(*args, **kwargs))
             except Exception as e:  # its dependencies are unknown, and the next call raises again
                 raise unsupported(f"{function_name(fn)}, which is cached, raises") from e
-    elif vm.env.log.changed:  # the compiled frame applies changes after its calls
-        raise unsupported(f"{function_name(fn)} is cached, and called after changes")
     else:
         return MISSING
     for value in values:
@@ -347,6 +351,56 @@ class CreatedEntry:
         return found is MISSING or found is self._made
 
 
+@dataclass(frozen=True, eq=False)
+class _Earlier:
+    """A call that a graph made in place of a cached function: what it read, and the versions of its tensors."""
+
+    state: ReadState
+    versions: tuple[int | None, ...]
+
+
+class ReplacedCall:
+    """The calls of a cached function with tensors that the graphs of one entry make. Each compiled call declares its own
+    here, and raises Unsupported if the cache would return a result that an earlier call computed from something else."""
+
+    # by cached function, and by the key of the call
+    _earlier: weakref.WeakKeyDictionary[_CachedFunction, dict[object, _Earlier]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, fn: _CachedFunction, state: ReadState) -> None:
+        self._fn, self._state = fn, state
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        fn, state = self._fn, self._state
+        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+        versions = tuple(map(version_of, tensors))
+        calls = self._earlier.setdefault(fn, {})
+        key = _cache_key(fn, tuple(map(weak, args)), {k: weak(v) for k, v in kwargs.items()})
+        earlier = calls.get(key)
+        if earlier is None:  # an entry that eager created, from what is unknown
+            is_stale = has_entry(fn, args, kwargs) and (state.changes or any(versions) or None in versions)
+        else:
+            is_stale = earlier.versions != versions or not earlier.state.equals(state)
+        if is_stale:
+            name = function_name(fn)
+            raise unsupported(
+                f"what {name}, which is cached, reads has changed since a call", UNSUPPORTED_EFFECT
+            )
+        calls.pop(key, None)  # the new entry is the last
+        calls[key] = earlier or _Earlier(state, versions)
+        _evict(calls, fn.cache_parameters()["maxsize"])
+
+
+def _evict(calls: dict[object, _Earlier], limit: object) -> None:
+    """Drop the oldest calls beyond `limit`, and, at times, those whose tensors are gone."""
+    if isinstance(limit, int) and len(calls) > limit:
+        del calls[next(iter(calls))]
+    if len(calls) & (len(calls) - 1) == 0:  # at powers of two
+        for key in [
+            k for k in calls if any(strong(part) is GONE for part in (k if type(k) is tuple else (k,)))
+        ]:
+            del calls[key]
+
+
 def has_entry(fn: _CachedFunction, args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Whether the cache of `fn` has an entry for this call. No user code compares the arguments."""
     return _cache_key(fn, tuple(args), kwargs) in _cache_dict(fn)
@@ -357,7 +411,11 @@ def creates_entry(vm: VM, fn: _CachedFunction, args: Sequence[object], kwargs: d
     if not all(is_key(vm, v) for v in (*args, *kwargs.values())):
         return False
     cache = _cache_dict(fn)
-    return vm.env.log.empty and _cache_key(fn, tuple(args), kwargs) not in cache and not _may_evict(fn, cache)
+    return (
+        not vm.env.log.defers
+        and _cache_key(fn, tuple(args), kwargs) not in cache
+        and not _may_evict(fn, cache)
+    )
 
 
 def _may_evict(fn: _CachedFunction, cache: dict[object, object]) -> bool:

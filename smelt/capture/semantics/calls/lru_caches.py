@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import FUNCTIONS, Args, Kwargs, unsupported
+from smelt.capture.base.call_handlers import FUNCTIONS, LAZY_FUNCTIONS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.value_kinds import (
     CONTAINER_BASES,
     MISSING,
-    BuiltinType,
     FunctionType,
-    cell_value,
     has_identity_hash,
     instance_dict,
     is_constant,
@@ -32,6 +30,8 @@ from smelt.capture.environment import wrap_values
 from smelt.capture.environment.mutation_log import slot_names
 from smelt.capture.environment.side_effects import CacheHit, Call
 from smelt.capture.semantics.calls import library_reads
+from smelt.capture.semantics.calls.cached_reads import ReadState, reads_unchanged
+from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.vm.vm import VM
 from smelt.capture.vm.vm_state import CachedCall, Memo, RepeatableCall
 from smelt.errors import Unsupported
@@ -99,16 +99,29 @@ def _call_memoized(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args,
         if not is_cut_out and _is_same_call(vm, fn, call, args, kwargs):
             calls.append(calls.pop(i))
             return call.result
-    if all(map(vm.trace.is_environment, tensors)):  # else no other call has these tensors
+    # Else no other call has these tensors, or this function.
+    if all(map(vm.trace.is_environment, tensors)) and not vm.env.sources.is_created_function(fn):
         if not all(isinstance(v, torch.Tensor) or has_symbols(v) or _is_known_key(v) for v in parts):
             raise _unknown_key(fn)
         result = _call_repeatable(vm, fn, args, kwargs)
+        _declare_call(vm, fn, args, kwargs)
     else:
         result = vm.call(fn.__wrapped__, args, kwargs)
     calls.append(CachedCall(args, kwargs, result, len(nodes), nodes[-1] if nodes else None))
     limit = fn.cache_parameters()["maxsize"]
     del calls[: 0 if limit is None else max(0, len(calls) - limit)]
     return result
+
+
+def _declare_call(
+    vm: VM, fn: functools._lru_cache_wrapper[object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    """Have the compiled frame declare a call that the graph makes, in place of the entry that eager creates."""
+    values = (*args, *kwargs.values())
+    read = [v for v in values if not (isinstance(v, torch.Tensor) or has_symbols(v))]
+    replaced = library_reads.ReplacedCall(fn, ReadState(fn, read))
+    vm.env.sources.const(replaced)
+    vm.env.log.defer_call(CacheHit(replaced, values, tuple(kwargs)))
 
 
 def _is_same_call(
@@ -259,7 +272,10 @@ def check_repeatable(vm: VM) -> None:
             or not call.made.isdisjoint(_written_by(n for n in nodes if n not in call.made))
             or any(t.storage_key in storages for t in _parts_of(call.values) if type(t) is FakeTensor)
             or not all(_is_same_state(state, _state(x)) for x, state in call.states)
-            or (vm.env.log.writes != call.writes and not _reads_constants(vm, call.fn, call.values))
+            or (
+                vm.env.log.writes != call.writes
+                and not reads_unchanged(vm, call.fn, call.values, tensors=False)
+            )
         ):
             name = library_reads.function_name(call.fn)
             raise unsupported(f"what {name}, which is cached, reads or returns changes", UNSUPPORTED_EFFECT)
@@ -275,42 +291,23 @@ def _is_same_part(a: object, b: object) -> bool:
     return a is b or (type(a) is type(b) is int and a == b)
 
 
-def _reads_constants(vm: VM, fn: object, values: tuple[object, ...]) -> bool:
-    """Whether a function that is called with `values` reads nothing that this capture may have changed, except tensors."""
-    if not all(isinstance(v, torch.Tensor) or is_constant(v) or has_symbols(v) for v in _parts_of(values)):
-        return False
-    pending, seen = [fn], set()
-    while pending:
-        x = pending.pop()
-        x = x.__wrapped__ if isinstance(x, functools._lru_cache_wrapper) else x
-        if id(x) in seen or is_constant(x) or isinstance(x, torch.Tensor):
-            continue
-        seen.add(id(x))
-        module = x.__name__ if isinstance(x, types.ModuleType) else getattr(x, "__module__", None) or ""
-        is_library = is_native_module(module) or module.partition(".")[0] in sys.stdlib_module_names
-        if is_identity(x) and (type(x) is BuiltinType or is_library):
-            continue
-        if type(x) is not FunctionType or any(map(vm.env.log.has_written_cell, x.__closure__ or ())):
-            return False
-        names = {n for code in _codes_in(x.__code__) for n in code.co_names if n in x.__globals__}
-        if any(vm.env.log.has_written_name(x.__globals__, n) for n in names):
-            return False
-        pending += [x.__globals__[n] for n in names]
-        pending += [cell_value(cell) for cell in x.__closure__ or ()]
-        pending += [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
-    return True
-
-
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes_in(constant)
-
-
 def _is_recomputable(module: str) -> bool:
     """Whether this module's cached functions return equal results without identity: einops computes shapes from shapes."""
     return is_native_module(module) or module.partition(".")[0] == "einops"
+
+
+def _find_backend(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """`einops._backends.get_backend(tensor)`, after native code has filled einops' table of backends: the first call for a
+    class of tensors is no effect of the program."""
+    find = sys.modules["einops._backends"].get_backend
+    kind = vm.class_of(args[0]) if args else None
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        with vm.trace.paused():
+            find(kind(torch.empty(0)))
+    return interpret(vm, find, args, kwargs)
+
+
+LAZY_FUNCTIONS["einops._backends", "get_backend"] = _find_backend
 
 
 def _check_no_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> None:
