@@ -259,6 +259,7 @@ class _Node:
                 sorted(read),
                 *(_layout(s.spec, values) if s.kind == "primal" else ()),
                 *((s.is_recomputed_from,) if s.kind == "alias" else ()),
+                *((s.data,) if s.kind == "output" else ()),
             )
             for s, read in zip(saved, readers)
         ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from smelt.autograd.gradient_liveness import live_for
 from smelt.autograd.min_cut import Cut, within_budget
@@ -33,6 +34,8 @@ class Saved:
     `index`: of the primal, or the primal of an alias, as it is after the forward ran; of the forward output; or, for a
     temporary, among the extra outputs of the forward graph. `nbytes`: the cost of saving it beyond what the user holds.
     `name`: of the placeholder. `is_recomputed_from`: of an alias, values that eager saves are computed from it again.
+    `data`: of an output to whose `data` the program may assign: the backward reads "old" data as eager's, or "new" data;
+    "mixed": eager's reads both.
     """
 
     kind: Kind
@@ -43,6 +46,7 @@ class Saved:
     line: Line | None
     why: str
     is_recomputed_from: bool = False
+    data: Literal["old", "new", "mixed"] = "old"
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class _Builder:
         saved = [self._saved(node, option) for node, option in self.cut.saved.items()]
         self._choose()
         order, gradients = self._backward_order()
-        saved = self._with_aliases(saved, order, gradients)
+        saved = self._with_data(self._with_aliases(saved, order, gradients), order)
         inputs = (*self.inputs, *self.tangents)
         backward = extract(self.joint.graph, inputs, order, gradients, self._read)
         return Partition(self._forward(), backward, tuple(saved))
@@ -286,6 +290,20 @@ class _Builder:
             else:
                 self.inputs[i], saved[i] = alias, new
         return saved
+
+    def _with_data(self, saved: list[Saved], order: list[Node]) -> list[Saved]:
+        """`saved` with the data that the backward reads of each output. Only eager's own nodes read new data: what the
+        backward computes again comes from old data."""
+        others = [user for user in order if user not in self.joint.backward]
+        read_again = {self._read(a, user) for user in others for a in argument_nodes(user)}
+
+        def data(value: Node, s: Saved) -> Literal["old", "new", "mixed"]:
+            if s.kind != "output" or s.index not in self.joint.saved_outputs:
+                return "old"
+            is_mixed = self.joint.saved_outputs[s.index] or value in read_again
+            return "mixed" if is_mixed else "new"
+
+        return [replace(s, data=data(value, s)) for value, s in zip(self.inputs, saved)]
 
     def _backward_order(self) -> tuple[list[Node], list[Node | None]]:
         """Backward-only nodes in their order; what they read is computed just before its first read. And the gradients."""

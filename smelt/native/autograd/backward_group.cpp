@@ -451,6 +451,8 @@ variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr
 at::Tensor Group::unpack(const SavedValue& s, const SavedSource& source, const NodePtr& node) {
     at::Tensor value = s.variable.unpack(s.is_output ? node : NodePtr());
     s.check(value);
+    if (s.result && s.result->has_new_data() && source.data == SavedSource::Data::new_data)
+        return restored(layout_of(value), s.result->held.detach(), "the new data of");
     TORCH_CHECK(!s.result || !s.result->has_new_data(),
                 "smelt: the backward reads a result of the compiled call, ",
                 described(value.scalar_type(), value.sizes()),

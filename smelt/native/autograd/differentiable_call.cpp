@@ -260,10 +260,13 @@ void save(Group& group, const SavedSource& s, PyObject* inputs, const Results& r
     } else {
         const Result& r = results[s.index];
         const bool written = attach.is_written(r);
-        group.save(r.tensor, !r.is_input || written, written && r.tensor.is_view());
-        if (!r.is_input && attach.has_other_history(s.index, r.tensor) &&
-            !at::SavedTensorDefaultHooks::get_hooks())
-            group.remember_result(r.tensor);
+        const bool is_other = !r.is_input && attach.has_other_history(s.index, r.tensor) &&
+                              !at::SavedTensorDefaultHooks::get_hooks();
+        // A leaf would be saved with the `data` that it gets.
+        const bool is_leaf = is_other && !r.tensor.requires_grad();
+        group.save(is_leaf ? alias_of(r.tensor) : r.tensor, !r.is_input || written,
+                   written && r.tensor.is_view());
+        if (is_other && s.data != SavedSource::Data::old) group.remember_result(r.tensor);
     }
     if (s.is_recomputed_from && at::SavedTensorDefaultHooks::get_hooks())
         if (PyObject* item = PyTuple_GET_ITEM(inputs, s.index); THPVariable_Check(item))

@@ -268,7 +268,11 @@ class Reader {
         if (kind == "temporary") return {SavedSource::Kind::temporary, index, readers, {}, {}};
         if (kind != "output") raise(PyExc_ValueError, "Differentiable: unknown kind of saved value " + kind);
         if (index >= s_.n_outputs) raise(PyExc_ValueError, "Differentiable: no such output");
-        return {SavedSource::Kind::output, index, readers, {}, {}};
+        SavedSource output{SavedSource::Kind::output, index, readers, {}, {}};
+        const auto data = t.size() > 3 ? t[3].cast<std::string>() : std::string("old");
+        if (data != "old")
+            output.data = data == "new" ? SavedSource::Data::new_data : SavedSource::Data::mixed;
+        return output;
     }
 
     // The saved value, among those read so far, that is this input itself.

@@ -34,6 +34,8 @@ struct SavedSource {
     std::optional<Layout> layout;     // of a primal that the program may give other data
     std::optional<size_t> primal;     // of an alias: the saved value that is the primal itself, if any
     bool is_recomputed_from = false;  // of an alias: values that eager saves are computed from it again
+    // Of an output to whose `data` the program assigns: what eager's nodes read.
+    enum class Data : uint8_t { old, new_data, mixed } data = Data::old;
 };
 
 // Gradients that the same tangents of a group contribute to, as indices: inputs first, then the outputs in `through`.

@@ -8,6 +8,8 @@
 
 #include <structmember.h>
 
+#include <cstring>
+
 namespace smelt::calls {
 
 PyTypeObject wrapped_type = {PyVarObject_HEAD_INIT(nullptr, 0) "smelt._native.Wrapped", sizeof(Wrapped)};

@@ -8,7 +8,8 @@ extracts the result as a `Joint`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from smelt.graph.ir import Graph, Node
 from smelt.tracing.backward.custom_function_backward import UserBackward
@@ -40,6 +41,8 @@ class Joint:
     leaves: int = 0  # the number of leaves among the gradients
     # the primals that eager's nodes save: the backward reads the `data` that they have then
     saved_primals: frozenset[int] = frozenset()
+    # the forward outputs that they save so, and whether they also save memory that such an output has before
+    saved_outputs: Mapping[int, bool] = field(default_factory=dict)
     results: tuple[OutputSource, ...] = ()  # the outputs of the trace, from the graph's outputs
     cuts: tuple[int, ...] = ()  # the outputs that others are computed from, in order of computation
     # (primal, forward output): writes of primals that autograd must see
@@ -74,6 +77,7 @@ class RecordedBackward:
     calls: tuple[UserBackward, ...] = ()
     conflicts: tuple[tuple[int, ...], ...] = ()
     saved_inputs: frozenset[int] = frozenset()
+    saved_outputs: Mapping[int, bool] = field(default_factory=dict)
     freed: tuple[FreedValue, ...] = ()
     epilogue: tuple[EpilogueTensor, ...] = ()
     epilogue_fakes: tuple[FakeTensor, ...] = ()

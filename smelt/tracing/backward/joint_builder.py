@@ -131,6 +131,7 @@ class JointBuilder:
                 for i in recorded.saved_inputs
                 if self.input_ids[i] in position_of
             ),
+            saved_outputs=recorded.saved_outputs,
             cuts=recorded.cuts,
             backward=self.backward & set(graph.nodes),
             results=tuple(r.renumbered(position) for r in recorded.results),

@@ -26,7 +26,7 @@ from smelt.tracing.backward.freed_graphs import freed_values
 from smelt.tracing.backward.grad_flags import GradFlags, all_requiring_grad
 from smelt.tracing.backward.joint import RecordedBackward
 from smelt.tracing.backward.not_differentiable import NotDifferentiable, refuse
-from smelt.tracing.backward.shared_saves import saved_inputs, shared_saves
+from smelt.tracing.backward.shared_saves import saved_inputs, saved_outputs, shared_saves
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in, wrap
 from smelt.tracing.record.current_call import backward_node
 from smelt.tracing.record.recorded_results import fresh_fake
@@ -88,7 +88,10 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
     tangent_order = _in_computation_order(inputs, candidates, with_tangent)
     nodes = [candidates[i].grad_fn for i in with_tangent]
     outside = inputs.first_history.values()
-    saved = saved_inputs(nodes, outside, inputs)  # before the engine frees them
+    saved = (
+        saved_inputs(nodes, outside, inputs),
+        saved_outputs(nodes, outside, values),
+    )  # the engine frees them
     gradients: Sequence[Any] = [None] * (len(sources) + len(cuts))
     if tangents and sources:
         arrived: list[int] = []
@@ -118,7 +121,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         flags,
         calls,
         conflicts,
-        saved,
+        *saved,
         freed,
         epilogue,
         candidates[len(values) :],

@@ -60,13 +60,38 @@ def saved_inputs(
 ) -> frozenset[int]:
     """The positions of the inputs that nodes behind `results` save: not only views of them, or values computed from them.
     Eager reads the `data` that such an input has in the backward."""
-    position_of = {id(fake): i for i, fake in enumerate(inputs)}
-    found: set[int] = set()
+    saved = set(map(id, _saved_fakes(results, outside)))
+    return frozenset(i for i, fake in enumerate(inputs) if id(fake) in saved)
+
+
+def saved_outputs(
+    results: Sequence[Any], outside: Iterable[Any], outputs: Sequence[FakeTensor]
+) -> dict[int, bool]:
+    """The positions of the outputs that nodes behind `results` save as their inputs: eager reads the `data` that such an
+    output has in the backward. And whether nodes save its former memory too: as their result, or in a view."""
+    saved = _saved_fakes(results, outside)
+    ids = set(map(id, saved))
+    return {
+        i: _saves_its_result(output)
+        or any(f is not output and f.storage_key == output.storage_key for f in saved)
+        for i, output in enumerate(outputs)
+        if id(output) in ids
+    }
+
+
+def _saves_its_result(output: FakeTensor) -> bool:
+    """Whether the node of a result may save that, which it restores as another tensor."""
+    kind: Any = type(output.grad_fn)
+    names = ("result", f"result{output.output_nr}", "output", "self_or_result")
+    return hasattr(kind, "_forward_cls") or any(hasattr(kind, f"_raw_saved_{name}") for name in names)
+
+
+def _saved_fakes(results: Sequence[Any], outside: Iterable[Any]) -> list[FakeTensor]:
+    found: list[FakeTensor] = []
     for node in topological_order(results, frozenset(outside)):
         with contextlib.suppress(RuntimeError):  # a node that the program's `backward()` freed
-            fakes = fakes_in(saved_by(node))
-            found.update(position_of[id(f)] for f in fakes if id(f) in position_of)
-    return frozenset(found)
+            found += fakes_in(saved_by(node))
+    return found
 
 
 def saved_by(node: Any) -> list[Any]:
