@@ -679,7 +679,7 @@ def assertion_on_values():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 400,), (torch.ones(3),)]
 
 
-@program(graphs=1, later=2, breaks=["data-dependent-value", "data-dependent-value"])
+@program(graphs=1, later=1, breaks=["data-dependent-value", "data-dependent-value"])
 def star_expressions():
     def fn(x):
         head, *rest = x.tolist()

@@ -263,6 +263,61 @@ def gradients_of_a_packed_gru() -> World:
     return fn, lambda number: (torch.rand(5, 4, 3), torch.tensor(of_lengths(number)))
 
 
+def lengths_in_a_list(number: int) -> list[int]:
+    return [[4, 2 + number % 3, 3][(number + i) % 3] for i in range(3)]
+
+
+@program(most=3)
+def packed_lstm_of_lengths_in_a_list() -> World:
+    torch.manual_seed(0)
+    net = nn.LSTM(3, 4, batch_first=True)
+
+    def fn(x: torch.Tensor, lengths: list[int]) -> Any:
+        packed = rnn_utils.pack_padded_sequence(x * 2, lengths, batch_first=True, enforce_sorted=False)
+        return rnn_utils.pad_packed_sequence(net(packed)[0], batch_first=True)[0].relu()
+
+    return fn, lambda number: (torch.rand(3, 5, 3), lengths_in_a_list(number))
+
+
+@program(most=3)
+def packed_gru_of_rows_cut_by_a_comprehension() -> World:
+    torch.manual_seed(0)
+    net = nn.GRU(3, 4)
+
+    def fn(x: torch.Tensor, lengths: list[int]) -> Any:
+        rows = [x[i, :n].sin() for i, n in enumerate(lengths)]
+        out, h = net(rnn_utils.pack_sequence(rows, enforce_sorted=False))
+        return rnn_utils.pad_packed_sequence(out)[0] * 2, h
+
+    return fn, lambda number: (torch.rand(3, 5, 3), lengths_in_a_list(number))
+
+
+@program(most=3)
+def rows_cut_in_loops_over_lists_of_numbers() -> World:
+    def fn(x: torch.Tensor, lengths: list[int]) -> Any:
+        sums = [x[i, :n].sum() for i, n in zip(range(3), lengths)]
+        for n in lengths:
+            sums.append(x[:, :n].mean())
+        return sums, sum(lengths), sorted(lengths)
+
+    return fn, lambda number: (torch.rand(3, 5, 3), lengths_in_a_list(number))
+
+
+@program(most=4)
+def list_of_numbers_that_changes_after_a_loop() -> World:
+    def fn(x: torch.Tensor, lengths: list[int]) -> Any:
+        found = []
+        for i, n in enumerate(lengths):
+            found.append(x[i, :n] * 2)
+            if i == 1:
+                lengths.append(1)
+            if i == 2:
+                break
+        return found, lengths
+
+    return fn, lambda number: (torch.rand(4, 5, 3), lengths_in_a_list(number))
+
+
 @program(most=1)
 def packed_sequence_of_a_wrong_length() -> World:
     torch.manual_seed(0)

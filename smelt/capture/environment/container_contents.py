@@ -67,10 +67,33 @@ def guard_set_table(env: Environment, container: set[object]) -> None:
 
 
 def open_for_iteration(env: Environment, container: C) -> C:
-    """As `open_for_native`, for native code that iterates over the container once, in order."""
+    """As `open_for_native`, for native code that iterates over the container once, in order, and passes the items on.
+    Numbers of a list stay symbolic; the list must not change then."""
+    numbers = _with_numbers(env, cast("list[object]", container)) if type(container) is list else None
+    if numbers is not None:
+        return cast(C, numbers)
     if isinstance(container, set) and container not in env.log:
         return open_read_only(env, container)
     return open_for_native(env, container)
+
+
+def _with_numbers(env: Environment, container: list[object]) -> list[object] | None:
+    """A copy of an unchanged list with dynamic numbers, which holds the symbolic ones; None for other lists."""
+    known = env.native_views.numbers.get(id(container))
+    source = env.sources[id(container)]
+    if known is not None or container in env.log or id(container) in env.native_views.guarded:
+        return known
+    if not wrap_values.has_dynamic_numbers(env, source):
+        return None
+    wrapped = [wrap_values.wrap(env, v, source.child("item", i)) for i, v in enumerate(container)]
+    if any(type(w) is TextProxy for w in wrapped):
+        return None
+    env.facts.guard("len", source, len(wrapped))
+    env.native_views.numbers[id(container)] = wrapped
+    env.sources.copies[id(wrapped)] = source
+    env.sources.keep_alive(container)
+    env.mutation_constraints.frozen.add(id(container))
+    return wrapped
 
 
 def open_for_iterator(env: Environment, container: C) -> C:

@@ -78,6 +78,8 @@ class NativeViews:
     guarded: dict[int, bool] = field(default_factory=dict)
     # of those that do: the container, and its copy with fakes
     copies: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    # of lists with dynamic numbers: the copy with symbolic ones
+    numbers: dict[int, list[Any]] = field(default_factory=dict)
     stale: set[int] = field(default_factory=set)  # may have changed since their copies were created
     in_progress: set[int] = field(default_factory=set)  # being viewed: a container may hold itself
 

@@ -1,4 +1,5 @@
-"""Packed sequences whose lengths are not known: packing, padding and a recurrent network over them run as one call each.
+"""Packed sequences whose lengths are not known, or change: packing, padding and a recurrent network over them run as one
+call each.
 
 Their sizes depend on the lengths, and their C++ code reads these from memory. The break is at the program's call, not where
 torch's Python code calls C++: a frame of a recurrent network that resumes after a break has some 90 guards (a call of a
@@ -15,34 +16,47 @@ from torch import nn
 from torch.nn.utils import rnn
 
 from smelt.capture.base.call_handlers import Args, Kwargs, function
+from smelt.capture.environment.wrap_values import has_dynamic_numbers
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.vm.vm import VM
 from smelt.reasons import DATA_DEPENDENT
 from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.symbolic.numbers_in_containers import has_symbols
 
 
 def _is_unknown(vm: VM, lengths: object) -> bool:
-    return type(lengths) is FakeTensor and vm.trace.constants.value(lengths) is None
+    """Whether a tensor of lengths is not constant, or a list holds numbers that change."""
+    if type(lengths) is FakeTensor:
+        return vm.trace.constants.value(lengths) is None
+    source = vm.env.sources.get(id(lengths))
+    return has_symbols(lengths) or (source is not None and has_dynamic_numbers(vm.env, source))
 
 
-def _batch_sizes(sequence: object) -> object:
-    return sequence[1] if type(sequence) is rnn.PackedSequence else None
+def _batch_sizes(vm: VM, sequence: object) -> bool:
+    return type(sequence) is rnn.PackedSequence and _is_unknown(vm, sequence[1])
 
 
-# The function, the position and name of the argument that has lengths, and how they are read from it.
-_FUNCTIONS: tuple[tuple[object, int, str, Callable[[object], object]], ...] = (
-    (rnn.pack_padded_sequence, 1, "lengths", lambda lengths: lengths),
+def _rows(vm: VM, sequences: object) -> bool:
+    """Whether the lengths of tensors in a list or tuple change."""
+    rows = sequences if isinstance(sequences, (list, tuple)) else ()
+    return any(type(row) is FakeTensor and has_symbols(row.shape) for row in rows)
+
+
+# The function, the position and name of the argument that has lengths, and whether these are unknown.
+_FUNCTIONS: tuple[tuple[object, int, str, Callable[[VM, object], bool]], ...] = (
+    (rnn.pack_sequence, 0, "sequences", _rows),
+    (rnn.pack_padded_sequence, 1, "lengths", _is_unknown),
     (rnn.pad_packed_sequence, 0, "sequence", _batch_sizes),
     *((network.forward, 1, "input", _batch_sizes) for network in (nn.RNN, nn.LSTM, nn.GRU)),
 )
 
 
 def _handler(
-    fn: FunctionType, position: int, name: str, lengths_of: Callable[[object], object]
+    fn: FunctionType, position: int, name: str, is_unknown: Callable[[VM, object], bool]
 ) -> Callable[[VM, Args, Kwargs], object]:
     def call(vm: VM, args: Args, kwargs: Kwargs) -> object:
         argument = args[position] if len(args) > position else kwargs.get(name)
-        if _is_unknown(vm, lengths_of(argument)):
+        if is_unknown(vm, argument):
             detail = f"{fn.__qualname__} of sequences whose lengths are not known"
             raise vm.trace.call.unsupported(DATA_DEPENDENT, detail)
         return interpret(vm, fn, args, kwargs)
@@ -50,5 +64,5 @@ def _handler(
     return call
 
 
-for _fn, _position, _name, _lengths_of in _FUNCTIONS:
-    function(_fn)(_handler(cast(FunctionType, _fn), _position, _name, _lengths_of))
+for _fn, _position, _name, _test in _FUNCTIONS:
+    function(_fn)(_handler(cast(FunctionType, _fn), _position, _name, _test))
