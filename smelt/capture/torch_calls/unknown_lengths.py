@@ -15,6 +15,7 @@ from typing import cast
 from torch import nn
 from torch.nn.utils import rnn
 
+from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs, function
 from smelt.capture.environment.wrap_values import has_dynamic_numbers
 from smelt.capture.semantics.calls.python_functions import interpret
