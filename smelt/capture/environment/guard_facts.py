@@ -91,6 +91,8 @@ class GuardFacts:
         self.class_names: set[str] = set()  # looked up in any class
         self.unguarded: frozenset[tuple[object, ...]] = frozenset()  # paths of what kept causing recompiles
         self.compared: set[type] = set()  # classes of objects whose identity the program compares
+        # why the capture depends on the process, beyond what guards check; None if it does not
+        self.process_dependence: str | None = None
         # that say what `requires_grad` was; guards of tensors imply them
         self.gradient_reads: list[Guard] = []
 
@@ -191,10 +193,17 @@ class GuardFacts:
                 self.compared.add(kind)
                 pending += (value.__self__,) if type(value) is MethodType else ()
 
+    def depend_on_process(self, what: str) -> None:
+        """Note that the capture read `what`, which no guard checks because it cannot change within a process. Another
+        process must not use the entry."""
+        self.process_dependence = self.process_dependence or what
+
     def use_order(self, elements: set[object] | frozenset[object]) -> None:
         """Guard the iteration order of a set: the addresses of the elements that are hashed by identity."""
         members = tuple(set.__iter__(elements) if isinstance(elements, set) else frozenset.__iter__(elements))
         if len(members) > 1:
+            if any(type(value) not in _HASHED_BY_VALUE for value in members):
+                self.depend_on_process("the order of a set")
             for value in members:
                 self.use_identity(value.__self__ if type(value) is MethodType else value)
 
@@ -257,6 +266,8 @@ class GuardFacts:
             )
 
 
+# Their hashes are the same in every process: those of texts are randomized, other objects have addresses.
+_HASHED_BY_VALUE = frozenset({int, float, bool, complex})
 _LEAST_LIMIT = sys.int_info.str_digits_check_threshold  # the least that `sys.set_int_max_str_digits` accepts
 _LEAST_LONG = 10**_LEAST_LIMIT
 

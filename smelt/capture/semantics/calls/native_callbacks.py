@@ -24,6 +24,7 @@ from smelt.capture.proxies.array_proxy import has_scalar, hidden_refusal
 from smelt.capture.proxies.text_proxy import TextProxy, Unreadable
 from smelt.capture.semantics import number_semantics
 from smelt.capture.semantics.calls.argument_binding import VARARGS, VARKEYWORDS
+from smelt.capture.semantics.calls.process_dependence import note_native_call
 from smelt.capture.semantics.values import numpy_errors
 from smelt.capture.vm.native_reachability import may_call_python
 from smelt.capture.vm.vm import VM
@@ -65,6 +66,7 @@ def call_native(
     if vm.env.native_views.stale:
         container_contents.refresh_copies(vm.env)
     vm.env.facts.use_digits(*args)
+    note_native_call(vm.env.facts, fn, args)
     traced = numpy_errors.is_traced(fn, args)
     if traced or numpy_errors.is_numpy_call(fn, args):
         with numpy_errors.observe_errors(vm, fn, traced):

@@ -88,6 +88,7 @@ def show_library_warnings(vm: VM) -> Iterator[None]:
     def handle(shown: warnings.WarningMessage) -> None:
         if not vm.running or vm.frame is None or threading.get_ident() != thread:
             return show(shown)
+        vm.env.facts.depend_on_process("a warning of a library")
         warns = sys._getframe(1)
         at, level = _attributed(warns, shown)
         if at is None:
