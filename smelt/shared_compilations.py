@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from smelt import _native
-from smelt.guards.object_lifetimes import stays
+from smelt.guards.named_objects import stays
 
 T = TypeVar("T")
 Key = Hashable  # of settings

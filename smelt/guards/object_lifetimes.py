@@ -8,13 +8,13 @@ holds by name lives anyway and has strong references.
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from smelt._native import isinstance
 from smelt.guards.guard import Guard
+from smelt.guards.named_objects import stays
 from smelt.guards.source import Source
 from smelt.guards.weak_identity import WeakIdentity, weak
 
@@ -76,15 +76,3 @@ _PARTS: dict[type, tuple[str, ...]] = {
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
 }
-
-
-def stays(x: object) -> bool:
-    """Whether `x` is a module, or an object that its module has under its name."""
-    own = type.__getattribute__ if isinstance(x, type) else object.__getattribute__
-    try:
-        found: object = sys.modules[own(x, "__module__")]  # type: ignore[arg-type]
-        for name in own(x, "__qualname__").split("."):  # type: ignore[arg-type]
-            found = vars(found)[name]
-    except (AttributeError, KeyError, TypeError):
-        return False
-    return found is x

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar
 
-from smelt.guards.object_lifetimes import stays
+from smelt.guards.named_objects import stays
 
 T = TypeVar("T")
 

@@ -40,10 +40,10 @@ from smelt.capture.environment.python_random import Draw
 from smelt.capture.graph_breaks.frame_exits import FrameExit
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.capture.reconstruction.frame_globals import CONVERSIONS, FRAME_NAMES
-from smelt.capture.reconstruction.generated_source import compile_source, identifier
 from smelt.capture.reconstruction.reconstruction_order import ReachableObjects
 from smelt.guards.global_state import without_modes
 from smelt.guards.source import Source
+from smelt.runtime.generated_source import compile_source, identifier
 from smelt.runtime.recursion_limit import deep_recursion
 from smelt.shapes.expr import Expression
 from smelt.torch_private import DisableTorchFunctionSubclass

@@ -33,8 +33,8 @@ from smelt.capture.graph_breaks.resume_points import (
     ResumePoint,
     SuspendedFrame,
 )
-from smelt.capture.reconstruction.generated_source import compile_source, identifier
 from smelt.capture.semantics.calls import calls
+from smelt.runtime.generated_source import compile_source, identifier
 
 CONTINUATION_STACK_MODULE = "__smelt_continuation_stack__"  # the __name__ in these functions
 

@@ -11,8 +11,8 @@ from smelt.capture.graph_breaks.generator_steps import Suspension, generator
 from smelt.capture.graph_breaks.profitability import has_tensors
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.capture.graph_breaks.resume_points import ResumePoint
-from smelt.capture.reconstruction.generated_source import compile_source
 from smelt.capture.semantics.calls.argument_binding import VARARGS, VARKEYWORDS, arguments_source, parameters
+from smelt.runtime.generated_source import compile_source
 
 
 def generator_factory(

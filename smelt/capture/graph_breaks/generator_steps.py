@@ -24,9 +24,9 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs
 from smelt.capture.base.vm_frames import Generator as VMGenerator
 from smelt.capture.graph_breaks.code_positions import Position, location_table
-from smelt.capture.reconstruction.generated_source import compile_source, identifier
 from smelt.capture.semantics.calls import calls
 from smelt.capture.vm.vm import VM
+from smelt.runtime.generated_source import compile_source, identifier
 
 STEP_MODULE = "smelt.capture.graph_breaks.step"  # the __name__ in the stubs of steps
 

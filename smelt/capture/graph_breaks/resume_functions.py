@@ -28,9 +28,9 @@ from smelt.capture.graph_breaks.live_locals import live_slots
 from smelt.capture.graph_breaks.resume_argument_facts import NO_RESUME_FACTS, ResumeFacts, resume_facts
 from smelt.capture.graph_breaks.resume_bytecode import Exit, Handling, Null, Offset, Push, Value, resume_code
 from smelt.capture.graph_breaks.resume_points import FrameContinuation, Polyfill, ResumePoint, SuspendedFrame
-from smelt.capture.reconstruction.generated_source import identifier
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.runtime.generated_source import identifier
 
 _UNLIKE = SUSPENDABLE | inspect.CO_ASYNC_GENERATOR | inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 BUILTINS[_native.release_arguments] = lambda vm, args, kwargs: None
