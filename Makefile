@@ -105,7 +105,8 @@ QUICK := tests/test_docstrings.py tests/test_layers.py tests/test_layout.py test
   tests/loops/test_kernel_verify.py tests/loops/test_kernel_printer.py tests/native/test_guard_tree.py \
   tests/ops/test_registry.py tests/plan/test_build.py tests/plan/test_executor.py \
   tests/programs/test_found.py tests/report/test_reasons.py tests/report/test_kernels_report.py tests/runtime \
-  tests/rewrites/test_chunked_gemm.py tests/schedule/test_schedule_verify.py tests/shapes tests/targets/test_costs.py tests/tracing/test_record.py tests/verify/test_verify.py
+  tests/rewrites/test_chunked_gemm.py tests/schedule/test_schedule_verify.py tests/shapes tests/targets/test_costs.py tests/tracing/test_record.py tests/verify/test_verify.py \
+  tests/warm/test_entry_store.py
 
 check: lint $(VENV)/.test
 	$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(QUICK)

@@ -110,6 +110,23 @@ def compile(
     )
 
 
+def save_cache(path: str | os.PathLike[str]) -> int:
+    """Write the compiled entries that this process has found or made, with the option `warm_start`, to one file, which
+    `load_cache` reads in another process (docs/warm-starts.md). Return their number. Raises OSError."""
+    written: int = _compiler().save_cache(path)
+    return written
+
+
+def load_cache(path: str | os.PathLike[str]) -> int:
+    """Read the compiled entries in a file that `save_cache` wrote; return their number. Functions that are compiled with the
+    option `warm_start` find them at their first call. An entry holds machine code: load only files that you would run.
+
+    Raises OSError, and CacheError for a file that is damaged or that another user could have written.
+    """
+    read: int = _compiler().load_cache(path)
+    return read
+
+
 def compile_(module: Any, **options: Any) -> None:
     """Compile the calls of an nn.Module in place, as `Module.compile()` does with torch's compiler: the object, its class
     and its state_dict keys stay. `options` are those of `compile`. Copies and pickles of the module are not compiled.

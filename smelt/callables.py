@@ -1,5 +1,8 @@
-"""The implementation of `api.py`: argument checks, compiled functions and modules. Importing this module imports the
-whole compiler (`compatibility.py` says when)."""
+"""The implementation of `api.py`: argument checks, compiled functions and modules.
+
+Importing this module does not import the compiler, which `_compiler` does: with the option `warm_start`, a program may need
+none of it.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,17 @@ import torch
 from torch import nn
 
 from smelt import _native, config, shared_compilations
-from smelt.backends import backend_registry
-from smelt.capture.base.bytecode import SUSPENDABLE
-from smelt.capture.driver import cache_entries
-from smelt.capture.driver.cache_entries import Backend
-from smelt.capture.driver.frame_compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError, nearest
-from smelt.report.dump import Dump, dumping, from_environment
-from smelt.report.traces import Trace, trace_call
 from smelt.runtime import release_all
+from smelt.runtime.thread_state import set_disabled
 from smelt.torch_private import show_original
+from smelt.warm import entry_store, first_calls
+
+if TYPE_CHECKING:
+    from smelt.capture.driver.cache_entries import Backend
+    from smelt.capture.driver.frame_compiler import FrameCompiler
+    from smelt.report.dump import Dump
+    from smelt.report.traces import Trace
 
 _OF_MODE: dict[str | None, dict[str, Any]] = {
     "default": {},
@@ -41,6 +45,14 @@ _OF_MODE: dict[str | None, dict[str, Any]] = {
     "max-autotune-no-cudagraphs": {"max_autotune": True},
 }
 _MODES = tuple(map(str, _OF_MODE))
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE  # of `co_flags`
+
+
+def _compiler() -> types.ModuleType:
+    """The parts of the compiler that this module uses."""
+    from smelt import compiler_parts  # noqa: PLC0415 (the compiler)
+
+    return compiler_parts
 
 
 @dataclass(frozen=True)
@@ -55,22 +67,25 @@ class Settings:
 
     def frame_compiler(self) -> FrameCompiler:
         """A new frame compiler without entries. Raises what `registry.lookup` and `Config.with_options` raise."""
-        backend, chosen = self._resolved
-        return FrameCompiler(backend=backend, config=chosen, fullgraph=self.fullgraph, dynamic=self.dynamic)
+        backend: Backend = _compiler().lookup(self.backend)
+        made: FrameCompiler = _compiler().FrameCompiler(
+            backend=backend, config=self.config, fullgraph=self.fullgraph, dynamic=self.dynamic
+        )
+        return made
 
     @property
-    def _resolved(self) -> tuple[Backend, config.Config]:
+    def config(self) -> config.Config:
+        """The options, with the defaults of now. Raises OptionError."""
         options = dict(self.options) | _OF_MODE.get(self.mode, {})
-        return backend_registry.lookup(self.backend), config.defaults().with_options(options)
+        return config.defaults().with_options(options)
 
     @property
     def key(self) -> Hashable:
         """Equal for settings that compile alike."""
-        backend: Any
-        backend, chosen = self._resolved
-        if not isinstance(self.backend, str):  # `lookup` returns another adapter each time
-            backend = self.backend
-        return id(backend), chosen, self.fullgraph, self.dynamic
+        backend: Any = self.backend  # of a callable, `lookup` returns another adapter each time
+        if isinstance(backend, str) and backend != "smelt":
+            backend = _compiler().lookup(backend)
+        return id(backend), self.config, self.fullgraph, self.dynamic
 
 
 def compile(
@@ -141,7 +156,8 @@ def _checked(
     if options is not None and not isinstance(options, dict):
         raise OptionError(f"smelt.compile: options must be a dict, got {options!r}")
     config.defaults().with_options(options)
-    backend_registry.lookup(backend)
+    if not isinstance(backend, str) or backend != "smelt":
+        _compiler().lookup(backend)
     return Settings(bool(fullgraph), dynamic, backend, mode, tuple((options or {}).items()))
 
 
@@ -160,8 +176,11 @@ def _compiled_function(
 ) -> Any:
     """A native callable around a copy of `fn`, whose code object keys this compilation's own cache. `traced` runs
     instead under another tracer; None: `fn` itself."""
-    compiler = settings.frame_compiler()
-    if fn.__code__.co_flags & SUSPENDABLE and not settings.fullgraph:
+    chosen = settings.config
+    is_warm = chosen.warm_start and settings.backend == "smelt" and not _writes_artifacts()
+    compiler = None if is_warm else settings.frame_compiler()
+    if fn.__code__.co_flags & _SUSPENDABLE and not settings.fullgraph:
+        compiler = compiler or settings.frame_compiler()
         own = compiler.generator_factory(fn)
     else:
         own = types.FunctionType(
@@ -172,12 +191,41 @@ def _compiled_function(
     del own.__wrapped__  # type: ignore[attr-defined]
     if "__wrapped__" in fn.__dict__:  # `inspect.signature` follows it
         own.__wrapped__ = fn.__wrapped__  # type: ignore[attr-defined]
-    wrapped = cache_entries.wrap(own, compiler, traced, fn)
+    if compiler is not None:
+        wrapped = _compiler().wrap(own, compiler, traced, fn)
+    else:
+        wrapped = _wrap_warm(own, settings, chosen, traced, fn)
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
     wrapped._smelt_again = functools.partial(_compiled_function, fn, original=original, traced=traced)
     wrapped._smelt_by_backend = {}
     show_original(wrapped, wrapped._smelt_original)
+    return wrapped
+
+
+def _writes_artifacts() -> bool:
+    """Whether the environment requests artifacts of compilations."""
+    return any(os.environ.get(name) for name in ("SMELT_DUMP", "SMELT_OVERRIDE"))
+
+
+def _wrap_warm(
+    own: types.FunctionType,
+    settings: Settings,
+    chosen: config.Config,
+    traced: Callable[..., Any] | None,
+    fn: types.FunctionType,
+) -> Any:
+    """The native callable that looks for stored entries before it imports the compiler."""
+    calls = first_calls.FirstCalls(lambda: made(), chosen, settings.fullgraph, settings.dynamic)
+    wrapped = _native.wrap(own, calls, traced, fn)
+    wrapped._smelt_compiled_under_line_tracers = chosen.compile_under_tracers
+    calls.target = weakref.ref(wrapped)
+
+    def made() -> FrameCompiler:
+        compiler = settings.frame_compiler()
+        _compiler().adopt(calls.target(), own, compiler)
+        return compiler
+
     return wrapped
 
 
@@ -391,6 +439,7 @@ def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> 
         raise TypeError(f"smelt.explain: fn must be a function, a callable or an nn.Module, got {fn!r}")
     from smelt.report.explanation import explained  # noqa: PLC0415 (its import takes time, and compilation needs none of it)
 
+    first_calls.realize(fn)
     is_compiled = isinstance(getattr(fn, "__func__", fn), (_native.Wrapped, CompiledModule))
     if is_compiled and not differently:
         return explained(fn, times)
@@ -418,7 +467,10 @@ def export(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
 
 def reset() -> None:
     """Drop compiled code and free the memory of plans."""
-    cache_entries.reset()
+    first_calls.forget_all()
+    entry_store.forget()
+    if "smelt.compiler_parts" in sys.modules:
+        _compiler().reset_entries()
     shared_compilations.forget()
     release_all()
     gc.collect()
@@ -461,7 +513,9 @@ def trace(
         chosen = config.defaults().with_options(options)
         with shared_compilations.disabled():
             compiled = _compile(fn, settings, disable=False)
-        return trace_call(compiled, args, kwargs, chosen)
+        with first_calls.looking_nowhere():
+            made: Trace = _compiler().trace_call(compiled, args, kwargs, chosen)
+        return made
 
     return traced
 
@@ -475,18 +529,21 @@ class _DumpContext:
 
     def __init__(self, directory: str | os.PathLike[str], override: bool) -> None:
         self._directory = directory
-        self._make = lambda: shared_compilations.disabled(dumping(directory, override))
+        self._make = lambda: shared_compilations.disabled(_compiler().dumping(directory, override))
+        self._nowhere = first_calls.looking_nowhere()
         self._entered: list[AbstractContextManager[Dump]] = []
         self._was_entered = False
 
     def __enter__(self) -> Dump:
         self._was_entered = True
+        self._nowhere.__enter__()
         context = self._make()
         dump = context.__enter__()
         self._entered.append(context)
         return dump
 
     def __exit__(self, *error: Any) -> None:
+        self._nowhere.__exit__(*error)
         self._entered.pop().__exit__(*error)
 
     def __del__(self) -> None:
@@ -506,12 +563,20 @@ def dump(directory: str | os.PathLike[str], override: bool) -> AbstractContextMa
 
 def list_backends() -> list[str]:
     """The names of all backends."""
-    return backend_registry.list_backends()
+    found: list[str] = _compiler().list_backends()
+    return found
 
 
 def register_backend(fn: Callable[..., Any], name: str | None) -> None:
     """Register `fn` as a backend."""
-    backend_registry.register_backend(fn, name=name)
+    _compiler().register_backend(fn, name=name)
 
 
-from_environment(os.environ)
+def save_cache(path: str | os.PathLike[str]) -> int:
+    """Write the entries that this process has found or made to a file; return their number."""
+    return entry_store.save(path)
+
+
+def load_cache(path: str | os.PathLike[str]) -> int:
+    """Read the entries of a file; return their number."""
+    return entry_store.load(path)

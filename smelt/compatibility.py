@@ -92,4 +92,7 @@ def _callables() -> ModuleType:
     """Import `callables`; modes that the program has enabled do not see it."""
     with DisableTorchFunction(), DisableTorchDispatch():
         from smelt import callables  # noqa: PLC0415
+
+        if not config.defaults().warm_start:  # else the first call that needs it imports it
+            from smelt import compiler_parts  # noqa: F401, PLC0415
     return callables

@@ -29,6 +29,7 @@ class Config:
     kernel_cache      keep compiled kernels of GPUs on disk, for other processes (runtime/disk_cache.py says where)
     kernel_cache_bytes
                       how much may lie there: what was used longest ago goes
+    warm_start        keep compiled entries on disk as well, and look for those of other processes (docs/warm-starts.md)
     compile_under_tracers
                       run compiled code also while a debugger or a coverage tool follows lines (sys.settrace or
                       sys.monitoring; False: such calls run eagerly, so that breakpoints and lines are hit)
@@ -53,6 +54,7 @@ class Config:
     threads: int = 0
     kernel_cache: bool = True
     kernel_cache_bytes: int = 1 << 30
+    warm_start: bool = False
     compile_under_tracers: bool = False
     cuda_graphs: bool = False
     max_autotune: bool = False

@@ -132,6 +132,10 @@ class PlanError(SmeltError, ValueError):
     """Bytes that are not a plan, or a plan that this process cannot run or that cannot be written as bytes."""
 
 
+class CacheError(SmeltError, ValueError):
+    """A file that `smelt.load_cache` refuses: it is damaged, or another user could have written it."""
+
+
 class ExportError(SmeltError):
     """A call cannot be exported as it is (`smelt.export`): the message names the argument or the user's line, and what to
     do. The error of capture, if there is one, is chained."""

@@ -135,7 +135,7 @@ def test_compiled_coroutines_and_generators_are_recognised():
 
 def test_defaults_of_options():
     def compiled():
-        return smelt.compile(lambda x: x + 1)._smelt_settings._resolved[1]
+        return smelt.compile(lambda x: x + 1)._smelt_settings.config
 
     before = compiled()
     with smelt.config.set(recompile_limit=3, fuse=False) as now:

@@ -23,6 +23,7 @@ from smelt.guards.leaf_equality import same_leaf
 from smelt.guards.object_text import class_text, identity_difference, identity_text, part_text, short_text
 from smelt.guards.read_source import FAILURES, HOOKS, MODULE_DICTS, Missing, instance_dict
 from smelt.guards.source import Source, key_text
+from smelt.guards.stored_form import FormWriter, Unstorable
 from smelt.guards.tensor_facts import TensorFacts, shape_text, stride_text, tensor_facts
 from smelt.guards.weak_identity import GONE, strong, weak, weak_if_identity_hashed
 from smelt.shapes.expr import Expression, evaluate_with, leaves, postfix, text
@@ -103,6 +104,11 @@ class GuardKind:
         """The value that the C++ check takes."""
         return value
 
+    def stored(self, native: Any, root: object, writer: FormWriter) -> Any:
+        """The stored form of the value that the C++ check takes. `root`: the object of a root of kind const; None for
+        another source. Raises Unstorable if the fact does not hold in another process, or cannot be expressed there."""
+        return writer.value(native)
+
 
 KINDS: dict[str, GuardKind] = {}
 
@@ -139,6 +145,9 @@ class _Type(_ObjectKind, name="type"):
 
     is_identity = True
 
+    def stored(self, native: Any, root: object, writer: FormWriter) -> Any:
+        return writer.identical(native)
+
     def value_source(self, source: Source) -> Source:
         return source.child("type", None)
 
@@ -157,6 +166,9 @@ class _Id(_ObjectKind, name="id"):
 
     is_identity = True
     implies = ("type",)
+
+    def stored(self, native: Any, root: object, writer: FormWriter) -> Any:
+        return writer.identical(native)
 
     def accepts(self, x: Any, value: Any) -> bool:
         return x is value
@@ -232,6 +244,9 @@ class _Tensor(_ObjectKind, name="tensor"):
         reads = nodes.size_reads(source)
         return (value, reads) if reads else value
 
+    def stored(self, native: Any, root: object, writer: FormWriter) -> Any:
+        return writer.tensor(native)
+
     def text(self, x: str, value: TensorFacts) -> str:
         f = value
         extra = f", requires_grad={f.requires_grad}" if f.requires_grad else ""
@@ -265,6 +280,9 @@ class _Function(_ObjectKind, name="function", text="unchanged_function({x})"):
 
     parts = ("__code__", "__defaults__", "__kwdefaults__")
 
+    def stored(self, native: Any, root: object, writer: FormWriter) -> Any:
+        return writer.function(native, root)
+
     def accepts(self, x: Any, value: tuple[Any, Any, Any]) -> bool:
         return all(getattr(x, name) is part for name, part in zip(self.parts, value))
 
@@ -295,6 +313,9 @@ class _TypeVersion(_ObjectKind, name="type_version", text="unchanged_class({x})"
 
     def native_value(self, source: Source | None, value: ClassFacts, nodes: _Nodes) -> object:
         return value.native
+
+    def stored(self, native: Any, root: object, writer: FormWriter) -> Any:
+        return writer.class_facts(native)
 
 
 class _NoHooks(_ObjectKind, name="no_hooks", text="no_hooks({x})"):
@@ -433,6 +454,9 @@ class _SetTable(_ObjectKind, name="set_table", text="same_history({x})"):
 
     def accepts(self, x: Any, value: object) -> bool:
         return issubclass(type(x), (set, frozenset)) and _native.set_table(x) == value
+
+    def stored(self, native: Any, root: object, writer: FormWriter) -> Any:
+        raise Unstorable("the order in which a set iterates over elements that are added")
 
 
 class _Alias(GuardKind, name="alias"):
@@ -627,6 +651,14 @@ class _GlobalState(GuardKind, name="global_state"):
 
     def holds(self, source: Source | None, value: global_state.Snapshot, read: Read) -> bool:
         return global_state.snapshot() == value
+
+    def stored(self, native: global_state.Snapshot, root: object, writer: FormWriter) -> Any:
+        fields = global_state.decode(native)
+        if (
+            fields["torch_function_modes"] or fields["torch_dispatch_modes"]
+        ):  # compared by the addresses of their classes
+            raise Unstorable("a mode of torch is active")
+        return writer.value(native)
 
     def text(self, x: str, value: global_state.Snapshot) -> str:
         return f"global_state({global_state.describe(value)})"

@@ -141,6 +141,10 @@ class ReportBuilder:
         elif counts.graphs and not counts.kernels + counts.extern_calls:
             yield data.Note("kernels", "no kernels: the backend runs the graphs by eager operators")
         for frame in self.frames:
+            for why in dict.fromkeys(frame.record.not_kept):
+                yield data.Note(
+                    "overview", f"an entry of {frame.name} is not stored for other processes: {why}"
+                )
             reason = frame.record.no_joint_graph_reason
             if reason is not None:
                 yield data.Note("overview", f"{frame.name} runs eagerly under autograd: {reason}")

@@ -146,6 +146,21 @@ def _check(descriptor: int, path: str) -> None:
         raise Refused(f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o})")
 
 
+def read_own(path: str) -> bytes:
+    """The content of a file. Raises OSError, and Refused if another user could have written it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    opened = _open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        mode = os.fstat(opened).st_mode
+        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+            raise Refused(f"{folder} can be written by others (mode {stat.S_IMODE(mode):o})")
+        with open(_open(os.path.basename(path), os.O_RDONLY | os.O_NONBLOCK, folder=opened), "rb") as file:
+            _check(file.fileno(), path)
+            return file.read()
+    finally:
+        os.close(opened)
+
+
 def _read(folder: int, key: str) -> bytes | None:
     """The content of a file of this user alone, which counts as used now; None if its checksum is wrong."""
     flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for its writer

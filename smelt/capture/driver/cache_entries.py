@@ -13,11 +13,14 @@ from typing import Any, Protocol
 
 from smelt import _native
 from smelt.capture.driver.capture_attempts import Attempt
+from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.environment.symbolic_size_policy import Path
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.config import Config
 from smelt.guards.guard import Guard, format_guards
 from smelt.guards.guard_failures import Failure
+from smelt.guards.tree_layout import TreeSpec
+from smelt.plan.steps import Plan
 from smelt.reasons import Reason
 from smelt.tracing.record.traced import Traced
 
@@ -87,9 +90,25 @@ class Record:
     # paths of sizes specialized despite their marks
     refused: set[tuple[object, ...]] = field(default_factory=set)
     no_joint_graph_reason: Reason | None = None  # why the graph runs eagerly under autograd
+    not_kept: list[str] = field(default_factory=list)  # why entries are not stored for other processes
 
     def __repr__(self) -> str:
         return f"<record: {len(self.entries)} entries, {len(self.breaks)} breaks, {len(self.reasons)} eager calls>"
+
+
+class Keep(Protocol):
+    """Stores an entry for other processes, if it has a stored form."""
+
+    def __call__(
+        self,
+        fn: FunctionType,
+        slots: tuple[object, ...],
+        entry: Entry,
+        layout: TreeSpec,
+        captured: CapturedFrame,
+        plans: Sequence[Plan],
+    ) -> None:
+        """`entry` is one of `fn`, made for a call with these slots; `plans` are those of its graph."""
 
 
 class Compiler(Protocol):
@@ -124,10 +143,15 @@ def wrap(
     """
     wrapped = _native.wrap(fn, compiler, traced, original)
     wrapped._smelt_compiled_under_line_tracers = compiler.config.compile_under_tracers
+    adopt(wrapped, fn, compiler)
+    return wrapped
+
+
+def adopt(wrapped: _native.Wrapped, fn: FunctionType, compiler: Compiler) -> None:
+    """Make `compiler` the one of `fn` and of its native callable."""
     compiler.target = weakref.ref(wrapped)
     compiler.name = fn.__qualname__
     _compilers[id(fn.__code__)] = compiler
-    return wrapped
 
 
 def entries_of(code: CodeType) -> list[Entry]:

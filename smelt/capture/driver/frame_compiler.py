@@ -14,15 +14,15 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
 from smelt import _native, events, recompile_limits, terminal_hints
 from smelt._native import isinstance
-from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, Record, wrap
+from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, Keep, Record, wrap
 from smelt.capture.driver.cache_misses import (
     changing_values,
     explain_cache_miss,
@@ -86,6 +86,7 @@ from smelt.reasons import (
 )
 from smelt.runtime.fork_locks import CAPTURE, hold_at_fork
 from smelt.runtime.gc_pause import collections_postponed
+from smelt.runtime.thread_state import thread
 from smelt.torch_private import compiler_stance, forward_mode_level
 from smelt.tracing.backward.not_differentiable import NotDifferentiable
 from smelt.tracing.record.traced import Traced
@@ -94,26 +95,6 @@ from smelt.user_lines import title_of
 log = logging.getLogger("smelt")
 # held during capture, while environment objects may hold fakes
 _lock = hold_at_fork(threading.RLock(), CAPTURE)
-
-
-class _Thread(threading.local):
-    """The state of a thread: whether it captures, and the number of active `set_disabled` contexts."""
-
-    capturing = False
-    disabled = 0
-
-
-_thread = _Thread()
-
-
-@contextmanager
-def set_disabled() -> Iterator[None]:
-    """Disable compilation on this thread within the context; existing entries still run."""
-    _thread.disabled += 1
-    try:
-        yield
-    finally:
-        _thread.disabled -= 1
 
 
 def _log(level: int, message: str, *args: object) -> None:
@@ -179,6 +160,7 @@ class FrameCompiler:
         self.dynamic = dynamic
         self.record = Record(self.first_attempt())
         self._installed = 0  # the number of entries installed so far, evicted ones included
+        self.keep: Keep | None = None  # stores entries for other processes
         # the native callable, held compiler_ref
         self.target: Callable[[], _native.Wrapped | None] = lambda: None
 
@@ -194,7 +176,7 @@ class FrameCompiler:
         return generator_factory(fn, self.resume_functions, decoded)
 
     def _handle_miss(self, fn: FunctionType, slots: tuple[object, ...]) -> HookResult:
-        if self.is_generator_factory or _thread.capturing or _thread.disabled or self._is_traced_elsewhere():
+        if self.is_generator_factory or thread.capturing or thread.disabled or self._is_traced_elsewhere():
             return False
         if self._stance_forbids_compiling(fn, slots):
             return False
@@ -202,13 +184,13 @@ class FrameCompiler:
         with _lock:
             if self._installed != before:  # another thread compiled meanwhile, perhaps for this very call
                 return True
-            _thread.capturing = True
+            thread.capturing = True
             try:
                 caller = raise_exceptions.caller_handling(sys.exception())
                 with caller, events.compiling(self.name, fn.__qualname__), self._modes_set_aside():
                     return self._compile(fn, slots)
             finally:
-                _thread.capturing = False
+                thread.capturing = False
 
     def _is_traced_elsewhere(self) -> bool:
         """Whether another tracer is active at this call. Other calls are not affected, so no reason is recorded."""
@@ -415,7 +397,9 @@ class FrameCompiler:
         )
         if self.config.verify:
             captured.traced = replace(captured.traced, on_mismatch=self._mismatch_callback(fn))
-        graph = compiled_graph(self.backend, self.config, captured, program)
+        plans: list[events.Event] = []
+        with nullcontext() if self.keep is None else events.subscribed(plans.append):
+            graph = compiled_graph(self.backend, self.config, captured, program)
         frame = edited("frame", compiled_frame(fn, captured, graph, self.resume_functions, functional))
         with stage("guards", name):
             spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.objects)
@@ -443,6 +427,9 @@ class FrameCompiler:
         self.record.entries.append(entry)
         self._installed += 1
         self._drop_superseded(fn)
+        if self.keep is not None:
+            made = [event.data["plan"] for event in plans if event.kind == "plan"]
+            self.keep(fn, slots, entry, spec, captured, made)
         events.emit(
             "entry-installed",
             name,

@@ -1,0 +1,152 @@
+"""Finding entries: a stored entry becomes an entry of this process.
+
+    stored entry -> objects of this process -> guard tree -> the call is accepted -> plan, compiled frame
+
+Any failure on the way is a miss. Nothing before the last step links or runs stored code, and no step imports capture or code
+generation.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from smelt import _native, runtime
+from smelt.errors import PlanError
+from smelt.runtime.generated_source import compile_source
+from smelt.warm.live_objects import Missing, Resolver
+from smelt.warm.stored_entry import FormReader, StoredEntry
+
+# Names of compiled frames (`FRAME_NAMES`) whose objects need no import of capture.
+LIGHT_NAMES: dict[str, object] = {
+    "OrderedDict": collections.OrderedDict, "defaultdict": collections.defaultdict, "deque": collections.deque,
+    "partial": functools.partial, "MethodType": types.MethodType, "MappingProxyType": types.MappingProxyType,
+    "SimpleNamespace": types.SimpleNamespace, "torch": torch, "math": math, "set_attribute": object.__setattr__,
+    **{f.__name__: f for f in (abs, float, int, max, min, round)},
+}  # fmt: skip
+# Functions of `capture.emit.eager_fallback`, imported when the graph of an entry has raised.
+RERUNS = ("rerun_eagerly", "rerun_with_handlers")
+COMPILED_SCOPE = "__smelt_compiled__"  # `capture.base.vm_frames`
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The objects of a stored entry in this process, and its guard tree, which accepts the call."""
+
+    objects: Sequence[Any]
+    tree: _native.GuardTree
+    read: FormReader
+
+
+@dataclass(frozen=True)
+class Found:
+    """An entry, in the form of `_native.add_entry`."""
+
+    tree: _native.GuardTree
+    compiled: Callable[..., object]
+    only: _native.Plan | None
+
+
+def found(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, ...]) -> Found | None:
+    """The entry for a call of `fn` with these argument slots; None if it does not accept the call, or cannot be loaded."""
+    matching = resolved(stored, fn, slots)
+    if matching is None:
+        return None
+    try:
+        graph = _plan(stored)
+        frame = stored.data["frame"]
+        return Found(
+            matching.tree, _compiled(frame, graph, matching.read), graph if frame["direct"] else None
+        )
+    except (PlanError, *_DAMAGED):
+        return None
+
+
+# What data of another form than expected may raise.
+_DAMAGED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+def resolved(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, ...]) -> Resolved | None:
+    """The objects and the guard tree of an entry, if it accepts the call."""
+    data = stored.data
+    try:
+        rows = [(tuple(reference), bytes.fromhex(digest)) for reference, digest in data["table"]]
+        objects: list[Any] = []
+        read = FormReader(objects, data["facts"], _native.type_version)
+        Resolver(fn, slots, data["nodes"], read.value, objects).resolve(rows)
+        weak = tuple([objects[i] for i in data["weak"]])
+        tree = _native.GuardTree((read.nodes(data["nodes"]), data["collect"], weak))
+    except (Missing, *_DAMAGED):
+        return None
+    return None if tree.check(*slots) is None else Resolved(objects, tree, read)
+
+
+def _plan(stored: StoredEntry) -> _native.Plan | None:
+    from smelt.plan.elf_linker import link  # noqa: PLC0415 (an entry that does not accept the call needs none of it)
+    from smelt.plan.executable_plan import executable  # noqa: PLC0415
+    from smelt.plan.serialization import libraries_from_bytes, plan_from_bytes  # noqa: PLC0415
+    from smelt.plan.steps import Plan  # noqa: PLC0415
+
+    libraries = libraries_from_bytes(stored.libraries)
+    code = link(libraries)
+    plan = plan_from_bytes(stored.plan, libraries)
+    if not isinstance(plan, Plan):
+        raise PlanError("a plan with symbolic sizes")
+    native = runtime.track(executable(plan, code.address_of))
+    weakref.finalize(
+        native, lambda kept: None, code
+    ).atexit = False  # the machine code lives as long as its plan
+    return native
+
+
+def _compiled(frame: dict[str, Any], graph: Any, read: FormReader) -> types.FunctionType:
+    scope: dict[str, object] = {
+        "__builtins__": __builtins__,
+        "__name__": "smelt.compiled",
+        COMPILED_SCOPE: True,
+    }
+    for name, (kind, *rest) in frame["scope"].items():
+        if kind != "builtin":
+            scope[name] = graph if kind == "graph" else _GLOBALS[kind](name, read, *rest)
+    function = compile_source(frame["source"], frame["name"], frame["label"], scope)
+    function.__code__ = function.__code__.replace(co_flags=frame["flags"])
+    return function
+
+
+def _rerun(name: str, read: FormReader, function: str) -> Callable[..., object]:
+    if function not in RERUNS:
+        raise KeyError(function)
+
+    def rerun(*args: object, **kwargs: object) -> object:
+        run: Callable[..., object] = getattr(import_module("smelt.capture.emit.eager_fallback"), function)
+        return run(*args, **kwargs)
+
+    return rerun
+
+
+_GLOBALS: dict[str, Callable[..., object]] = {
+    "light": lambda name, read: LIGHT_NAMES[name],
+    "rerun": _rerun,
+    "random": lambda name, read: getattr(
+        torch.default_generator, {"random_state": "get_state"}.get(name, "set_state")
+    ),
+    "value": lambda name, read, form: read.value(form),
+}

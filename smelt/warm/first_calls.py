@@ -1,0 +1,135 @@
+"""The callback of a compiled function at a cache miss: it looks for a stored entry, and else imports the compiler.
+
+`FirstCalls` stands before a `FrameCompiler`, which it makes at the first call that no stored entry accepts, and which it
+asks from then on. A stored entry is loaded at most once for a function, so a lookup costs at most `SLOTS` reads.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from smelt import _native
+from smelt.config import Config
+from smelt.guards.stored_form import Unstorable
+from smelt.runtime.thread_state import thread
+from smelt.torch_private import compiler_stance, forward_mode_level
+from smelt.warm.entry_key import key_for, settings_of
+from smelt.warm.entry_store import entries_under, keep
+from smelt.warm.find_entry import found
+
+if TYPE_CHECKING:
+    from smelt.capture.driver.cache_entries import Entry
+    from smelt.capture.driver.capture_frame import CapturedFrame
+    from smelt.capture.driver.frame_compiler import FrameCompiler
+    from smelt.guards.tree_layout import TreeSpec
+    from smelt.plan.steps import Plan
+
+_alive: weakref.WeakSet[FirstCalls] = weakref.WeakSet()
+_blocked = 0  # by `looking_nowhere`
+
+
+class FirstCalls:
+    """The callback of one compiled function. `make` makes its frame compiler; `config`: its options."""
+
+    def __init__(
+        self, make: Callable[[], FrameCompiler], config: Config, fullgraph: bool, dynamic: bool | None
+    ) -> None:
+        self._make, self._config = make, config
+        self._settings = settings_of(config, fullgraph, dynamic)
+        self._compiler: FrameCompiler | None = None
+        self._seen: set[bytes] = set()  # digests of the stored entries that were looked at, or made here
+        self._key = ""  # of the latest miss
+        self.target: Callable[[], _native.Wrapped | None] = lambda: None
+        _alive.add(self)
+
+    def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Any:
+        if self._may_look() and self._find(fn, slots):
+            return True
+        return self.compiler()(fn, slots)
+
+    def compiler(self) -> FrameCompiler:
+        """The frame compiler, which imports the compiler."""
+        if self._compiler is None:
+            made = self._make()
+            made.keep = self._keep
+            self._compiler = made
+        return self._compiler
+
+    def forget(self) -> None:
+        """Drop the entries that were found."""
+        target = self.target()
+        self._seen.clear()
+        if target is not None and self._compiler is None:  # else the compiler drops them
+            _native.clear(target)
+
+    def _may_look(self) -> bool:
+        return not (_blocked or thread.disabled or thread.capturing or forward_mode_level() >= 0) and (
+            compiler_stance() == "default"
+        )
+
+    def _find(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
+        """Add the first stored entry that accepts the call."""
+        target = self.target()
+        self._key = key_for(fn, slots, self._settings)
+        for digest, stored in entries_under(self._key, self._seen, self._config):
+            entry = None if target is None else found(stored, fn, slots)
+            if entry is not None and target is not None:
+                self._seen.add(digest)
+                _native.add_entry(target, entry.tree, entry.compiled, entry.only)
+                return True
+        return False
+
+    def _keep(
+        self,
+        fn: FunctionType,
+        slots: tuple[object, ...],
+        entry: Entry,
+        layout: TreeSpec,
+        captured: CapturedFrame,
+        plans: Sequence[Plan],
+    ) -> None:
+        from smelt.warm.keep_entry import stored  # noqa: PLC0415 (capture)
+
+        if _blocked or self._compiler is None:
+            return
+        try:
+            if key_for(fn, slots, self._settings) != self._key:
+                raise Unstorable("torch's functions changed while it was compiled")
+            content = stored(fn, slots, entry, layout, captured, plans, self._config).to_bytes()
+            self._seen.add(keep(self._key, content, self._config))
+        except Unstorable as reason:
+            self._compiler.record.not_kept.append(str(reason))
+        except Exception as error:  # the entry itself is right
+            self._compiler.record.not_kept.append(f"storing it failed: {type(error).__name__}: {error}")
+
+
+def forget_all() -> None:
+    """Drop the entries that were found of all functions."""
+    for each in list(_alive):
+        each.forget()
+
+
+class looking_nowhere:
+    """A context in which no stored entries are found or kept: reports, dumps and edited graphs are of compilations."""
+
+    def __enter__(self) -> None:
+        global _blocked
+        _blocked += 1
+
+    def __exit__(self, *_: object) -> None:
+        global _blocked
+        _blocked -= 1
+
+
+def realize(compiled: Any) -> None:
+    """Drop the stored entries that a compiled function or module has found, so that it compiles again: reports are of
+    compilations."""
+    state = getattr(compiled, "_smelt", None)
+    wrapped = compiled if state is None else state.call
+    for each in list(_alive):
+        if each.target() is getattr(wrapped, "__func__", wrapped):
+            each.forget()
+            each.compiler()

@@ -1,0 +1,219 @@
+"""Storing entries: an entry that another process may use becomes a `StoredEntry`.
+
+Legality: an entry is kept only if all that it depends on is a guard with a stored form, an object that a name or a guard
+finds again, or part of its key. `Unstorable` is the reason where it is not. Before an entry is written, it is resolved in
+this process and must lead to the same objects.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.capture.driver.cache_entries import Entry
+from smelt.capture.driver.capture_frame import CapturedFrame
+from smelt.capture.graph_breaks.frame_exits import Return
+from smelt.capture.reconstruction.frame_globals import FRAME_NAMES
+from smelt.config import Config
+from smelt.errors import PlanError
+from smelt.guards.guard_kinds import KINDS
+from smelt.guards.stored_form import Unstorable
+from smelt.guards.tensor_facts import TensorFacts
+from smelt.guards.tree_layout import TreeSpec
+from smelt.plan.serialization import plans_to_bytes
+from smelt.plan.steps import Plan
+from smelt.warm.find_entry import LIGHT_NAMES, RERUNS, resolved
+from smelt.warm.live_objects import ObjectTable, store_class_facts
+from smelt.warm.stored_entry import StoredEntry, from_bytes
+
+_DIRECT = frozenset({int, bool, str, float, type(None)})
+_SINGLE = frozenset(
+    {type(None), bool, type(...), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
+)
+_OF_TORCH = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
+_CPU = torch.device("cpu")
+
+
+def stored(
+    fn: FunctionType,
+    slots: tuple[object, ...],
+    entry: Entry,
+    layout: TreeSpec,
+    captured: CapturedFrame,
+    plans: Sequence[Plan],
+    config: Config,
+) -> StoredEntry:
+    """The stored form of an entry. Raises Unstorable."""
+    _check(entry, captured, plans, config)
+    writer = _Writer(ObjectTable(fn, layout.nodes))
+    nodes = [writer.node(node) for node in layout.nodes]
+    frame = _frame(entry, writer)
+    weak = {id(x) for x in layout.weak}
+    held = [i for i, x in enumerate(writer.table.objects) if id(x) in weak]
+    if len(held) != len(weak):
+        raise Unstorable("an object that the entry must not keep alive")
+    data = {
+        "table": [[list(reference), digest.hex()] for reference, digest in writer.table.rows],
+        "facts": writer.facts,
+        "nodes": nodes,
+        "collect": layout.n_collect,
+        "weak": held,
+        "frame": frame,
+    }
+    try:
+        libraries, (plan,) = plans_to_bytes(plans) if plans else (b"", [b""])
+    except PlanError as error:
+        raise Unstorable(str(error)) from None
+    made = StoredEntry(data, libraries, plan)
+    _check_resolves(made, fn, slots, writer.table.objects)
+    return made
+
+
+def _check(entry: Entry, captured: CapturedFrame, plans: Sequence[Plan], config: Config) -> None:
+    traced = captured.traced
+    process = captured.env.facts.process_dependence
+    if process is not None:
+        raise Unstorable(f"it depends on the process: {process}")
+    if not isinstance(captured.frame_exit, Return):
+        raise Unstorable("the graph breaks")
+    if config.verify or config.verify_stages:
+        raise Unstorable("graphs are verified")
+    if traced.needs_grad:
+        raise Unstorable("it computes gradients")
+    if traced.sizes or traced.numbers or traced.unbacked is not None:
+        raise Unstorable("its sizes or numbers are symbols")
+    if type(entry.graph) is not _native.Plan or len(plans) != 1 or type(plans[0]) is not Plan:
+        raise Unstorable("its graph is not one plan")
+    if plans[0].device != _CPU:
+        raise Unstorable("its plan is for a GPU")
+
+
+def _check_resolves(
+    made: StoredEntry, fn: FunctionType, slots: tuple[object, ...], objects: Sequence[object]
+) -> None:
+    """Raise Unstorable unless this process resolves the entry to the objects that it was made from, and accepts the call."""
+    found = resolved(from_bytes(made.to_bytes()), fn, slots)
+    if found is None or any(a is not b for a, b in zip(found.objects, objects, strict=True)):
+        raise Unstorable("its objects are not found again")
+
+
+class _Writer:
+    """`FormWriter` of one entry."""
+
+    def __init__(self, table: ObjectTable) -> None:
+        self.table = table
+        self.facts: list[Any] = []
+        self._numbers: dict[TensorFacts, int] = {}
+
+    def node(self, node: tuple[Any, ...]) -> list[Any]:
+        """The form of a node of the guard tree."""
+        parent, kind, key, checks, collect = node
+        root = key if kind == "const" else None
+        forms = [[i, check, KINDS[check].stored(value, root, self)] for i, check, value in checks]
+        return [parent, kind, self.value(key), forms, collect]
+
+    def value(self, value: Any) -> Any:
+        """The form of a value."""
+        kind = type(value)
+        if kind in _DIRECT:
+            return value
+        if kind is tuple or kind is torch.Size or kind is frozenset:
+            return ["t" if kind is tuple else "s" if kind is torch.Size else "z", *map(self.value, value)]
+        if kind in _OF_TORCH:
+            return ["k", _OF_TORCH[kind], str(value).removeprefix("torch.")]
+        if kind is torch.device:
+            return ["k", "device", str(value)]
+        write = _FORMS.get(kind)
+        return ["r", self.table.number(value)] if write is None else write(self, value)
+
+    def identical(self, value: Any) -> Any:
+        """The form of an object whose identity is compared."""
+        if type(value) in _SINGLE:
+            return self.value(value)
+        return ["r", self.table.number(value)]
+
+    def function(self, parts: Any, function: Any) -> Any:
+        """The form of the parts of a function."""
+        if type(function) is not FunctionType:
+            raise Unstorable("a function is compared by its code")
+        return ["F", self.table.number(function)]
+
+    def class_facts(self, native: Any) -> Any:
+        """The form of what a guard knows of a class."""
+        names, parts = store_class_facts(native, self.table.number)
+        return ["C", list(names), [[n, None if c is None else list(c), d.hex()] for n, c, d in parts]]
+
+    def tensor(self, native: Any) -> Any:
+        """The form of what a guard compares of a tensor."""
+        facts, reads = native if type(native) is tuple else (native, ())
+        number = self._numbers.get(facts)
+        if number is None:
+            if facts.device != _CPU or facts.layout is not torch.strided:
+                raise Unstorable(f"a tensor on {facts.device} with layout {facts.layout}")
+            number = self._numbers[facts] = len(self.facts)
+            dtype = str(facts.dtype).removeprefix("torch.")
+            flags = facts.requires_grad, facts.conj_neg, facts.inference
+            cls = self.table.number(facts.type)
+            self.facts.append([cls, dtype, list(facts.shape), list(facts.stride), *flags])
+        return ["T", number, [list(read) for read in reads]]
+
+
+_FORMS: dict[type, Callable[[_Writer, Any], Any]] = {
+    bytes: lambda w, v: ["b", v.hex()],
+    complex: lambda w, v: ["c", v.real, v.imag],
+    slice: lambda w, v: ["l", w.value(v.start), w.value(v.stop), w.value(v.step)],
+    range: lambda w, v: ["g", v.start, v.stop, v.step],
+    type(...): lambda w, v: ["e"],
+    type(NotImplemented): lambda w, v: ["n"],
+}
+
+
+# ------------------------------------------------------------------------------------------------------ compiled frames
+
+
+def _frame(entry: Entry, writer: _Writer) -> dict[str, Any]:
+    """The form of the compiled frame."""
+    function: Any = entry.callees[0]
+    if entry.callees[1] not in (None, entry.graph):
+        raise Unstorable("another callable than its graph runs")
+    code, scope = function.__code__, function.__globals__
+    if code.co_freevars or function.__defaults__ or f"def {code.co_name}(" not in entry.source:
+        raise Unstorable("its frame shows a position of the program")
+    names = {name: scope[name] for name in sorted(_names(code)) if name in scope}
+    return {
+        "source": entry.source,
+        "name": code.co_name,
+        "label": code.co_filename.removeprefix("<smelt ").rpartition(" #")[0],
+        "flags": code.co_flags,
+        "scope": {name: _global(name, value, entry, writer) for name, value in names.items()},
+        "direct": entry.callees[1] is not None,
+    }
+
+
+def _names(code: CodeType) -> set[str]:
+    nested = [_names(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return set(code.co_names).union(*nested)
+
+
+def _global(name: str, value: Any, entry: Entry, writer: _Writer) -> Any:
+    """What a global of the frame's source is: the graph, a name that all frames know, or a value."""
+    if value is entry.graph:
+        return ["graph"]
+    if name in LIGHT_NAMES and FRAME_NAMES.get(name) is value is LIGHT_NAMES[name]:
+        return ["light"]
+    if name == "rerun_eagerly" and getattr(value, "__name__", None) in RERUNS:
+        return ["rerun", value.__name__]
+    if name == "random_state" and value == torch.default_generator.get_state:
+        return ["random"]
+    if name == "set_random_state" and value == torch.default_generator.set_state:
+        return ["random"]
+    if isinstance(value, FunctionType) and value.__globals__.get("__name__") == "smelt.compiled":
+        raise Unstorable("its frame shows a position of the program")
+    if hasattr(builtins, name) and getattr(builtins, name) is value:
+        return ["builtin"]
+    return ["value", writer.value(value)]

@@ -1,0 +1,88 @@
+"""Entries that no other process may use are not stored, and a report says why."""
+
+import random
+
+import pytest
+import torch
+
+import smelt
+from smelt import config
+from smelt.report import inspect
+from smelt.warm import entry_store
+
+x = torch.ones(2, 3)
+HOLDER = [object()]
+
+
+def order_of_texts(x):
+    return [x * len(name) for name in {"a", "bb"}]
+
+
+def hashed(x):
+    return x + 1, hash("text")
+
+
+def addressed(x):
+    return x + 1, id(HOLDER) % 2
+
+
+def breaks(x):
+    x = x + 1
+    smelt.graph_break()
+    return x * 2
+
+
+def draws(x):
+    return x + random.random()
+
+
+@pytest.fixture(autouse=True)
+def warm():
+    entry_store.forget()
+    with config.set(warm_start=True, kernel_cache=False), torch.no_grad():
+        yield
+    entry_store.forget()
+
+
+@pytest.mark.parametrize(
+    "program, why",
+    [
+        (order_of_texts, "the order of a set"),
+        (hashed, "the result of hash"),
+        (addressed, "the result of id"),
+        (breaks, "the graph breaks"),
+        (draws, ""),
+    ],
+)
+def test_an_entry_without_a_stored_form_is_not_kept(program, why):
+    compiled = smelt.compile(program)
+    compiled(x)
+    reasons = [reason for _, record in inspect.records(compiled) for reason in record.not_kept]
+    assert any(why in reason for reason in reasons), reasons
+    assert not list(entry_store.known())
+
+
+def test_a_report_says_why():
+    text = str(smelt.explain(hashed)(x))
+    assert "is not stored for other processes: it depends on the process: the result of hash" in text.replace(
+        "\n", " "
+    )
+
+
+def test_gradients_and_changing_sizes_are_not_kept_yet():
+    def double(x):
+        return x * 2
+
+    compiled = smelt.compile(double)
+    with torch.enable_grad():
+        compiled(torch.ones(3, requires_grad=True))
+    assert inspect.records(compiled)[0][1].not_kept == ["it computes gradients"]
+    compiled = smelt.compile(lambda x: x * 2, dynamic=True)
+    compiled(torch.ones(3))
+    assert inspect.records(compiled)[0][1].not_kept == ["its sizes or numbers are symbols"]
+
+
+def test_options_turn_it_off():
+    with config.set(warm_start=False):
+        smelt.compile(lambda x: x * 3)(x)
+    assert not list(entry_store.known())

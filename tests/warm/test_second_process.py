@@ -1,0 +1,151 @@
+"""A second process finds the entries of the first, imports no compiler, and does what the program does."""
+
+import json
+import os
+
+import pytest
+
+from tests.harness.processes import start
+
+# Programs in one file, as a user has them; a process calls each and says what it imported.
+PROGRAMS = """
+import json, sys
+import torch
+import torch.nn.functional as F
+from torch import nn
+import smelt
+
+torch.manual_seed(0)
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        wide = 2 * width
+        self.layers = nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Dropout(0.1), nn.Linear(wide, width))
+    def forward(self, x, scale=1.0):
+        return {"out": x + self.layers(self.norm(x)) * scale, "parts": (x.mean(-1), [x.amax()])}
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+        self.rows = 0
+    def forward(self, x):
+        self.calls += x.sum(0)
+        self.rows = x.shape[0]
+        return x * 2, self.calls.exp()
+
+def nested(x, y):
+    def inner(z):
+        return z.softmax(-1) * 2
+    return inner(x) @ inner(y).T
+
+def branches(x, flag, names):
+    for name in sorted(names):
+        x = x + len(name)
+    return F.relu(x) if flag else torch.sigmoid(x)
+
+def in_place(x, out):
+    out.copy_(x * 2)
+    return out.add_(1), x.t()
+
+def raises(x, i):
+    return x[i] + 1
+
+def sizes(x):
+    return x.reshape(-1, x.shape[-1] // 2), x.shape[0], x.dtype
+
+block, counting = Block(8).eval(), Counting()
+calls = [
+    ("block", block, (torch.randn(4, 8),), {"scale": 0.5}),
+    ("counting", counting, (torch.randn(5, 3),), {}),
+    ("nested", nested, (torch.randn(3, 4), torch.randn(3, 4)), {}),
+    ("branches", branches, (torch.randn(6), True, ["b", "a"]), {}),
+    ("in place", in_place, (torch.randn(2, 3), torch.zeros(2, 3)), {}),
+    ("raises", raises, (torch.randn(4), torch.tensor([0, 3])), {}),
+    ("sizes", sizes, (torch.randn(3, 4),), {}),
+]
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else str(value)
+
+def called(name, target, args, kwargs, prepare):
+    args = tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args)
+    before = {k: v.clone() for k, v in target.state_dict().items()} if isinstance(target, nn.Module) else {}
+    results = [plain(prepare(target)(*args, **kwargs)) for _ in range(2)]
+    state = plain(dict(target.state_dict())) if isinstance(target, nn.Module) else {}
+    if before:
+        target.load_state_dict(before)
+    return [*results, plain(args), state]
+
+def main():
+    outcome = {}
+    with torch.no_grad():
+        for name, target, args, kwargs in calls:
+            got = called(name, target, args, kwargs, smelt.compile)
+            outcome[name] = [got, called(name, target, args, kwargs, lambda f: f)]
+    compiler = ("smelt.capture", "smelt.tracing", "smelt.codegen", "llvmlite", "sympy")
+    modules = [m for m in sys.modules if m.startswith(compiler)]
+    print(json.dumps([outcome, modules]))
+"""
+
+
+def process(folder, program=PROGRAMS, startup=None, **variables):
+    """What `main()` of a module prints, in a process of its own that stores and finds entries in `folder`."""
+    (folder / "programs_of_two_processes.py").write_text(program)
+    text = f"import sys; sys.path.insert(0, {str(folder)!r}); import programs_of_two_processes as p; p.main()"
+    env = {**os.environ, "SMELT_CACHE_DIR": str(folder / "cache"), "SMELT_WARM_START": "1", **variables}
+    done = start(text, env=env, startup=startup)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def close(a, b):
+    if isinstance(a, (list, dict)):
+        items = a.items() if isinstance(a, dict) else enumerate(a)
+        return type(a) is type(b) and len(a) == len(b) and all(close(v, b[k]) for k, v in items)
+    return a == pytest.approx(b, rel=1e-5, abs=1e-5) if isinstance(a, float) else a == b
+
+
+def test_a_second_process_imports_no_compiler(tmp_path):
+    cold, imported = process(tmp_path)
+    assert imported
+    warm, imported = process(tmp_path)
+    assert imported == []
+    for name, (got, eager) in warm.items():
+        assert close(got, eager), name
+        assert got == cold[name][0], name
+
+
+OF_HASHES = """
+import json, sys
+import torch, smelt
+def order(x):
+    return [x * len(name) for name in {"a", "bb", "ccc", "dddd", "eeeee"}]
+def text(x, f):
+    return x + 1, hash("text"), f"{f}", id(f) % 7
+def main():
+    with torch.no_grad():
+        x = torch.ones(2)
+        got = [t.tolist() for t in smelt.compile(order)(x)], [str(v) for v in smelt.compile(text)(x, order)[1:]]
+        wanted = [t.tolist() for t in order(x)], [str(v) for v in text(x, order)[1:]]
+    print(json.dumps([got == wanted, "smelt.capture" in sys.modules]))
+"""
+
+
+def test_what_hashes_and_addresses_decide_is_not_stored(tmp_path):
+    for seed in ("1", "2"):
+        assert process(tmp_path, OF_HASHES, {**os.environ, "PYTHONHASHSEED": seed}) == [True, True]
+
+
+def test_other_settings_of_the_process_find_nothing(tmp_path):
+    small = PROGRAMS + "\ncalls = calls[2:3]\n"
+    process(tmp_path, small)
+    for variables in ({"OMP_NUM_THREADS": "1"}, {"SMELT_FUSE": "0"}):
+        assert process(tmp_path, small, **variables)[1] != []
+    assert process(tmp_path, small)[1] == []
