@@ -308,23 +308,33 @@ def store_class_facts(native: tuple[Any, ...], number: Callable[[object], int]) 
     return tuple(sorted(names)), tuple(parts)
 
 
-def load_class_facts(stored: tuple[Any, ...], objects: Sequence[Any], version: Callable[[type], int]) -> Any:
-    """The native value of the check, for the live class. Raises Missing if the class differs."""
-    names, rows = frozenset(stored[0]), stored[1]
+def load_class_facts(
+    stored: tuple[Any, ...], objects: Sequence[Any], version: Callable[[type], int], checked: dict[Any, Any]
+) -> Any:
+    """The native value of the check, for the live class. `checked`: parts of classes that other guards share.
+    Raises Missing if the class differs."""
+    key, rows = tuple(stored[0]), stored[1]
+    names = frozenset(key)
     parts = []
     for number, covered, digest in rows:
-        cls = objects[number]
-        part = class_part(cls, names, None if covered is None else frozenset(covered))
-        try:
-            if digest != (_facts_digest(cls, part[2]) if part[1] else b""):
-                raise Missing(f"{class_name(cls)} has changed")
-        except Unstorable as error:
-            raise Missing(str(error)) from None
-        parts.append(part)
+        at = number, key, digest, None if covered is None else tuple(covered)
+        if at not in checked:
+            checked[at] = _checked_part(objects[number], names, covered, bytes.fromhex(digest))
+        parts.append(checked[at])
     first = objects[rows[0][0]]
     if tuple(objects[row[0]] for row in rows) != first.__mro__:
         raise Missing(f"the bases of {class_name(first)} have changed")
     return version(first), names, tuple(parts)
+
+
+def _checked_part(cls: type, names: frozenset[str], covered: Sequence[str] | None, digest: bytes) -> Any:
+    part = class_part(cls, names, None if covered is None else frozenset(covered))
+    try:
+        if digest != (_facts_digest(cls, part[2]) if part[1] else b""):
+            raise Missing(f"{class_name(cls)} has changed")
+    except Unstorable as error:
+        raise Missing(str(error)) from None
+    return part
 
 
 def _facts_digest(cls: type, expected: Mapping[str, object]) -> bytes:

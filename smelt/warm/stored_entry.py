@@ -84,6 +84,7 @@ class FormReader:
         self._objects, self._version_of = objects, version
         self._facts = facts
         self._made: dict[int, TensorFacts] = {}
+        self._classes: dict[Any, Any] = {}  # whose attributes are compared already
 
     def value(self, form: Any) -> Any:
         """The value of a form."""
@@ -137,10 +138,6 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "e": lambda r: ...,
     "n": lambda r: NotImplemented,
     "F": FormReader._function,
-    "C": lambda r, names, parts: load_class_facts(
-        (names, [(number, covered, bytes.fromhex(digest)) for number, covered, digest in parts]),
-        r._objects,
-        r._version_of,
-    ),
+    "C": lambda r, *stored: load_class_facts(stored, r._objects, r._version_of, r._classes),
     "T": FormReader._tensor,
 }
