@@ -28,7 +28,7 @@ from smelt.guards.tree_layout import TreeSpec
 from smelt.plan.serialization import plans_to_bytes
 from smelt.plan.steps import Plan
 from smelt.warm.find_entry import LIGHT_NAMES, RERUNS, resolved
-from smelt.warm.live_objects import ObjectTable, store_class_facts
+from smelt.warm.live_objects import Node, ObjectTable, read_node, store_class_facts
 from smelt.warm.stored_entry import StoredEntry, from_bytes
 
 _DIRECT = frozenset({int, bool, str, float, type(None)})
@@ -50,8 +50,8 @@ def stored(
 ) -> StoredEntry:
     """The stored form of an entry. Raises Unstorable."""
     _check(entry, captured, plans, config)
-    writer = _Writer(ObjectTable(fn, layout.nodes))
-    nodes = [writer.node(node) for node in layout.nodes]
+    writer = _Writer(ObjectTable(fn, layout.nodes), layout.nodes, slots)
+    nodes = [writer.node(number) for number in range(len(layout.nodes))]
     frame = _frame(entry, writer)
     weak = {id(x) for x in layout.weak}
     held = [i for i, x in enumerate(writer.table.objects) if id(x) in weak]
@@ -105,14 +105,17 @@ def _check_resolves(
 class _Writer:
     """`FormWriter` of one entry."""
 
-    def __init__(self, table: ObjectTable) -> None:
+    def __init__(self, table: ObjectTable, nodes: Sequence[Node], slots: tuple[object, ...]) -> None:
         self.table = table
+        self._nodes, self._slots = nodes, slots
+        self._node = 0  # the number of the node that is written
         self.facts: list[Any] = []
         self._numbers: dict[TensorFacts, int] = {}
 
-    def node(self, node: tuple[Any, ...]) -> list[Any]:
+    def node(self, number: int) -> list[Any]:
         """The form of a node of the guard tree."""
-        parent, kind, key, checks, collect = node
+        self._node = number
+        parent, kind, key, checks, collect = self._nodes[number]
         root = key if kind == "const" else None
         forms = [[i, check, KINDS[check].stored(value, root, self)] for i, check, value in checks]
         return [parent, kind, self.value(key), forms, collect]
@@ -139,9 +142,16 @@ class _Writer:
 
     def function(self, parts: Any, function: Any) -> Any:
         """The form of the parts of a function."""
-        if type(function) is not FunctionType:
-            raise Unstorable("a function is compared by its code")
-        return ["F", self.table.number(function)]
+        if type(function) is FunctionType:
+            return ["F", self.table.number(function)]
+        found: Any = read_node(
+            self._nodes, self._node, self._root, lambda key: key
+        )  # the call brings another each time
+        return ["F", self.table.number_at(found, self._node)]
+
+    def _root(self, number: int) -> object:
+        _, kind, key, *_ = self._nodes[number]
+        return self._slots[key] if kind == "arg" else key
 
     def class_facts(self, native: Any) -> Any:
         """The form of what a guard knows of a class."""

@@ -117,6 +117,17 @@ class ObjectTable:
             reference = self._reference(value)
         finally:
             self._pending.discard(id(value))
+        return self._add(value, reference)
+
+    def number_at(self, value: object, node: int) -> int:
+        """The number of a function that only its path finds. Raises Unstorable."""
+        if id(value) in self._numbers:
+            return self._numbers[id(value)]
+        if type(value) is not types.FunctionType or not self._is_readable(node):
+            raise Unstorable(f"{_text(value)} is compared by its code")
+        return self._add(value, ("at", node))
+
+    def _add(self, value: object, reference: Reference) -> int:
         digest = (
             b""
             if reference[0] in ("root", "modules", "dict", "globals", "module")

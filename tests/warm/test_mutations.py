@@ -42,6 +42,85 @@ def test_what_decides_is_compared(change):
         assert not mutations.hits(lambda: mutations.load(source), mutations.CHANGES[name])
 
 
+NAMED_TUPLE = """
+import torch
+from typing import NamedTuple
+class Out(NamedTuple):
+    value: torch.Tensor
+    label: str
+def run(x):
+    out = Out(x * 2, "a")
+    return out, out.value + 1
+def make():
+    return run, (torch.ones(3),), {}
+"""
+LOCAL_CLASS = """
+import torch
+from torch import nn
+def make():
+    class Inner(nn.Module):
+        def forward(self, x):
+            return self.twice(x) + 1
+        def twice(self, x):
+            return x * 2
+        def other(self, x):
+            return x * 5
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = Inner(), Inner()
+        def forward(self, x):
+            return self.a(x) + (self.b(x) if isinstance(self.b, Inner) else x)
+    return Outer().eval(), (torch.ones(3),), {}
+"""
+LOCAL_FUNCTION = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+    def forward(self, x):
+        return self.act(x)
+def make():
+    scale = 2
+    def act(x):
+        return x.relu() * scale
+    return Model(act).eval(), (torch.ones(3),), {}
+"""
+
+
+@pytest.mark.parametrize(
+    "source, edits",
+    [
+        (NAMED_TUPLE, [("value: torch", "v: torch"), ("torch.Tensor\n    label: str", "str\n    label: torch.Tensor")]),
+        (NAMED_TUPLE, [("label: str", "label: str\n    more: int = 3")]),
+        (LOCAL_CLASS, [("return x * 2", "return x * 3"), ("self.twice(x)", "self.other(x)"), ("x * 5", "x * 6")]),
+        (LOCAL_FUNCTION, [("x.relu() * scale", "x.relu() + scale"), ("scale = 2", "scale = 3"), ("(act)", "(nn.ReLU())")]),
+    ],
+)  # fmt: skip
+def test_definitions_are_compared(source, edits):
+    with mutations.stored(source):
+        assert mutations.hits(lambda: mutations.load(source))
+        for before, after in edits:
+            assert before in source
+            assert not mutations.hits(lambda: mutations.load(source.replace(before, after)))
+
+
+OUT_OF_RANGE = """
+import torch
+def run(x, i):
+    return x[i].exp() + 1
+def make():
+    return run, (torch.ones(3), torch.tensor([0, 2])), {}
+"""
+
+
+def test_an_operator_raises_as_in_eager():
+    with mutations.stored(OUT_OF_RANGE):
+        assert mutations.hits(lambda: mutations.load(OUT_OF_RANGE.replace("[0, 2]", "[0, 7]")))
+
+
 @pytest.mark.parametrize("change", ["global numbers", "Conv2d._conv_forward patched", "arguments: a view"])
 def test_what_decides_nothing_is_not(change):
     source = mutations.PROGRAMS["module"]
