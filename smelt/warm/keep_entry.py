@@ -7,8 +7,9 @@ this process and must lead to the same objects.
 
 from __future__ import annotations
 
+import abc
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -50,7 +51,8 @@ def stored(
 ) -> StoredEntry:
     """The stored form of an entry. Raises Unstorable."""
     _check(entry, captured, plans, config)
-    writer = _Writer(ObjectTable(fn, layout.nodes), layout.nodes, slots)
+    registrations = captured.env.facts.registrations
+    writer = _Writer(ObjectTable(fn, layout.nodes), layout.nodes, slots, registrations)
     nodes = [writer.node(number) for number in range(len(layout.nodes))]
     frame = _frame(entry, writer)
     weak = {id(x) for x in layout.weak}
@@ -105,8 +107,15 @@ def _check_resolves(
 class _Writer:
     """`FormWriter` of one entry."""
 
-    def __init__(self, table: ObjectTable, nodes: Sequence[Node], slots: tuple[object, ...]) -> None:
+    def __init__(
+        self,
+        table: ObjectTable,
+        nodes: Sequence[Node],
+        slots: tuple[object, ...],
+        registrations: Mapping[tuple[type, type], bool],
+    ) -> None:
         self.table = table
+        self._registrations = registrations
         self._nodes, self._slots = nodes, slots
         self._node = 0  # the number of the node that is written
         self.facts: list[Any] = []
@@ -117,8 +126,15 @@ class _Writer:
         self._node = number
         parent, kind, key, checks, collect = self._nodes[number]
         root = key if kind == "const" else None
+        if kind == "call" and self._nodes[parent][2] is abc.get_cache_token:
+            return [parent, kind, None, [[i, check, self._registered()] for i, check, _ in checks], collect]
         forms = [[i, check, KINDS[check].stored(value, root, self)] for i, check, value in checks]
         return [parent, kind, self.value(key), forms, collect]
+
+    def _registered(self) -> list[Any]:
+        """The form of the token of the registry of abstract classes: what it stands for."""
+        number = self.table.number
+        return ["A", [[number(c), number(base), known] for (c, base), known in self._registrations.items()]]
 
     def value(self, value: Any) -> Any:
         """The form of a value."""

@@ -10,7 +10,7 @@
             | ["k", kind, name]                    a dtype, layout, memory format or device of torch
             | ["b", hex] | ["c", real, imag] | ["l", form, form, form] | ["g", a, b, c] | ["e"] | ["n"]
                                                    bytes, complex, slice, range, Ellipsis, NotImplemented
-    value  := form | ["F", number] | ["C", names, parts] | ["T", number of facts, reads]
+    value  := form | ["F", number] | ["C", names, parts] | ["T", number of facts, reads] | ["A", registration*]
     frame  := {source, name, label, flags, scope, direct}   scope: what each global of the source is
 
 A reader takes whatever is there for data: a value that does not fit raises Damaged, and the entry counts as absent.
@@ -18,6 +18,7 @@ A reader takes whatever is there for data: a value that does not fit raises Dama
 
 from __future__ import annotations
 
+import abc
 import json
 import struct
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 
 from smelt.guards.tensor_facts import TensorFacts
-from smelt.warm.live_objects import load_class_facts
+from smelt.warm.live_objects import Missing, load_class_facts
 
 _LENGTHS = struct.Struct("<QQQ")
 _KINDS: dict[str, type] = {
@@ -106,6 +107,12 @@ class FormReader:
         f = self._objects[number]
         return f.__code__, f.__defaults__, f.__kwdefaults__
 
+    def _registry_token(self, registrations: Any) -> object:
+        for cls, base, known in registrations:
+            if issubclass(self._objects[cls], self._objects[base]) is not known:
+                raise Missing("a registration has changed")
+        return abc.get_cache_token()
+
     def _tensor(self, number: int, reads: Any) -> Any:
         facts = self._made.get(number)
         if facts is None:
@@ -140,4 +147,5 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "F": FormReader._function,
     "C": lambda r, *stored: load_class_facts(stored, r._objects, r._version_of, r._classes),
     "T": FormReader._tensor,
+    "A": FormReader._registry_token,
 }

@@ -3,6 +3,7 @@
 `python -m benchmarks.sweep_warm_starts` checks all mutations, these tests a few of each program.
 """
 
+import collections.abc
 import itertools
 
 import pytest
@@ -105,6 +106,29 @@ def test_definitions_are_compared(source, edits):
         for before, after in edits:
             assert before in source
             assert not mutations.hits(lambda: mutations.load(source.replace(before, after)))
+
+
+ABSTRACT = """
+import torch, collections.abc
+class Bag:
+    factor = 2.0
+def run(x, bag):
+    if isinstance(bag, collections.abc.Sequence):
+        x = x * 3
+    return x + bag.factor
+def make():
+    return run, (torch.ones(3), Bag()), {}
+"""
+
+
+def test_registrations_with_abstract_classes_are_compared_and_not_their_number():
+    def register(program):
+        collections.abc.Sequence.register(program.module.Bag)
+
+    with mutations.stored(ABSTRACT):
+        collections.abc.Mapping.register(type("Other", (), {}))
+        assert mutations.hits(lambda: mutations.load(ABSTRACT))
+        assert not mutations.hits(lambda: mutations.load(ABSTRACT), register)
 
 
 OUT_OF_RANGE = """

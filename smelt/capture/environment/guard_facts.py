@@ -91,6 +91,8 @@ class GuardFacts:
         self.class_names: set[str] = set()  # looked up in any class
         self.unguarded: frozenset[tuple[object, ...]] = frozenset()  # paths of what kept causing recompiles
         self.compared: set[type] = set()  # classes of objects whose identity the program compares
+        # whether a class is registered with an abstract class, which the guard of the registry's token stands for
+        self.registrations: dict[tuple[type, type], bool] = {}
         # why the capture depends on the process, beyond what guards check; None if it does not
         self.process_dependence: str | None = None
         # that say what `requires_grad` was; guards of tensors imply them

@@ -12,6 +12,7 @@ import dis
 import functools
 import gc
 import logging
+import sys
 import types
 import typing
 import weakref
@@ -52,7 +53,7 @@ from smelt.capture.vm.vm import VM
 from smelt.guards.source import Source
 from smelt.guards.weak_identity import GONE, strong, weak
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
-from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 from smelt.tracing.symbolic.sym_numbers import specialize
 from smelt.tracing.symbolic.symbolic_ranges import without_proxies
@@ -226,8 +227,19 @@ def use_registrations(vm: VM, obj: object, classes: object) -> None:
             continue
         source = vm.env.sources.const(abc.get_cache_token).child("call", None)
         vm.env.facts.guard("eq", source, abc.get_cache_token())
+        _note_registration(vm, obj, cls)
         if cls.__dict__.get("_is_protocol") and not isinstance(obj, type):
             _use_members(vm, obj, cls)
+
+
+def _note_registration(vm: VM, obj: object, cls: type) -> None:
+    """Note what the guard of the token stands for: another process counts other registrations."""
+    if cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
+        vm.env.facts.depend_on_process("registrations with an abstract class")
+        return
+    kind = class_of_fake(obj) if type(obj) is FakeTensor else type(obj)
+    for subject in (kind, obj) if isinstance(obj, type) else (kind,):
+        vm.env.facts.registrations[subject, cls] = issubclass(subject, cls)
 
 
 def _flatten_classes(classes: object) -> Iterator[type]:
