@@ -234,12 +234,19 @@ def use_registrations(vm: VM, obj: object, classes: object) -> None:
 
 def _note_registration(vm: VM, obj: object, cls: type) -> None:
     """Note what the guard of the token stands for: another process counts other registrations."""
-    if cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
+    if cls.__module__.partition(".")[0] not in sys.stdlib_module_names and not _is_plainly_abstract(cls):
         vm.env.facts.depend_on_process("registrations with an abstract class")
         return
     kind = class_of_fake(obj) if type(obj) is FakeTensor else type(obj)
     for subject in (kind, obj) if isinstance(obj, type) else (kind,):
         vm.env.facts.registrations[subject, cls] = issubclass(subject, cls)
+
+
+def _is_plainly_abstract(cls: type) -> bool:
+    """Whether only C code decides which classes are subclasses of an abstract class."""
+    hook = next(base for base in cls.__mro__ if "__subclasshook__" in vars(base))
+    checks = ("__subclasscheck__", "__instancecheck__")
+    return hook is object and all(getattr(type(cls), name) is vars(abc.ABCMeta)[name] for name in checks)
 
 
 def _flatten_classes(classes: object) -> Iterator[type]:
