@@ -176,7 +176,8 @@ USER_EXCEPTION = _kind(
 RECOMPILE_LIMIT = _kind(
     "recompile-limit",
     "the function was recompiled too often",
-    "Pass the value that changes as a tensor, keep a tensor in place of a list that grows, or raise options={'recompile_limit': N}.",
+    "Pass the value that changes as a tensor, keep a tensor in place of a list that grows, or raise "
+    "options={'recompile_limit': N}.",
     "for step in range(100): compiled(x, step / 3)",
 )
 CHANGING_VALUE = _kind(

@@ -39,10 +39,10 @@ from smelt.exported.program_file import (
     as_read,
     encoded,
     is_constant,
-    packed,
 )
 from smelt.guards.guard_failures import Failure
 from smelt.guards.source import Source
+from smelt.plan.serialization import packed
 from smelt.reasons import Reason
 from smelt.size_marks import marked
 from smelt.tracing.record.trace_at_sizes import within_bounds

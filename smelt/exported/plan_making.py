@@ -20,10 +20,10 @@ from smelt.errors import ExportError, PlanError
 from smelt.exported.aten_graphs import restored
 from smelt.exported.input_checks import SizeRule
 from smelt.exported.processor_features import of_linux
-from smelt.exported.program_file import Contents, Method, TargetData, packed
+from smelt.exported.program_file import Contents, Method, TargetData
 from smelt.graph.ir import Graph
 from smelt.plan.plan_template import SymbolicLaunches, Template
-from smelt.plan.serialization import plans_to_bytes
+from smelt.plan.serialization import packed, plans_to_bytes
 from smelt.plan.steps import Plan
 from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.shapes.expr import INFINITE, Sym, Values, evaluate

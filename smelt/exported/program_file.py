@@ -30,7 +30,6 @@ HEADER = struct.Struct(
     "<8sIIQI"
 )  # magic, version, number of sections, bytes of the file, CRC-32 of header and table
 ENTRY = struct.Struct("<16sQQI")  # name, offset, bytes, CRC-32
-LENGTH = struct.Struct("<Q")
 WEIGHTS = b"weights"
 
 
@@ -179,11 +178,6 @@ def as_read(tables: Tables) -> Tables:
     """The tables as `read` returns them, with the symbols of serialized plans."""
     read: Tables = decode(encoded(tables), RECORDS)
     return read
-
-
-def packed(data: bytes) -> bytes:
-    """A section of a graph, of plans or of machine code in its stored form: its length, then a zlib stream."""
-    return LENGTH.pack(len(data)) + zlib.compress(data)
 
 
 def is_constant(value: Any) -> bool:

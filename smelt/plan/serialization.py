@@ -7,6 +7,8 @@ their machine code as the object files that LLVM emitted.
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ from smelt.plan.steps import Plan
 from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.plan.value_encoding import encoded
 from smelt.shapes.expr import Sym
+
+_LENGTH = struct.Struct("<Q")
 
 
 def plans_to_bytes(
@@ -31,6 +35,11 @@ def plans_to_bytes(
     return encoded(tuple(_library(library, index) for library in libraries)), [
         encoded(_plan(plan, syms, index)) for plan in plans
     ]
+
+
+def packed(data: bytes) -> bytes:
+    """A section of a graph, of plans or of machine code as it is stored: its length, then a zlib stream."""
+    return _LENGTH.pack(len(data)) + zlib.compress(data)
 
 
 def _plan(plan: Plan | SymbolicPlan, syms: Sequence[Sym], index: Mapping[Library, int]) -> tuple[Any, ...]:

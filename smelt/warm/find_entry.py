@@ -12,7 +12,6 @@ import collections
 import functools
 import math
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -100,21 +99,9 @@ def resolved(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, .
 
 
 def _plan(stored: StoredEntry) -> _native.Plan | None:
-    from smelt.plan.elf_linker import link  # noqa: PLC0415 (an entry that does not accept the call needs none of it)
-    from smelt.plan.executable_plan import executable  # noqa: PLC0415
-    from smelt.plan.serialization import libraries_from_bytes, plan_from_bytes  # noqa: PLC0415
-    from smelt.plan.steps import Plan  # noqa: PLC0415
-
-    libraries = libraries_from_bytes(stored.libraries)
-    code = link(libraries)
-    plan = plan_from_bytes(stored.plan, libraries)
-    if not isinstance(plan, Plan):
-        raise PlanError("a plan with symbolic sizes")
-    native = runtime.track(executable(plan, code.address_of))
-    weakref.finalize(
-        native, lambda kept: None, code
-    ).atexit = False  # the machine code lives as long as its plan
-    return native
+    """The plan, linked. Raises ValueError for bytes that are none."""
+    plan = _native.ProgramPlans(stored.libraries, ((stored.plan, stored.constants()),)).at(())
+    return None if plan is None else runtime.track(plan)
 
 
 def _compiled(frame: dict[str, Any], graph: Any, read: FormReader) -> types.FunctionType:

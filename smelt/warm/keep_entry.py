@@ -26,11 +26,11 @@ from smelt.guards.guard_kinds import KINDS
 from smelt.guards.stored_form import Unstorable
 from smelt.guards.tensor_facts import TensorFacts
 from smelt.guards.tree_layout import TreeSpec
-from smelt.plan.serialization import plans_to_bytes
+from smelt.plan.serialization import packed, plans_to_bytes
 from smelt.plan.steps import Plan
 from smelt.warm.find_entry import LIGHT_NAMES, RERUNS, resolved
 from smelt.warm.live_objects import Node, ObjectTable, read_node, store_class_facts
-from smelt.warm.stored_entry import StoredEntry, from_bytes
+from smelt.warm.stored_entry import StoredEntry, constant_form, from_bytes
 
 _DIRECT = frozenset({int, bool, str, float, type(None)})
 _SINGLE = frozenset(
@@ -69,6 +69,9 @@ def stored(
     }
     try:
         libraries, (plan,) = plans_to_bytes(plans) if plans else (b"", [b""])
+        if plans:
+            libraries, plan = packed(libraries), packed(plan)
+            data["constants"] = [constant_form(tensor) for tensor in plans[0].constants]
     except PlanError as error:
         raise Unstorable(str(error)) from None
     made = StoredEntry(data, libraries, plan)

@@ -1,7 +1,8 @@
 """Stored entries: guards and the compiled frame as JSON, the plan as in serialized plans.
 
     entry  := lengths json libraries plan         lengths: of the three sections, 8 bytes each, little-endian
-    json   := {table, facts, nodes, collect, weak, frame}
+    constants := [dtype, sizes, strides, hex]*
+    json   := {table, facts, nodes, collect, weak, frame, constants}
     table  := as in live_objects.py, digests in hexadecimal
     nodes  := [parent, kind, form of the key, [[guard, kind, form of the value]*], number in `inputs`]*
     form   := null | bool | int | float | text    that constant
@@ -42,7 +43,7 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """`data`: guards and frame; `libraries`, `plan`: as `plans_to_bytes` wrote them, empty if the frame runs no graph."""
+    """`data`: guards, frame and constants; `libraries`, `plan`: sections of `plans_to_bytes`, empty if no graph runs."""
 
     data: dict[str, Any]
     libraries: bytes
@@ -53,6 +54,37 @@ class StoredEntry:
         text = json.dumps(self.data, separators=(",", ":")).encode()
         parts = (text, self.libraries, self.plan)
         return _LENGTHS.pack(*map(len, parts)) + b"".join(parts)
+
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """The constants of the plan."""
+        return tuple([_constant(*form) for form in self.data["constants"]])
+
+
+def constant_form(tensor: torch.Tensor) -> list[Any]:
+    """The stored form of a constant on the CPU: dtype, sizes, strides, and its bytes from the first to the last element."""
+    count = _extent(tensor.shape, tensor.stride())
+    content = tensor.as_strided((count,), (1,)).view(torch.uint8).numpy().tobytes()
+    return [
+        str(tensor.dtype).removeprefix("torch."),
+        list(tensor.shape),
+        list(tensor.stride()),
+        content.hex(),
+    ]
+
+
+def _constant(dtype: str, shape: Sequence[int], stride: Sequence[int], content: str) -> torch.Tensor:
+    found, count = _torch("dtype", dtype), _extent(shape, stride)
+    data = bytearray.fromhex(content)
+    if len(data) != count * found.itemsize:
+        raise Damaged("a constant of another size")
+    if not count:
+        return torch.empty_strided(shape, stride, dtype=found)
+    return torch.frombuffer(data, dtype=found).as_strided(shape, stride)
+
+
+def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """The number of elements from the first to the last, both included."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride))
 
 
 def from_bytes(content: bytes) -> StoredEntry:
