@@ -53,7 +53,9 @@ def test_fixed_sizes(tmp_path: Path) -> None:
 
 
 def test_dynamic_sizes(tmp_path: Path) -> None:
-    with smelt.config.set(native_gemm=False):  # a program generates a product only where its code covers all sizes
+    with smelt.config.set(
+        native_gemm=False
+    ):  # a program generates a product only where its code covers all sizes
         _check_dynamic_sizes(tmp_path)
 
 

@@ -1,0 +1,117 @@
+"""The first call of a model in a second process: what is left of compilation when its result is on disk.
+
+    python -m benchmarks.warm_starts [--rivals] [--only MODEL] [--out FILE]
+
+Each figure comes from a process of its own, which builds the model, calls it in eager, imports the compiler, compiles, and
+calls it twice: the seconds until the first result, less those of the second call. CPU seconds are those of all threads and
+of processes that have ended. The first process of each compiler has an empty cache, the second one the cache that the first
+has left: smelt's with `warm_start`, torch.compile's as it is by default (with `--rivals`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from benchmarks import measure
+from benchmarks.models import MODELS, build
+
+RESULTS = Path(__file__).parent / "results" / "warm-starts.md"
+COMPILERS = ("smelt", "torch.compile")
+
+
+def _cpu() -> float:
+    return sum(os.times()[:4])
+
+
+def one(name: str, compiler: str) -> dict[str, float]:
+    """Seconds and CPU seconds of the first call in this process, and whether smelt captured anything."""
+    module, inputs = build(name)
+    module.eval()
+    with torch.no_grad():
+        expected = module(**inputs)
+        start, cpu = time.perf_counter(), _cpu()
+        if compiler == "smelt":
+            import smelt
+
+            compiled = smelt.compile(module)
+        else:
+            compiled = torch.compile(module)
+        result = compiled(**inputs)
+        first, first_cpu = time.perf_counter(), _cpu()
+        compiled(**inputs)
+        second, second_cpu = time.perf_counter(), _cpu()
+    assert type(result) is type(expected)
+    return {
+        "seconds": (first - start) - (second - first),
+        "cpu": (first_cpu - cpu) - (second_cpu - first_cpu),
+        "hit": float("smelt.capture.driver.frame_compiler" not in sys.modules),
+    }
+
+
+def _in_a_process(name: str, compiler: str, folder: str) -> dict[str, float]:
+    caches = {
+        "SMELT_WARM_START": "1",
+        "SMELT_CACHE_DIR": f"{folder}/smelt",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.warm_starts", "--one", name, compiler],
+        env=os.environ | caches, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    row: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return row
+
+
+def row_of(name: str, compilers: Sequence[str]) -> str:
+    """A row of the table."""
+    cells = [name]
+    for compiler in compilers:
+        with tempfile.TemporaryDirectory() as folder:
+            cold, warm = (_in_a_process(name, compiler, folder) for _ in range(2))
+        cells += [f"{cold['seconds']:.2f}", f"{warm['seconds']:.3f}", f"{warm['cpu']:.3f}"]
+        if compiler == "smelt":
+            cells.append("yes" if warm["hit"] else "no")
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rivals", action="store_true", help="torch.compile too")
+    parser.add_argument("--only", action="append", help="a model's name; may be repeated")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(*options.one)))
+        return
+    host = measure.machine()
+    compilers = COMPILERS if options.rivals else COMPILERS[:1]
+    heads = [f"{c}: cold, s | warm, s | warm, CPU s" + (" | hit" if c == "smelt" else "") for c in compilers]
+    lines = [
+        "# First calls in a second process",
+        "",
+        f"{date.today()}, {host['cpu']}, {host['threads']} threads, torch {host['torch']}, Python {host['python']}; "
+        f"`python -m benchmarks.warm_starts{' --rivals' * options.rivals}`",
+        "",
+        f"| model | {' | '.join(heads)} |",
+        "| --- " * (1 + sum(h.count("|") + 1 for h in heads)) + "|",
+    ]
+    for name in options.only or MODELS:
+        lines.append(row_of(name, compilers))
+        print(lines[-1], flush=True)
+    options.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
