@@ -22,8 +22,7 @@ import smelt
 from benchmarks import measure
 from benchmarks.models import MODELS, build, tensors
 from smelt import _native
-from smelt.exported.program_file import packed
-from smelt.plan.serialization import plans_to_bytes
+from smelt.plan.serialization import packed, plans_to_bytes
 from smelt.plan.steps import Plan
 from smelt.targets import cpu
 

@@ -536,9 +536,9 @@ class _DumpContext:
 
     def __enter__(self) -> Dump:
         self._was_entered = True
-        self._nowhere.__enter__()
         context = self._make()
         dump = context.__enter__()
+        self._nowhere.__enter__()
         self._entered.append(context)
         return dump
 

@@ -36,7 +36,15 @@ def setup(notes: Path, *command: str, **variables: str) -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("wheel")
     notes = tmp_path_factory.mktemp("notes")
-    setup(notes, "bdist_wheel", f"--dist-dir={made}", f"--bdist-dir={made / 'parts'}", SMELT_NAME_TORCH="1")
+    setup(
+        notes,
+        "build",
+        f"--build-lib={made / 'lib'}",  # without files that earlier builds have left
+        "bdist_wheel",
+        f"--dist-dir={made}",
+        f"--bdist-dir={made / 'parts'}",
+        SMELT_NAME_TORCH="1",
+    )
     [path] = made.glob("*.whl")
     return path
 

@@ -200,8 +200,7 @@ def _as(
     if not isinstance(result, FakeTensor) or result.dtype != spec.dtype or tuple(result.shape) != spec.shape:
         raise _Differs
     if not effects(op).shares_memory and any(result.storage_key == fake.storage_key for fake in operands):
-        copy = torch.ops.prims.clone if operators == "prims" else torch.ops.aten.clone
-        result = copy(result)
+        result = torch.ops.prims.clone(result) if operators == "prims" else result.clone()
     strides = zip(result.stride(), spec.stride, spec.shape)
     if any(a != b and n != 1 for a, b, n in strides) and 0 not in spec.shape:
         raise _Differs

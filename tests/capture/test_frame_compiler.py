@@ -18,10 +18,11 @@ import smelt
 from smelt import events
 from smelt.backends.eager import eager
 from smelt.capture.driver.cache_entries import entries_of, reasons_of, reset, wrap
-from smelt.capture.driver.frame_compiler import FrameCompiler, set_disabled
+from smelt.capture.driver.frame_compiler import FrameCompiler
 from smelt.config import DEFAULT
 from smelt.errors import BackendError, Unsupported
 from smelt.reasons import BACKEND_FAILED, RECOMPILE_LIMIT, TENSOR_CONDITION, USER_EXCEPTION
+from smelt.runtime.thread_state import set_disabled
 from tests.harness.threads import in_threads
 
 

@@ -15,12 +15,11 @@ from smelt import _native
 from smelt.codegen.llvm.host_cpu import host, processor
 from smelt.codegen.plan_loading import load
 from smelt.errors import NeedsFixedSize, PlanError
-from smelt.exported.program_file import packed
 from smelt.graph.ir import TensorSpec
 from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Handle, Inner
 from smelt.plan.arena_placement import Interval
 from smelt.plan.machine_code import Block, Function, Library, Processor
-from smelt.plan.serialization import plans_to_bytes
+from smelt.plan.serialization import packed, plans_to_bytes
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, ParallelLaunch, Plan, Reg, Step, View
 from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.plan.value_encoding import decode, encoded

@@ -14,9 +14,14 @@ from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 
 def check_mutable(env: Environment, obj: object) -> None:
-    """Raise Unsupported for an object that must not change: a namespace that `globals()` has returned."""
+    """Raise Unsupported for an object that must not change: a namespace that `globals()` has returned, a list over whose
+    symbolic numbers native code iterates."""
     if id(obj) in env.mutation_constraints.frozen:
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a module's globals() are changed"))
+        is_list = id(obj) in env.native_views.numbers
+        what = (
+            "a list is changed after its numbers were read" if is_list else "a module's globals() are changed"
+        )
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, what))
 
 
 def record_mutation(env: Environment, obj: object) -> None:

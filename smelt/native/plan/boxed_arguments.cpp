@@ -33,6 +33,8 @@ c10::IValue scalar(const Value& value) {
 c10::IValue boxed_as(const Value& value, const c10::TypePtr& type, std::optional<int32_t> count);
 
 c10::IValue tensor(const Value& value, const c10::Type& type) {
+    if (value.is_none())
+        return at::Tensor();  // of operators whose schema does not say that they take none, as in Python
     const c10::IValue found = scalar(value);
     if (found.isTensor()) return found;
     if (!found.isScalar()) refuse(type);

@@ -193,8 +193,10 @@ class Reader {
     }
 
     std::vector<int64_t> numbers(const Value& value, SymbolicNumber field) {
+        const Items& items = values::tuple(value);
         std::vector<int64_t> made;
-        for (const Value& item : values::tuple(value)) {
+        made.reserve(items.size());
+        for (const Value& item : items) {
             field.position = made.size();
             made.push_back(number(item, field));
         }
