@@ -799,3 +799,18 @@ def test_texts_that_native_code_reads(name: str) -> None:
     for text in ("0", "1", "2", "1", "0", "33"):
         assert compiled(torch.ones(2), Texts(text))[1] == read(Texts(text))
     check_no_failure(compiled)
+
+
+@pytest.mark.filterwarnings("ignore:dropout2d")
+def test_dropout2d_of_three_dimensions_has_a_batch() -> None:
+    """The other dropouts of channels take an input with a dimension less as one without a batch."""
+
+    def fn(x: torch.Tensor, p: float) -> torch.Tensor:
+        return F.dropout2d(x, p)
+
+    compiled = smelt.compile(fn)
+    for p in (0.2, 0.5, 0.3):
+        torch.manual_seed(1)
+        expected = fn(torch.ones(3, 4, 5), p)
+        torch.manual_seed(1)
+        assert torch.equal(compiled(torch.ones(3, 4, 5), p), expected)

@@ -393,11 +393,13 @@ def _dropout(
     return input.mul_(mask) if inplace else input * mask
 
 
-def _feature_dropout(rank: int) -> Callable[..., Any]:
+def _feature_dropout(rank: int, is_batched: bool = False) -> Callable[..., Any]:
+    """`is_batched`: another rank has no batch, but for dropout2d, which warns and drops rows then."""
+
     def dropout(
         recorder: AtenCallRecorder, input: Any, p: Any = 0.5, training: bool = True, inplace: bool = False
     ) -> Any:
-        if not _drops(input, p, training) or input.dim() not in (rank - 1, rank):
+        if not _drops(input, p, training) or input.dim() not in (rank - 1 + is_batched, rank):
             return NotImplemented
         channels = input.shape[:2] if input.dim() == rank else (1, input.shape[0])
         mask = _bernoulli(recorder, input.new_empty((*channels, *[1] * (rank - 2))), 1 - p) / (1 - p)
@@ -533,7 +535,7 @@ _RECORDING: dict[Any, Callable[..., Any]] = {  # the composite's first argument 
     F.layer_norm: _layer_norm,
     F.dropout: _dropout,
     F.dropout1d: _feature_dropout(3),
-    F.dropout2d: _feature_dropout(4),
+    F.dropout2d: _feature_dropout(4, is_batched=True),
     F.dropout3d: _feature_dropout(5),
     F.alpha_dropout: _alpha_dropout,
     torch.Tensor.bernoulli_: _bernoulli_,
