@@ -10,12 +10,13 @@ from __future__ import annotations
 import abc
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from smelt import _native
+from smelt.capture.base.native_functions import nested_codes
 from smelt.capture.driver.cache_entries import Entry
 from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.graph_breaks.frame_exits import Return
@@ -213,7 +214,8 @@ def _frame(entry: Entry, writer: _Writer) -> dict[str, Any]:
     code, scope = function.__code__, function.__globals__
     if code.co_freevars or function.__defaults__ or f"def {code.co_name}(" not in entry.source:
         raise Unstorable("its frame shows a position of the program")
-    names = {name: scope[name] for name in sorted(_names(code)) if name in scope}
+    used = {name for c in nested_codes(code) for name in c.co_names}
+    names = {name: scope[name] for name in sorted(used) if name in scope}
     return {
         "source": entry.source,
         "name": code.co_name,
@@ -222,11 +224,6 @@ def _frame(entry: Entry, writer: _Writer) -> dict[str, Any]:
         "scope": {name: _global(name, value, entry, writer) for name, value in names.items()},
         "direct": entry.callees[1] is not None,
     }
-
-
-def _names(code: CodeType) -> set[str]:
-    nested = [_names(c) for c in code.co_consts if isinstance(c, CodeType)]
-    return set(code.co_names).union(*nested)
 
 
 def _global(name: str, value: Any, entry: Entry, writer: _Writer) -> Any:

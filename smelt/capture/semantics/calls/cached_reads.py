@@ -20,7 +20,7 @@ import torch
 from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.class_caches import cached_by_class
-from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.native_functions import is_native_module, nested_codes
 from smelt.capture.base.value_kinds import (
     CONTAINER_BASES,
     FunctionType,
@@ -107,7 +107,7 @@ class _Search:
             return type(x), *self._parts_of_class(x)
         if not isinstance(x, FunctionType):
             return self._parts_of_object(x)
-        names = {name for code in _codes_in(x.__code__) for name in code.co_names}
+        names = {name for code in nested_codes(x.__code__) for name in code.co_names}
         if not _FINDERS.isdisjoint(names):
             raise _Unknown
         if not names.isdisjoint(("type", "__class__")):
@@ -148,7 +148,7 @@ def _library_names(kind: type) -> frozenset[str]:
     functions = (
         v for c in kind.__mro__ if _is_library(c) for v in vars(c).values() if isinstance(v, FunctionType)
     )
-    return frozenset(n for f in functions for code in _codes_in(f.__code__) for n in code.co_names)
+    return frozenset(n for f in functions for code in nested_codes(f.__code__) for n in code.co_names)
 
 
 def _attributes(x: object) -> dict[str, object]:
@@ -168,14 +168,6 @@ def _parts_of_cache(x: object) -> Iterator[object]:
             yield from part.values()
         elif type(part) is not object:  # it separates the arguments of a key
             yield part
-
-
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object, and those of the functions that it defines."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes_in(constant)
 
 
 def _is_library(x: object) -> bool:
