@@ -34,7 +34,8 @@ LEAF, IDENTITY, ADDRESS, PARTS = range(4)  # checks/classes.cpp has the same num
 
 _LEAVES = frozenset({int, float, bool, str, bytes, complex, type(None)})
 _OWN_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
-_PARTS: dict[type, tuple[str, ...]] = {
+# The attributes of a descriptor that hold functions.
+DESCRIPTOR_PARTS: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
@@ -131,8 +132,8 @@ def _expected(value: object, owner: type | None = None) -> Expected:
     kind = type(value)
     if kind in _LEAVES:
         return LEAF, value
-    if kind in _PARTS:
-        names = _PARTS[kind]
+    if kind in DESCRIPTOR_PARTS:
+        names = DESCRIPTOR_PARTS[kind]
         return PARTS, kind, names, tuple(_expected(getattr(value, name)) for name in names)
     if kind in _OWN_DESCRIPTORS and value.__objclass__ is owner:  # type: ignore[attr-defined]
         return ADDRESS, kind, id(value)

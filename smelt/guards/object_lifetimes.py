@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from smelt._native import isinstance
+from smelt.guards.class_facts import DESCRIPTOR_PARTS
 from smelt.guards.guard import Guard
 from smelt.guards.named_objects import stays
 from smelt.guards.source import Source
@@ -67,12 +68,8 @@ def _references(x: object) -> Iterator[object]:
 
 def _functions(attribute: object) -> Iterator[types.FunctionType]:
     """The functions of an attribute of a class."""
-    parts = (attribute, *(getattr(attribute, name, None) for name in _PARTS.get(type(attribute), ())))
+    parts = (
+        attribute,
+        *(getattr(attribute, name, None) for name in DESCRIPTOR_PARTS.get(type(attribute), ())),
+    )
     return (part for part in parts if type(part) is types.FunctionType)
-
-
-_PARTS: dict[type, tuple[str, ...]] = {
-    property: ("fget", "fset", "fdel"),
-    staticmethod: ("__func__",),
-    classmethod: ("__func__",),
-}

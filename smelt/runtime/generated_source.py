@@ -11,6 +11,9 @@ from typing import cast
 
 _serial = itertools.count()
 
+# a global of compiled frames, whose `__name__` may be that of the user's module
+COMPILED_SCOPE = "__smelt_compiled__"
+
 
 def identifier(name: str) -> str:
     """`name`, the arbitrary name of a code object, as a part of an identifier."""

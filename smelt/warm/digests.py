@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from smelt.guards.class_facts import DESCRIPTOR_PARTS
 from smelt.guards.stored_form import Unstorable
 from smelt.torch_private import OpOverload, OpOverloadPacket
 
@@ -101,10 +102,12 @@ class _Writer:
             self.all("field", value.__reduce__()[1])
         elif kind.__name__ == "instancemethod":  # of a class of pybind11
             self.all("instancemethod", (value.__func__,))
-        elif isinstance(value, tuple(_WRAPPERS)):  # of a subclass in Python
-            base = next(b for b in _WRAPPERS if isinstance(value, b))
+        elif isinstance(value, tuple(DESCRIPTOR_PARTS)):  # of a subclass in Python
+            base = next(b for b in DESCRIPTOR_PARTS if isinstance(value, b))
             own = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
-            self.all("wrapper", (kind, *(getattr(base, n).__get__(value) for n in _WRAPPERS[base]), own))
+            self.all(
+                "wrapper", (kind, *(getattr(base, n).__get__(value) for n in DESCRIPTOR_PARTS[base]), own)
+            )
         elif _is_plain(kind):
             self.all("instance", (kind, object.__getattribute__(value, "__dict__")))
         elif kind.__module__ == "dataclasses":
@@ -157,9 +160,6 @@ def _parts(*names: str) -> Callable[[_Writer, Any], None]:
     return lambda w, value: w.all(type(value).__name__, (getattr(value, name) for name in names))
 
 
-_WRAPPERS: dict[type, tuple[str, ...]] = {
-    property: ("fget", "fset", "fdel"), staticmethod: ("__func__",), classmethod: ("__func__",),
-}  # fmt: skip
 _ALIASES = (types.GenericAlias, types.UnionType)
 _LEAVES = frozenset({int, bool, str, bytes, type(None), type(...), type(NotImplemented), torch.dtype, torch.device,
                      torch.layout, torch.memory_format, torch.Size, range})  # fmt: skip
@@ -174,7 +174,7 @@ _KINDS: dict[type, Callable[[_Writer, Any], None]] = {
     types.CodeType: lambda w, v: w.text("code", code_digest(v).hex()),
     types.BuiltinFunctionType: _builtin,
     types.MethodType: _parts("__func__", "__self__"),
-    property: _parts("fget", "fset", "fdel"), staticmethod: _parts("__func__"), classmethod: _parts("__func__"),
+    **{kind: _parts(*names) for kind, names in DESCRIPTOR_PARTS.items()},
     functools.partial: _parts("func", "args", "keywords"),
     OpOverload: lambda w, v: w.text("op", str(v)), OpOverloadPacket: lambda w, v: w.text("packet", str(v)),
     **dict.fromkeys(

@@ -21,7 +21,7 @@ import torch
 
 from smelt import _native, runtime
 from smelt.errors import PlanError
-from smelt.runtime.generated_source import compile_source
+from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source
 from smelt.warm.live_objects import Missing, Resolver
 from smelt.warm.stored_entry import FormReader, StoredEntry
 
@@ -34,7 +34,6 @@ LIGHT_NAMES: dict[str, object] = {
 }  # fmt: skip
 # Functions of `capture.emit.eager_fallback`, imported when the graph of an entry has raised.
 RERUNS = ("rerun_eagerly", "rerun_with_handlers")
-COMPILED_SCOPE = "__smelt_compiled__"  # `capture.base.vm_frames`
 
 
 @dataclass(frozen=True)

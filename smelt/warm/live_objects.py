@@ -25,7 +25,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from smelt.guards.class_facts import class_part
+from smelt.guards.class_facts import DESCRIPTOR_PARTS, class_part
 from smelt.guards.named_objects import name_of, named
 from smelt.guards.read_source import ACCESSORS, FAILURES
 from smelt.guards.stored_form import Unstorable
@@ -37,9 +37,6 @@ Reference = tuple[Any, ...]
 Node = tuple[int, str, Any, tuple[Any, ...], int]
 
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
-_PARTS: dict[type, tuple[str, ...]] = {
-    property: ("fget", "fset", "fdel"), staticmethod: ("__func__",), classmethod: ("__func__",),
-}  # fmt: skip
 _C_FUNCTIONS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType,
     types.MemberDescriptorType, types.ClassMethodDescriptorType,
@@ -218,7 +215,7 @@ def _attribute_names(cls: type, function: types.FunctionType) -> Iterator[tuple[
     for name, attribute in vars(cls).items():
         if attribute is function:
             yield name, ""
-        for part in _PARTS.get(type(attribute), ()):
+        for part in DESCRIPTOR_PARTS.get(type(attribute), ()):
             if getattr(attribute, part) is function:
                 yield name, part
 
@@ -267,7 +264,7 @@ class Resolver:
 
     def _member(self, cls: int, name: str, part: str) -> object:
         found = vars(self.objects[cls])[name]
-        if part and type(found) not in _PARTS:
+        if part and type(found) not in DESCRIPTOR_PARTS:
             raise Missing(name)
         return getattr(found, part) if part else found
 

@@ -18,6 +18,7 @@ from smelt.capture.base.bytecode import PY313, Code
 from smelt.capture.base.value_kinds import NULL, FunctionType, Sentinel
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
+from smelt.runtime.generated_source import COMPILED_SCOPE
 
 
 class PreviousException:
@@ -171,10 +172,6 @@ class Frame:
 def is_smelt_scope(scope: Mapping[str, object]) -> bool:
     """Whether `scope` is the globals of a smelt module or of a compiled frame."""
     return COMPILED_SCOPE in scope or str(scope.get("__name__", "")).startswith("smelt.")
-
-
-# a global of compiled frames, whose `__name__` may be that of the user's module
-COMPILED_SCOPE = "__smelt_compiled__"
 
 
 # A frame, the tick of its current instruction, and how the outcome of the next call becomes that instruction's result.

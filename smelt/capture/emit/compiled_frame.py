@@ -23,7 +23,6 @@ import torch
 from smelt._native import isinstance
 from smelt.autograd.wrapper_nodes import GradientBuilder
 from smelt.capture.base.bytecode import FUTURE
-from smelt.capture.base.vm_frames import COMPILED_SCOPE
 from smelt.capture.emit.eager_fallback import (
     EagerRerun,
     random_state,
@@ -43,7 +42,7 @@ from smelt.capture.reconstruction.frame_globals import CONVERSIONS, FRAME_NAMES
 from smelt.capture.reconstruction.reconstruction_order import ReachableObjects
 from smelt.guards.global_state import without_modes
 from smelt.guards.source import Source
-from smelt.runtime.generated_source import compile_source, identifier
+from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source, identifier
 from smelt.runtime.recursion_limit import deep_recursion
 from smelt.shapes.expr import Expression
 from smelt.torch_private import DisableTorchFunctionSubclass
