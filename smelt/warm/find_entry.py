@@ -20,10 +20,9 @@ from typing import Any
 import torch
 
 from smelt import _native, runtime
-from smelt.errors import PlanError
 from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source
 from smelt.warm.live_objects import Missing, Resolver
-from smelt.warm.stored_entry import FormReader, StoredEntry
+from smelt.warm.stored_entry import Damaged, FormReader, StoredEntry
 
 # Names of compiled frames (`FRAME_NAMES`) whose objects need no import of capture.
 LIGHT_NAMES: dict[str, object] = {
@@ -65,7 +64,7 @@ def found(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, ...]
         return Found(
             matching.tree, _compiled(frame, graph, matching.read), graph if frame["direct"] else None
         )
-    except (PlanError, *_DAMAGED):
+    except _DAMAGED:
         return None
 
 
@@ -97,10 +96,12 @@ def resolved(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, .
     return None if tree.check(*slots) is None else Resolved(objects, tree, read)
 
 
-def _plan(stored: StoredEntry) -> _native.Plan | None:
+def _plan(stored: StoredEntry) -> _native.Plan:
     """The plan, linked. Raises ValueError for bytes that are none."""
     plan = _native.ProgramPlans(stored.libraries, ((stored.plan, stored.constants()),)).at(())
-    return None if plan is None else runtime.track(plan)
+    if plan is None:
+        raise Damaged("a plan with symbolic sizes")
+    return runtime.track(plan)
 
 
 def _compiled(frame: dict[str, Any], graph: Any, read: FormReader) -> types.FunctionType:

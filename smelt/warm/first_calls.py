@@ -7,7 +7,7 @@ asks from then on. A stored entry is loaded at most once for a function, so a lo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,8 @@ from smelt.warm.entry_store import entries_under, keep
 from smelt.warm.find_entry import found
 
 if TYPE_CHECKING:
-    from smelt.capture.driver.cache_entries import Entry
-    from smelt.capture.driver.capture_frame import CapturedFrame
+    from smelt.capture.driver.cache_entries import NewEntry
     from smelt.capture.driver.frame_compiler import FrameCompiler
-    from smelt.guards.tree_layout import TreeSpec
-    from smelt.plan.steps import Plan
 
 _alive: weakref.WeakSet[FirstCalls] = weakref.WeakSet()
 _blocked = 0  # by `looking_nowhere`
@@ -82,24 +79,15 @@ class FirstCalls:
                 return True
         return False
 
-    def _keep(
-        self,
-        fn: FunctionType,
-        slots: tuple[object, ...],
-        entry: Entry,
-        layout: TreeSpec,
-        captured: CapturedFrame,
-        plans: Sequence[Plan],
-    ) -> None:
+    def _keep(self, new: NewEntry) -> None:
         from smelt.warm.keep_entry import stored  # noqa: PLC0415 (capture)
 
         if _blocked or self._compiler is None:
             return
         try:
-            if key_for(fn, slots, self._settings) != self._key:
+            if key_for(new.fn, new.slots, self._settings) != self._key:
                 raise Unstorable("torch's functions changed while it was compiled")
-            content = stored(fn, slots, entry, layout, captured, plans, self._config).to_bytes()
-            self._seen.add(keep(self._key, content, self._config))
+            self._seen.add(keep(self._key, stored(new, self._config), self._config))
         except Unstorable as reason:
             self._compiler.record.not_kept.append(str(reason))
         except Exception as error:  # the entry itself is right

@@ -17,8 +17,7 @@ import torch
 
 from smelt import _native
 from smelt.capture.base.native_functions import nested_codes
-from smelt.capture.driver.cache_entries import Entry
-from smelt.capture.driver.capture_frame import CapturedFrame
+from smelt.capture.driver.cache_entries import Entry, NewEntry
 from smelt.capture.graph_breaks.frame_exits import Return
 from smelt.capture.reconstruction.frame_globals import FRAME_NAMES
 from smelt.config import Config
@@ -26,7 +25,6 @@ from smelt.errors import PlanError
 from smelt.guards.guard_kinds import KINDS
 from smelt.guards.stored_form import Unstorable
 from smelt.guards.tensor_facts import TensorFacts
-from smelt.guards.tree_layout import TreeSpec
 from smelt.plan.serialization import packed, plans_to_bytes
 from smelt.plan.steps import Plan
 from smelt.warm.find_entry import LIGHT_NAMES, RERUNS, resolved
@@ -41,25 +39,22 @@ _OF_TORCH = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: 
 _CPU = torch.device("cpu")
 
 
-def stored(
-    fn: FunctionType,
-    slots: tuple[object, ...],
-    entry: Entry,
-    layout: TreeSpec,
-    captured: CapturedFrame,
-    plans: Sequence[Plan],
-    config: Config,
-) -> StoredEntry:
+def stored(new: NewEntry, config: Config) -> bytes:
     """The stored form of an entry. Raises Unstorable."""
-    _check(entry, captured, plans, config)
+    layout, captured = new.layout, new.captured
+    plan = _only_plan(new, config)
     registrations = captured.env.facts.registrations
-    writer = _Writer(ObjectTable(fn, layout.nodes), layout.nodes, slots, registrations)
+    writer = _Writer(ObjectTable(new.fn, layout.nodes), layout.nodes, new.slots, registrations)
     nodes = [writer.node(number) for number in range(len(layout.nodes))]
-    frame = _frame(entry, writer)
+    frame = _frame(new.entry, writer)
     weak = {id(x) for x in layout.weak}
     held = [i for i, x in enumerate(writer.table.objects) if id(x) in weak]
     if len(held) != len(weak):
         raise Unstorable("an object that the entry must not keep alive")
+    try:
+        libraries, (steps,) = plans_to_bytes([plan])
+    except PlanError as error:
+        raise Unstorable(str(error)) from None
     data = {
         "table": [[list(reference), digest.hex()] for reference, digest in writer.table.rows],
         "facts": writer.facts,
@@ -67,20 +62,16 @@ def stored(
         "collect": layout.n_collect,
         "weak": held,
         "frame": frame,
+        "constants": [constant_form(tensor) for tensor in plan.constants],
     }
-    try:
-        libraries, (plan,) = plans_to_bytes(plans) if plans else (b"", [b""])
-        if plans:
-            libraries, plan = packed(libraries), packed(plan)
-            data["constants"] = [constant_form(tensor) for tensor in plans[0].constants]
-    except PlanError as error:
-        raise Unstorable(str(error)) from None
-    made = StoredEntry(data, libraries, plan)
-    _check_resolves(made, fn, slots, writer.table.objects)
-    return made
+    content = StoredEntry(data, packed(libraries), packed(steps)).to_bytes()
+    _check_resolves(content, new, writer.table.objects)
+    return content
 
 
-def _check(entry: Entry, captured: CapturedFrame, plans: Sequence[Plan], config: Config) -> None:
+def _only_plan(new: NewEntry, config: Config) -> Plan:
+    """The plan of the entry's graph. Raises Unstorable for an entry that other processes cannot use."""
+    captured, plans = new.captured, new.plans
     traced = captured.traced
     process = captured.env.facts.process_dependence
     if process is not None:
@@ -93,17 +84,16 @@ def _check(entry: Entry, captured: CapturedFrame, plans: Sequence[Plan], config:
         raise Unstorable("it computes gradients")
     if traced.sizes or traced.numbers or traced.unbacked is not None:
         raise Unstorable("its sizes or numbers are symbols")
-    if type(entry.graph) is not _native.Plan or len(plans) != 1 or type(plans[0]) is not Plan:
+    if type(new.entry.graph) is not _native.Plan or len(plans) != 1 or type(plans[0]) is not Plan:
         raise Unstorable("its graph is not one plan")
     if plans[0].device != _CPU:
         raise Unstorable("its plan is for a GPU")
+    return plans[0]
 
 
-def _check_resolves(
-    made: StoredEntry, fn: FunctionType, slots: tuple[object, ...], objects: Sequence[object]
-) -> None:
+def _check_resolves(content: bytes, new: NewEntry, objects: Sequence[object]) -> None:
     """Raise Unstorable unless this process resolves the entry to the objects that it was made from, and accepts the call."""
-    found = resolved(from_bytes(made.to_bytes()), fn, slots)
+    found = resolved(from_bytes(content), new.fn, new.slots)
     if found is None or any(a is not b for a, b in zip(found.objects, objects, strict=True)):
         raise Unstorable("its objects are not found again")
 

@@ -43,7 +43,7 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """`data`: guards, frame and constants; `libraries`, `plan`: sections of `plans_to_bytes`, empty if no graph runs."""
+    """`data`: guards, frame and constants; `libraries`, `plan`: sections of `plans_to_bytes`."""
 
     data: dict[str, Any]
     libraries: bytes

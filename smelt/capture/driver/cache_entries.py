@@ -96,19 +96,16 @@ class Record:
         return f"<record: {len(self.entries)} entries, {len(self.breaks)} breaks, {len(self.reasons)} eager calls>"
 
 
-class Keep(Protocol):
-    """Stores an entry for other processes, if it has a stored form."""
+@dataclass(frozen=True)
+class NewEntry:
+    """An entry of `fn`, made for a call with these argument slots. `plans`: those of its graph."""
 
-    def __call__(
-        self,
-        fn: FunctionType,
-        slots: tuple[object, ...],
-        entry: Entry,
-        layout: TreeSpec,
-        captured: CapturedFrame,
-        plans: Sequence[Plan],
-    ) -> None:
-        """`entry` is one of `fn`, made for a call with these slots; `plans` are those of its graph."""
+    entry: Entry
+    fn: FunctionType
+    slots: tuple[object, ...]
+    layout: TreeSpec
+    captured: CapturedFrame
+    plans: Sequence[Plan]
 
 
 class Compiler(Protocol):

@@ -22,7 +22,7 @@ from typing import Any
 
 from smelt import _native, events, recompile_limits, terminal_hints
 from smelt._native import isinstance
-from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, Keep, Record, wrap
+from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, NewEntry, Record, wrap
 from smelt.capture.driver.cache_misses import (
     changing_values,
     explain_cache_miss,
@@ -160,7 +160,7 @@ class FrameCompiler:
         self.dynamic = dynamic
         self.record = Record(self.first_attempt())
         self._installed = 0  # the number of entries installed so far, evicted ones included
-        self.keep: Keep | None = None  # stores entries for other processes
+        self.keep: Callable[[NewEntry], None] | None = None  # stores entries for other processes
         # the native callable, held compiler_ref
         self.target: Callable[[], _native.Wrapped | None] = lambda: None
 
@@ -429,7 +429,7 @@ class FrameCompiler:
         self._drop_superseded(fn)
         if self.keep is not None:
             made = [event.data["plan"] for event in plans if event.kind == "plan"]
-            self.keep(fn, slots, entry, spec, captured, made)
+            self.keep(NewEntry(entry, fn, slots, spec, captured, made))
         events.emit(
             "entry-installed",
             name,
