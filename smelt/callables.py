@@ -29,7 +29,7 @@ from smelt import _native, config, shared_compilations
 from smelt.errors import OptionError, nearest
 from smelt.runtime import release_all
 from smelt.runtime.thread_state import set_disabled
-from smelt.torch_private import show_original
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, show_original
 from smelt.warm import entry_store, first_calls
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ _MODES = tuple(map(str, _OF_MODE))
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE  # of `co_flags`
 
 
+@functools.cache
 def _compiler() -> types.ModuleType:
-    """The parts of the compiler that this module uses."""
-    from smelt import compiler_parts  # noqa: PLC0415 (the compiler)
-
+    """The parts of the compiler that this module uses. Modes that the program has enabled do not see their import."""
+    with DisableTorchFunction(), DisableTorchDispatch():
+        from smelt import compiler_parts  # noqa: PLC0415 (the compiler)
     return compiler_parts
 
 

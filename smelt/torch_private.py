@@ -569,19 +569,13 @@ def write_lazy_code(module: object) -> None:
     getattr(module, "real_recompile", lambda: None)()
 
 
+@cache
 def decompositions(operators: str) -> Mapping[Any, Callable[..., Any]]:
     """Functions that compute an operator by others: into those of core ATen ("core"), or further ones ("prims"). Importing
     their modules takes a second or more."""
     from torch._decomp import core_aten_decompositions, decomposition_table  # noqa: PLC0415
 
-    if operators == "prims":
-        return decomposition_table
-    return _core_decompositions(core_aten_decompositions)
-
-
-@cache
-def _core_decompositions(make: Callable[[], Any]) -> Mapping[Any, Callable[..., Any]]:
-    return dict(make())
+    return decomposition_table if operators == "prims" else dict(core_aten_decompositions())
 
 
 def fx_tensor_metadata(tensor: torch.Tensor) -> object:

@@ -202,9 +202,9 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
     owner = fn.__self__
     if isinstance(owner, type) and (handler := class_method_of(fn)):
         return handler(vm, [owner, *args], kwargs)
-    if args and is_pybind_method(fn, type(args[0])):
-        return call_bound(vm, fn.__name__, functools.partial(fn, args[0]), args[0], args[1:], kwargs)
     if is_free_function(owner):
+        if args and is_pybind_method(fn, type(args[0])):
+            return call_bound(vm, fn.__name__, functools.partial(fn, args[0]), args[0], args[1:], kwargs)
         refused = REFUSED.get(fn) or refusal(fn)
         if refused is not None:
             raise Unsupported(Reason(*refused))
