@@ -1,8 +1,7 @@
-"""Programs in C++ processes: the runtime that `smelt package` ships is built once, and gives the compiled call's bits."""
+"""Programs in C++ processes: the runtime that `smelt package` ships gives the bits of the program in Python."""
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,8 +17,7 @@ from benchmarks.sweep_program_files import build
 from smelt.cli.app import app
 from smelt.errors import InputError
 from smelt.exported.program import Program
-from tests.harness.exported import larger, same, section, tensors, with_section
-from tests.harness.models import MODELS
+from tests.harness.exported import exported_model, same, section, tensors, with_section
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 
@@ -75,20 +73,9 @@ def in_python(program: Program, calls: list[Call]) -> list[Any]:
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "T5", "ResNet-50", "Swin-tiny"])
 def test_model(name: str, driver: Path, tmp_path: Path) -> None:
     """Dynamic sizes, several threads: the bits of the program in Python."""
-    torch.manual_seed(0)
-    model, inputs = MODELS[name]()
-    model = model.eval()
-    is_text = "x" not in inputs
-    options: dict[str, Any] = {}
-    if not is_text:
-        inputs = {next(iter(inspect.signature(model.forward).parameters)): inputs["x"]}
-    elif "use_cache" in inspect.signature(model.forward).parameters:
-        options = {"use_cache": False}
-    batch, length = smelt.Dim("batch", min=2, max=8), smelt.Dim("length", min=4, max=12)
-    dims = {0: batch, 1: length} if is_text else {0: batch}
-    program = smelt.export(model, (), {**inputs, **options}, dynamic_shapes=dict.fromkeys(inputs, dims))
-    others = {key: larger(x, is_text) for key, x in inputs.items()}
-    calls: list[Call] = [((), {**inputs, **options}), ((), {**others, **options})]
+    made = exported_model(name)
+    program = made.program
+    calls: list[Call] = [((), call) for call in made.calls]
     wanted = in_python(program, calls)  # the compiled call's bits: test_exported_models.py
     results = in_cpp(driver, tmp_path, program, calls, threads=2)
     for result, want in zip(results, wanted, strict=True):

@@ -3,16 +3,14 @@ process, without the compiler."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import smelt
-from tests.harness.exported import larger, results_elsewhere, same, tensors
+from tests.harness.exported import exported_model, results_elsewhere, same, tensors
 from tests.harness.models import MODELS
 
 
@@ -25,27 +23,15 @@ def _products_of_aten() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_model(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, inputs = MODELS[name]()
-    model = model.eval()
-    is_text = "x" not in inputs
-    options: dict[str, Any] = {}
-    if not is_text:
-        inputs = {next(iter(inspect.signature(model.forward).parameters)): inputs["x"]}
-    elif "use_cache" in inspect.signature(model.forward).parameters:
-        options = {"use_cache": False}
-    batch, length = smelt.Dim("batch", min=2, max=8), smelt.Dim("length", min=4, max=12)
-    dims = {0: batch, 1: length} if is_text else {0: batch}
-    program = smelt.export(model, (), {**inputs, **options}, dynamic_shapes=dict.fromkeys(inputs, dims))
-    others = {key: larger(x, is_text) for key, x in inputs.items()}
-    calls = [{**inputs, **options}, {**others, **options}]
+    made = exported_model(name)
+    program, calls = made.program, made.calls
     with torch.no_grad():
-        run = smelt.compile(model, fullgraph=True)
-        for x in inputs.values():
-            for dim in dims:
-                smelt.mark_dynamic(x, dim, min=dims[dim].min, max=dims[dim].max)
+        run = smelt.compile(made.model, fullgraph=True)
+        for x in made.inputs.values():
+            for dim, size in made.dims.items():
+                smelt.mark_dynamic(x, dim, min=size.min, max=size.max)
         wanted = [run(**call) for call in calls]
-    imports = ("torch", "transformers.modeling_outputs") if is_text else ("torch",)
+    imports = ("torch", "transformers.modeling_outputs") if made.is_text else ("torch",)
     results = results_elsewhere(program, [((), call) for call in calls], tmp_path, imports)
     for result, want in zip(results, wanted, strict=True):
         assert type(result) is type(want)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+import smelt
 from smelt.exported import program_file
 from smelt.exported.program import Program
+from tests.harness.models import MODELS
 from tests.harness.processes import start
 
 _PROGRAM = """
@@ -93,3 +98,36 @@ def section(data: bytes, name: bytes) -> bytes:
         if found.rstrip(b"\0") == name:
             return data[at : at + length]
     raise KeyError(name)
+
+
+@dataclass
+class ExportedModel:
+    """One of the ten models, and its program with a dynamic batch (text: also length). `calls`: the keyword arguments of two
+    calls, the example's `inputs` and larger ones."""
+
+    model: nn.Module
+    inputs: dict[str, torch.Tensor]
+    dims: dict[int, smelt.Dim]
+    is_text: bool
+    program: Program
+    calls: list[dict[str, Any]]
+
+
+def exported_model(name: str) -> ExportedModel:
+    """Export the model called `name`."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    model = model.eval()
+    is_text = "x" not in inputs
+    options: dict[str, Any] = {}
+    if not is_text:
+        inputs = {next(iter(inspect.signature(model.forward).parameters)): inputs["x"]}
+    elif "use_cache" in inspect.signature(model.forward).parameters:
+        options = {"use_cache": False}
+    batch, length = smelt.Dim("batch", min=2, max=8), smelt.Dim("length", min=4, max=12)
+    dims = {0: batch, 1: length} if is_text else {0: batch}
+    program = smelt.export(model, (), {**inputs, **options}, dynamic_shapes=dict.fromkeys(inputs, dims))
+    others = {key: larger(x, is_text) for key, x in inputs.items()}
+    return ExportedModel(
+        model, inputs, dims, is_text, program, [{**inputs, **options}, {**others, **options}]
+    )
