@@ -61,7 +61,7 @@ def program(path: Path) -> None:
 
 
 def build_project(path: Path, folder: Path) -> str:
-    """What the example of `smelt package` prints. Raises CalledProcessError."""
+    """Build a project of `smelt package` with CMake and return what its example prints. Raises CalledProcessError."""
     write_project(path, folder)
     prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
     subprocess.run(
@@ -89,7 +89,7 @@ def main() -> int:
             options.files,
             options.seed,
         ]
-        # Freed memory is what is looked for, not memory that torch keeps to the end.
+        # Detect uses of freed memory, not leaks: torch keeps memory until exit.
         environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
         return subprocess.run(list(map(str, command)), env=environment).returncode
 

@@ -1,11 +1,12 @@
-"""The first call of a model in a second process: what is left of compilation when its result is on disk.
+"""Time of a model's first call in a second process, whose disk cache holds the compiled result.
 
     python -m benchmarks.warm_starts [--rivals] [--only MODEL] [--out FILE]
 
-Each figure comes from a process of its own, which builds the model, calls it in eager, imports the compiler, compiles, and
-calls it twice: the seconds until the first result, less those of the second call. CPU seconds are those of all threads and
-of processes that have ended. The first process of each compiler has an empty cache, the second one the cache that the first
-has left: smelt's with `warm_start`, torch.compile's as it is by default (with `--rivals`).
+Each figure comes from a process of its own, which builds the model, calls it eagerly, then imports the compiler,
+compiles and calls the model twice. The figure is the time from that import to the first result, less the time of the
+second call. CPU seconds count all threads and ended child processes. The first process of a compiler starts with an
+empty cache, the second with the cache of the first: smelt's with `warm_start`, torch.compile's with its defaults
+(`--rivals`).
 """
 
 from __future__ import annotations

@@ -71,11 +71,11 @@ MARKED = PROGRAM[: PROGRAM.index("        if logits")].count("\n") + 1
 
 
 def picture(chromium: Any, report: Path, view: str, scheme: str, path: Path) -> None:
-    """A picture of a view, as a report of 1240 × 720 points shows it."""
+    """Save a screenshot of a report's view to `path`, in a viewport of 1240 × 720 CSS pixels."""
     with browser.opened(chromium, report, scheme=scheme) as page:
         page.set_viewport_size({"width": 1240, "height": 720})
         browser.visit(page, view)
-        page.wait_for_timeout(1000)  # the drawing moves to its place
+        page.wait_for_timeout(1000)  # the graph animates into place
         page.screenshot(path=str(path))
 
 

@@ -5,12 +5,12 @@
 
 Both also have the operators without a decomposition: products, convolutions, sorting, random numbers.
 
-smelt itself compiles neither: its operators have lowerings to loops (`ops/`). The sets are for readers of graphs and for
-backends that implement few operators. The decompositions are torch's (`torch._decomp`, `torch._refs`; PrimTorch): each runs
-on fakes of a call's operands, and what it calls replaces the call, until only members of the set are left.
+smelt itself uses neither set: it lowers ATen operators to loops (`ops/`). The sets are for readers of graphs and for
+backends that implement few operators. The decompositions are torch's (`torch._decomp`, `torch._refs`; PrimTorch): each
+runs on fakes of a call's operands, and what it calls replaces the call, until only members of the set are left.
 
-Symbolic sizes: a decomposition is recorded at three assignments of the symbols (`graph/sample_sizes.py`), and its integers
-become the expressions with these values.
+Symbolic sizes: each decomposition is recorded for three assignments of the size symbols (`graph/sample_sizes.py`). Integers
+that differ between the three become the expression of the symbols that yields all three values.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ Decomposition = Callable[..., Any]
 def lowered(graph: Graph, operators: OperatorSet) -> Graph:
     """A copy of the aten `graph` in operators of the set.
 
-    A call stays as it is if its operator has no decomposition, draws random numbers or writes, or if the decomposition
-    returns another layout, fails, takes a number that changes from call to call, or depends on the sizes in another way
-    than by expressions.
+    A call stays as it is if its operator has no decomposition, draws random numbers or mutates an argument, or if the
+    decomposition fails, returns another dtype, shape or layout, takes a number that changes from call to call, or uses
+    integers that are no expressions of the size symbols.
     """
     return _Lowering(operators).of(graph)
 
@@ -167,7 +167,7 @@ def _record(node: Node, function: Decomposition, k: int, operators: OperatorSet)
             ]
             tensors = [r for r in results if r is not None]
         traced = recorder.finish(tensors)
-    except Exception as error:  # the decompositions are torch's: one that fails is none
+    except Exception as error:  # torch's decompositions may raise; the call then stays
         log.debug("smelt: %s stays, as its decomposition failed: %r", node.target, error)
         return None
     finally:

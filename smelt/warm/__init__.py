@@ -1,4 +1,5 @@
 """Warm starts: entries that an earlier process compiled, found on disk by their code and guards (docs/warm-starts.md).
 
-Finding an entry imports neither capture nor code generation. `keep_entry.py`, which stores entries, is imported with these.
+Finding an entry imports neither capture nor code generation. Only a compilation imports `keep_entry.py`,
+which stores entries.
 """

@@ -1,7 +1,7 @@
-"""Digests of live objects: equal in two processes only if what an entry may depend on is equal.
+"""Digests of live objects, to compare an object with the one that a stored entry was made with.
 
-A digest covers code (with its file and lines), defaults, marks and constants by value, classes and C objects by name. What
-a program reads of an object beyond that, guards check on the live object. `Unstorable` is raised for other objects.
+A digest covers code (with its file and lines), defaults, simple function attributes and constants by value, and classes
+and C objects by name. Guards check what else the program reads of an object. Other objects raise `Unstorable`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Keys of stored entries: everything that decides before guards do.
+"""Keys of stored entries: what must be equal before a call's guards are checked.
 
-    key := versions machine settings torch-functions filters code
+    key := versions machine torch-functions warning-filters options name code class forward-code
 
-Versions are those of Python, torch, NumPy and smelt (its files, by time and size). The machine is its processor and the
-environment variables that torch and smelt read. Settings are the options of the compilation.
+Versions are those of Python, torch, NumPy and smelt (its files, by time and size). The machine is the processor, the CPUs
+that the process may use, and environment variables that affect results (`_VARIABLES`). Class: of the first argument.
 """
 
 from __future__ import annotations

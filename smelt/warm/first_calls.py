@@ -1,7 +1,8 @@
 """The callback of a compiled function at a cache miss: it looks for a stored entry, and else imports the compiler.
 
-`FirstCalls` stands before a `FrameCompiler`, which it makes at the first call that no stored entry accepts, and which it
-asks from then on. A stored entry is loaded at most once for a function, so a lookup costs at most `SLOTS` reads.
+Each cache miss first tries the stored entries of its key. If none accepts the call, `FirstCalls` makes its `FrameCompiler`,
+once, and calls it. An accepted entry is added to a function once; a rejected one is tried again at the next miss. A lookup
+reads at most `SLOTS` entries from the disk cache, besides those that this process already holds in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class FirstCalls:
         self._make, self._config = make, config
         self._settings = settings_of(config, fullgraph, dynamic)
         self._compiler: FrameCompiler | None = None
-        self._seen: set[bytes] = set()  # digests of the stored entries that were looked at, or made here
+        self._seen: set[bytes] = set()  # digests of the stored entries that were added or made here
         self._key = ""  # of the latest miss
         self.target: Callable[[], _native.Wrapped | None] = lambda: None
         _alive.add(self)
@@ -101,7 +102,7 @@ def forget_all() -> None:
 
 
 class looking_nowhere:
-    """A context in which no stored entries are found or kept: reports, dumps and edited graphs are of compilations."""
+    """Context manager: neither find nor store entries, because reports, dumps and edited graphs need a compilation."""
 
     def __enter__(self) -> None:
         global _blocked
@@ -113,8 +114,8 @@ class looking_nowhere:
 
 
 def realize(compiled: Any) -> None:
-    """Drop the stored entries that a compiled function or module has found, so that it compiles again: reports are of
-    compilations."""
+    """Drop the stored entries that a compiled function or module has found, so that it compiles again: a report needs a
+    compilation."""
     state = getattr(compiled, "_smelt", None)
     wrapped = compiled if state is None else state.call
     for each in list(_alive):

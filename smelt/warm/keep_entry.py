@@ -1,8 +1,8 @@
 """Storing entries: an entry that another process may use becomes a `StoredEntry`.
 
-Legality: an entry is kept only if all that it depends on is a guard with a stored form, an object that a name or a guard
-finds again, or part of its key. `Unstorable` is the reason where it is not. Before an entry is written, it is resolved in
-this process and must lead to the same objects.
+An entry can be stored if another process can check or find everything that it depends on: by its key, by guards with a
+stored form, or by references to objects. Otherwise the writer raises `Unstorable` with the reason. Before it returns an
+entry, it resolves the entry in this process and compares the objects.
 """
 
 from __future__ import annotations

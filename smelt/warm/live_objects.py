@@ -13,7 +13,8 @@
                | "type" node                 the class of the object at a node of the guard tree
                | "at" node                   the object at a node of the guard tree
 
-An object that is resolved must have the stored digest, and different objects of the table must be different objects again.
+A resolved object must have the stored digest; the root, modules and namespaces have none, guards check what is read of them.
+Distinct rows must resolve to distinct objects.
 Nothing here runs code of the program.
 """
 

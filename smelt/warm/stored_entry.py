@@ -1,8 +1,8 @@
 """Stored entries: guards and the compiled frame as JSON, the plan as in serialized plans.
 
     entry  := lengths json libraries plan         lengths: of the three sections, 8 bytes each, little-endian
-    constants := [dtype, sizes, strides, hex]*
     json   := {table, facts, nodes, collect, weak, frame, constants}
+    constants := [dtype, sizes, strides, hex]*
     table  := as in live_objects.py, digests in hexadecimal
     nodes  := [parent, kind, form of the key, [[guard, kind, form of the value]*], number in `inputs`]*
     form   := null | bool | int | float | text    that constant
@@ -14,7 +14,8 @@
     value  := form | ["F", number] | ["C", names, parts] | ["T", number of facts, reads] | ["A", registration*]
     frame  := {source, name, label, flags, scope, direct}   scope: what each global of the source is
 
-A reader takes whatever is there for data: a value that does not fit raises Damaged, and the entry counts as absent.
+Readers trust nothing: bytes that are no entry raise Damaged, a form that does not fit raises that or an ordinary error
+(KeyError, TypeError), or Missing. `find_entry` treats all of these as a miss.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a call of a cached function may read, found without running it; calls that a compiled frame replaces.
+"""The objects that a call of a cached function may read, found without running it, and their state when a call is captured.
 
 The search follows code: from a function to its closure, its defaults, and the values of all names of its code in the globals
 of the functions and in the modules that it reaches. Library functions and classes end the search. So does a name that finds
@@ -42,7 +42,7 @@ from smelt.tracing.symbolic.numbers_in_containers import has_symbols
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
 _MAX_OBJECTS = 20_000
-# Names whose use in a function means that it finds objects which the search does not.
+# A function that uses one of these names may reach objects that the search cannot find.
 _FINDERS = frozenset((
     "globals", "eval", "exec", "modules", "import_module", "get_objects", "_getframe",
     "getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "copy", "deepcopy",

@@ -60,10 +60,11 @@ struct DynamicSize {
 
 // An exported call. Copies share the program and its state.
 //
-// Any number of threads may call a program at once, without a lock of their own. A call reads the state as it is when the call
-// begins. If the program writes no state (`writes_state`), calls do not affect each other. If it writes buffers, their
-// contents after concurrent calls are those of eager calls in several threads: writes interleave, and of two calls that replace
-// a buffer the later one wins. Load the program once for each thread that needs buffers of its own.
+// Any number of threads may call a program at once, without a lock of their own. A call uses the tensors that the state holds
+// when the call begins; it may see in-place writes of concurrent calls. If the program writes no state (`writes_state`), calls
+// do not affect each other. If it writes buffers, their contents after concurrent calls are those of eager calls in several
+// threads: writes interleave, and of two calls that replace a buffer the later one wins. Load the program once for each thread
+// that needs buffers of its own.
 class SMELT_PUBLIC Program {
   public:
     using Arguments = std::vector<c10::IValue>;
@@ -75,7 +76,8 @@ class SMELT_PUBLIC Program {
 
     // Calls the program. Arguments are tensors, numbers, texts, None, and tuples, lists and dicts of these, as the model took
     // them at the export. Named tuples and dataclasses in the result are dicts from field names to values. Computes no
-    // gradients. Throws InputError, and what operators throw.
+    // gradients. Throws InputError; ProgramError if no plan covers the sizes or a plan does not fit its program; and what
+    // operators throw.
     c10::IValue operator()(const Arguments& arguments, const Keywords& keywords = {}) const;
 
     // The name of the exported call (of the module's class, or of the function), and what a call takes.
@@ -90,9 +92,9 @@ class SMELT_PUBLIC Program {
     // Whether a call writes or replaces tensors of the state.
     bool writes_state() const;
 
-    // Replaces weights: the values are copied into new memory, so calls that run go on with the earlier ones. Tensors that share
-    // memory, such as tied weights, keep sharing it. Throws InputError for an unknown name, another size or dtype, and for a
-    // constant that the machine code's plans hold; then nothing is replaced.
+    // Copies the values into new memory; calls in progress keep the earlier weights. Tensors that share memory, such as tied
+    // weights, keep sharing it. Throws InputError, and replaces nothing, for an unknown name, another size, dtype, device or
+    // layout, and a constant that a plan holds.
     void update_weights(const std::map<std::string, at::Tensor>& weights) const;
 
   private:
