@@ -15,7 +15,7 @@ from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
 from smelt.shapes.expr import Expr, Expression, Size, Sym, leaves
 from smelt.shapes.number_bounds import Bounds, always
 from smelt.tracing.record.trace import Trace
-from smelt.tracing.symbolic.sym_numbers import Int, size_of
+from smelt.tracing.symbolic.sym_numbers import Float, Int, size_of
 from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly, Symbols
 from smelt.user_lines import Line
 
@@ -76,6 +76,12 @@ class DynamicNumbers:
             self._facts.guard("number", source, type(value))
             number = self._at[source] = self.symbols().leaf(source, value)
         return number
+
+    def source_of(self, number: Int | Float) -> Source | None:
+        """Where the environment holds the object that a symbolic number stands for; None for a result."""
+        expression = number.node.expression
+        source = expression.args[0] if expression.op == "leaf" else None
+        return source if source in self._at and source not in {*self.unguarded} else None
 
     def size(
         self, source: Source, value: int, least: int, most: int, divisor: int, any_remainder: bool

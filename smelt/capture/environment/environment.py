@@ -23,6 +23,7 @@ from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.graph.ir import Line
 from smelt.guards.source import Source
 from smelt.tracing.record.trace import Trace
+from smelt.tracing.symbolic.numpy_numbers import NumpyNumber
 
 
 class Memo:
@@ -60,7 +61,7 @@ class Memo:
 class WrappedObjects:
     """Environment objects that `wrap_values.py` has wrapped, by id."""
 
-    arrays: dict[int, ArrayProxy] = field(default_factory=dict)
+    arrays: dict[int, ArrayProxy | NumpyNumber] = field(default_factory=dict)  # and scalars that change
     # the nested tensor of fakes for a nested tensor
     nested: dict[int, torch.Tensor] = field(default_factory=dict)
     ragged_sizes: dict[int, torch.Tensor] = field(default_factory=dict)  # the tensors that they belong to

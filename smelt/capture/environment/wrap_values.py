@@ -43,7 +43,7 @@ from smelt.torch_private import DisableTorchFunction, is_functorch_wrapped_tenso
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata, is_unfakeable
 from smelt.tracing.record.nested_tensors import PART_NAMES, Parts, is_nested, size_of_nested, values_in
 from smelt.tracing.record.wrapper_subclasses import has_own_metadata, is_wrapper_class
-from smelt.tracing.symbolic.numpy_numbers import PROXY_OF
+from smelt.tracing.symbolic.numpy_numbers import PROXY_OF, NumpyNumber
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
 T = TypeVar("T")
@@ -395,9 +395,20 @@ def tuple_like(value: tuple[object, ...], items: Sequence[object]) -> tuple[obje
 def _wrap_object(env: Environment, value: object, source: Source, decided: bool) -> object:
     if type(value) in weakref.ProxyTypes:
         raise unsupported("an environment weak proxy", UNSUPPORTED_OBJECT)
+    known = env.wrapped.arrays.get(id(value)) if type(value) in PROXY_OF else None
+    if known is not None:
+        _alias(env, source, env.sources[id(value)])
+        return known
+    if (
+        not decided
+        and type(value) in PROXY_OF
+        and id(value) not in env.sources
+        and has_dynamic_numbers(env, source)
+    ):
+        proxy = _numpy_number(env, cast("np.generic", value), source)
+        if proxy is not None:
+            return proxy
     first = env.sources.get(id(value))
-    if first is None and not decided and type(value) in PROXY_OF and has_dynamic_numbers(env, source):
-        return _wrap_numpy_number(env, cast("np.generic", value), source)
     if first is None:
         env.facts.guard("type", source, type(value))
         _guard_value(env, value, source)
@@ -410,11 +421,16 @@ def _wrap_object(env: Environment, value: object, source: Source, decided: bool)
     return value
 
 
-def _wrap_numpy_number(env: Environment, value: np.generic, source: Source) -> object:
-    """Wrap a NumPy scalar that changes from call to call: a proxy of its symbolic number."""
+def _numpy_number(env: Environment, value: np.generic, source: Source) -> NumpyNumber | None:
+    """The proxy of a NumPy scalar whose number changes from call to call; None for another."""
     env.facts.guard("type", source, type(value))
     number = env.numbers.read(value.item(), source.child("member", "item").child("call", None))
-    return PROXY_OF[type(value)](number) if type(number) in NUMBERS else value
+    if type(number) not in NUMBERS:
+        return None
+    proxy = env.wrapped.arrays[id(value)] = PROXY_OF[type(value)](number)
+    env.sources[id(proxy)] = env.sources[id(value)] = source
+    env.sources.keep_alive(value, proxy)
+    return proxy
 
 
 def _guard_value(env: Environment, value: object, source: Source) -> None:

@@ -11,7 +11,7 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import METHODS, unsupported
 from smelt.capture.base.native_functions import check_decimals
 from smelt.capture.base.type_lookup import ABSENT, FUNCTION
-from smelt.capture.base.value_kinds import CONTAINER_BASES, Container, is_constant, is_identity
+from smelt.capture.base.value_kinds import CONTAINER_BASES, Container, is_constant, is_identity, is_interned
 from smelt.capture.base.vm_frames import CallSite, Generator, VMCallable, with_result_handler
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
+from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies import text_proxy
 from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.capture.semantics import number_semantics, result_polyfills
@@ -443,16 +444,41 @@ def same(vm: VM, left: object, right: object) -> bool:
         return False
     if type(left) in NUMBERS or type(right) in NUMBERS:
         both = number_semantics.is_number(left) and number_semantics.is_number(right)
-        return both and specialize(left) is specialize(right)
+        return both and _is_same_number(vm.env, left, right)
     a, b = vm.env.sources.get(id(left)), vm.env.sources.get(id(right))
     texts = [type(v) for v in (left, right) if type(v) in (str, text_proxy.TextProxy)]
     if len(texts) == 2 and text_proxy.TextProxy in texts and (a is not None or b is not None):
         raise text_proxy.unreadable("the identity of a string that changes decides")
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
         known = all(is_identity(v) and not vm.env.sources.is_guarded_by_code(v) for v in (left, right))
-        if type(left) is type(right) and not known and not is_constant(left):
+        if _class_of(left) is _class_of(right) and not known and not is_constant(left):
             vm.env.facts.guard("distinct", a, (a, b), key=b)
     return False
+
+
+def _class_of(value: object) -> type:
+    return value.scalar if isinstance(value, NumpyNumber) else type(value)
+
+
+def _is_same_number(env: Environment, left: Any, right: Any) -> bool:
+    """`left is right` of two numbers, one of them symbolic. Guards whether an object of the environment is another."""
+    numbers = [v if type(v) in NUMBERS else None for v in (left, right)]
+    a, b = (
+        env.sources.get(id(v)) or env.sources.const(v) if n is None else env.numbers.source_of(n)
+        for v, n in zip((left, right), numbers)
+    )
+    if a is None or b is None:  # a result
+        plain = specialize(left)
+        return same_leaf(plain, specialize(right)) and is_interned(plain)
+    first, second = (v if n is None else n.node.value for v, n in zip((left, right), numbers))
+    a, b = (b, a) if a.kind == "const" else (a, b)
+    if first is not second:
+        env.facts.guard("distinct", a, (a, b), key=b)
+    elif b.kind == "const":
+        env.facts.guard("id", a, first)
+    else:
+        env.facts.guard("alias", b, a)
+    return first is second
 
 
 def _among(vm: VM, value: object, candidates: Iterable[object]) -> bool:
