@@ -51,6 +51,15 @@ def record_store(env: Environment, obj: object, kind: SourceKind, key: object, v
         env.log.mark_stored(obj if owner is None else owner, key, kind == "attr" or owner is not None)
 
 
+def record_deletion(env: Environment, obj: object, key: object) -> None:
+    """Record that `key` of a dictionary, or the attribute `key`, is about to be deleted: set again, it comes last."""
+    if id(obj) in env.sources and is_lookup_key(key):
+        owner = env.mutation_constraints.owners.get(id(obj))  # of an instance's dictionary
+        env.log.mark_deleted(
+            obj if owner is None else owner, key, owner is not None or not isinstance(obj, dict)
+        )
+
+
 def _snapshot(env: Environment, obj: object) -> None:
     if env.log.touch(obj):
         env.memo.forget(obj)

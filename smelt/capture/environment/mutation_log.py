@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -125,6 +125,7 @@ class MutationLog:
         self._tensors: dict[tuple[int, str], SetAttr] = {}  # attributes set on the environment's tensors
         # by id of an object: the stored names and keys, also if the value is the old one: the next call may store another
         self._stored: dict[int, set[object]] = {}
+        self._deleted: dict[int, set[object]] = {}  # keys and names by owner; those set again come last
         # by id of a set: its changes, or None after an unknown change
         self._set_changes: dict[int, list[SetChange] | None] = {}
         self._advances: list[Advance] = []  # in program order
@@ -234,11 +235,18 @@ class MutationLog:
 
     def mark_stored(self, obj: object, key: object, is_attribute: bool) -> None:
         """Record that `obj.key` or `obj[key]` is about to be stored."""
+        self._mark(self._stored, obj, key, is_attribute)
+
+    def mark_deleted(self, obj: object, key: object, is_attribute: bool) -> None:
+        """Record that `obj.key` or `obj[key]` is about to be deleted."""
+        self._mark(self._deleted, obj, key, is_attribute)
+
+    def _mark(self, marks: dict[int, set[object]], obj: object, key: object, is_attribute: bool) -> None:
         if id(obj) in self._snapshots:
-            self._stored.setdefault(id(obj), set()).add(key)
+            marks.setdefault(id(obj), set()).add(key)
             attributes = instance_dict(obj) if is_attribute else None
             if attributes is not None:
-                self._stored.setdefault(id(attributes), set()).add(key)
+                marks.setdefault(id(attributes), set()).add(key)
 
     def has_stores(self, obj: object) -> bool:
         """Whether the trace has stored something in `obj`."""
@@ -386,8 +394,8 @@ class MutationLog:
         dicts = {id(s.instance_dict) for s in self._snapshots.values()}
         for key, snapshot in self._snapshots.items():
             if key not in dicts:
-                stored, changes = self._stored.get(key, set()), self._set_changes.get(key)
-                effects += _differences(self._overlay, snapshot, stored, changes)
+                marks = _Marks(self._stored.get(key, set()), self._deleted.get(key, set()))
+                effects += _differences(self._overlay, snapshot, marks, self._set_changes.get(key))
         for (_, name), (owner, old) in self._named.items():
             effects += _named_difference(owner, name, old, self._overlay.name(owner, name))
         for cell in self._cells.values():
@@ -499,23 +507,34 @@ def _overwritten(
         yield Overwritten(obj, kind, name, MISSING, new)
 
 
+class _Marks(NamedTuple):
+    """The keys or names of an object that the trace stored, and those that it deleted."""
+
+    stored: set[object]
+    deleted: set[object]
+
+
+def _has_key(marked: set[object], key: object) -> bool:
+    return is_lookup_key(key) and key in marked
+
+
 def _differences(
-    overlay: Overlay, snapshot: _Snapshot, stored: set[object], changes: list[SetChange] | None
+    overlay: Overlay, snapshot: _Snapshot, marks: _Marks, changes: list[SetChange] | None
 ) -> Iterator[Effect]:
     obj = snapshot.obj
     if type(obj) is not snapshot.cls:
         yield SetAttr(obj, "__class__", type(obj))
     if snapshot.attributes is not None:
         now = overlay.now(snapshot.instance_dict) if snapshot.instance_dict is not None else {}
-        yield from _attribute_differences(obj, snapshot.attributes, now, stored)
+        yield from _attribute_differences(obj, snapshot.attributes, now, marks)
     slots = {n: overlay.slot(obj, n) for n in snapshot.slots}
     before = {n: v for n, v in snapshot.slots.items() if v is not MISSING}
     after = {n: v for n, v in slots.items() if v is not MISSING}
-    yield from _attribute_differences(obj, before, after, stored)
+    yield from _attribute_differences(obj, before, after, marks)
     if changes is not None:
         yield from _merged(changes)
     elif snapshot.contents is not None:
-        yield from _content_differences(obj, snapshot.contents, items_of(overlay.now(obj)), stored)
+        yield from _content_differences(obj, snapshot.contents, items_of(overlay.now(obj)), marks)
 
 
 def _merged(changes: list[SetChange]) -> Iterator[SetChange]:
@@ -529,22 +548,20 @@ def _merged(changes: list[SetChange]) -> Iterator[SetChange]:
 
 
 def _attribute_differences(
-    obj: object, before: dict[str, object], now: dict[str, object], stored: set[object]
+    obj: object, before: dict[str, object], now: dict[str, object], marks: _Marks
 ) -> Iterator[Effect]:
-    for name, value in _changes(list(before.items()), list(now.items()), stored):
+    for name, value in _changes(list(before.items()), list(now.items()), marks):
         yield DelAttr(obj, name) if value is MISSING else SetAttr(obj, name, value)
 
 
-def _content_differences(
-    obj: object, before: list[Any], now: list[Any], stored: set[object]
-) -> Iterator[Effect]:
+def _content_differences(obj: object, before: list[Any], now: list[Any], marks: _Marks) -> Iterator[Effect]:
     """Effects on a container. Only what was appended, set or deleted is replayed, so the other contents need no guard."""
     if isinstance(obj, dict):
-        if stored or not _same_pairs(before, now):
-            yield from _entry_differences(obj, before, now, stored)
+        if marks.stored or marks.deleted or not _same_pairs(before, now):
+            yield from _entry_differences(obj, before, now, marks)
     elif isinstance(obj, list) and len(now) == len(before):
         for index, (old, new) in enumerate(zip(before, now)):
-            if new is not old or index in stored:
+            if new is not old or index in marks.stored:
                 yield SetItem(obj, index, new)
     elif isinstance(obj, list) and _same(before, now[: len(before)]):
         if len(now) > len(before):
@@ -553,30 +570,30 @@ def _content_differences(
         yield ReplaceContents(obj, tuple(now))
 
 
-def _entry_differences(
-    obj: object, before: list[Any], now: list[Any], stored: set[object]
-) -> Iterator[Effect]:
-    for key, value in _changes(before, now, stored):
+def _entry_differences(obj: object, before: list[Any], now: list[Any], marks: _Marks) -> Iterator[Effect]:
+    for key, value in _changes(before, now, marks):
         yield DelItem(obj, key) if value is MISSING else SetItem(obj, key, value)
 
 
 def _changes(
-    before: list[tuple[Any, object]], now: list[tuple[Any, object]], stored: set[object]
+    before: list[tuple[Any, object]], now: list[tuple[Any, object]], marks: _Marks
 ) -> Iterator[tuple[Any, object]]:
     """The changes from one list of a dictionary's pairs to another: first the keys to delete (with MISSING), which are
-    absent or in another order now, then the pairs to set."""
+    absent or were set again later, then the pairs to set."""
     in_order = 0  # how many pairs of `now` have their keys in the order of `before`
     remaining = iter(before)
     unmoved: dict[int, tuple[object]] = {}
     for key, _ in now:
-        if not any(k is key and unmoved.setdefault(id(k), (v,)) for k, v in remaining):
+        if _has_key(marks.deleted, key) or not any(
+            k is key and unmoved.setdefault(id(k), (v,)) for k, v in remaining
+        ):
             break
         in_order += 1
     for key, _ in before:
         if id(key) not in unmoved:
             yield key, MISSING
     for i, (key, value) in enumerate(now):
-        if i >= in_order or unmoved[id(key)][0] is not value or (is_lookup_key(key) and key in stored):
+        if i >= in_order or unmoved[id(key)][0] is not value or _has_key(marks.stored, key):
             yield key, value
 
 

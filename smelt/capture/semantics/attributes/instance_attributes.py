@@ -169,7 +169,9 @@ def store_in_instance(vm: VM, obj: object, name: str, value: object) -> None:
     env = vm.env
     cell = type(obj) is types.CellType
     environment_mutations.record_mutation(env, obj)
-    if value is not MISSING:
+    if value is MISSING:
+        environment_mutations.record_deletion(env, obj, name)
+    else:
         environment_mutations.record_store(env, obj, "attr", name, value)
     memo = env.memo.reads.get(id(obj))
     if memo is not None:

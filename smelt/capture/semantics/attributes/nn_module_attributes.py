@@ -70,7 +70,10 @@ def delete_entry(vm: VM, module: nn.Module, name: str) -> bool:
     """`nn.Module.__delattr__` for a name in one of the module's dictionaries; False for other names."""
     if not _is_registered(vm, module, name):
         return False
+    holders = [entries for entries in _dicts_of(vm, module) if name in vm.env.overlay.now(entries)]
     _mutate(vm, module, lambda it: nn.Module.__delattr__(it, name))
+    for entries in holders:
+        environment_mutations.record_deletion(vm.env, entries, name)
     return True
 
 

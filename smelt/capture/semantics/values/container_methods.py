@@ -227,6 +227,7 @@ def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) 
         raise KeyError(key)
     value = vm.wrap_item(obj, key, vm.native_lookup(dict.__getitem__, obj, key))
     environment_mutations.record_mutation(vm.env, obj)
+    environment_mutations.record_deletion(vm.env, obj, key)
     vm.native_lookup(dict_base(obj).pop, obj, key)
     vm.env.log.check_left(obj)
     return value

@@ -278,6 +278,7 @@ def delete_item(vm: VM, obj: object, key: object) -> None:
             vm.env, obj
         )
         environment_mutations.record_mutation(vm.env, obj)
+        environment_mutations.record_deletion(vm.env, obj, key)
     vm.native_lookup(operator.delitem, obj, key)
     vm.env.log.check_left(obj)
 
