@@ -302,7 +302,7 @@ def _capture(
             context_managers.revert_contexts(vm)
             function_transforms.restore(vm.contexts.transforms)
         tensor_state.replay_versions(vm)
-        effects = (*env.log.effects(), *settings)
+        effects = (*env.log.effects(env.native_views.guarded), *settings)
         if vm.assumptions.may_break:
             kept = [e for e in effects if not isinstance(e, (Call, DelItem, SetChange))]
             finalizers.check_overwritten(vm, _live_values(frame_exit, kept))

@@ -124,8 +124,9 @@ class MutationLog:
         self._cells: dict[int, CellType] = {}
         self._tensors: dict[tuple[int, str], SetAttr] = {}  # attributes set on the environment's tensors
         # by id of an object: the stored names and keys, also if the value is the old one: the next call may store another
-        self._stored: dict[int, set[object]] = {}
-        self._deleted: dict[int, set[object]] = {}  # keys and names by owner; those set again come last
+        self._stored: dict[int, dict[object, None]] = {}  # in program order, since a deletion
+        self._deleted: dict[int, dict[object, None]] = {}  # also those that were stored again
+        self._replaced: set[int] = set()  # objects whose `__dict__` was assigned; its old names are guarded
         # by id of a set: its changes, or None after an unknown change
         self._set_changes: dict[int, list[SetChange] | None] = {}
         self._advances: list[Advance] = []  # in program order
@@ -235,22 +236,29 @@ class MutationLog:
 
     def mark_stored(self, obj: object, key: object, is_attribute: bool) -> None:
         """Record that `obj.key` or `obj[key]` is about to be stored."""
-        self._mark(self._stored, obj, key, is_attribute)
+        for owner in self._holders(obj, is_attribute):
+            self._stored.setdefault(owner, {})[key] = None
 
     def mark_deleted(self, obj: object, key: object, is_attribute: bool) -> None:
         """Record that `obj.key` or `obj[key]` is about to be deleted."""
-        self._mark(self._deleted, obj, key, is_attribute)
+        for owner in self._holders(obj, is_attribute):
+            self._deleted.setdefault(owner, {})[key] = None
+            self._stored.get(owner, {}).pop(key, None)
 
-    def _mark(self, marks: dict[int, set[object]], obj: object, key: object, is_attribute: bool) -> None:
+    def mark_replaced(self, obj: object) -> None:
+        """Record that `obj.__dict__`, whose names are guarded, is about to be replaced."""
+        self._replaced.add(id(obj))
+
+    def _holders(self, obj: object, is_attribute: bool) -> Iterator[int]:
         if id(obj) in self._snapshots:
-            marks.setdefault(id(obj), set()).add(key)
+            yield id(obj)
             attributes = instance_dict(obj) if is_attribute else None
             if attributes is not None:
-                marks.setdefault(id(attributes), set()).add(key)
+                yield id(attributes)
 
-    def has_stores(self, obj: object) -> bool:
-        """Whether the trace has stored something in `obj`."""
-        return id(obj) in self._stored
+    def written_keys(self, obj: object) -> Collection[object]:
+        """The keys or names that the trace has stored in `obj` or deleted."""
+        return self._stored.get(id(obj), {}).keys() | self._deleted.get(id(obj), {}).keys()
 
     def was_stored(self, obj: object, key: object) -> bool:
         """Whether the trace stored the current value of `obj.key` or `obj[key]`, even if it is the old one."""
@@ -387,15 +395,18 @@ class MutationLog:
 
     # ---- state at the end of capture
 
-    def effects(self) -> tuple[Effect, ...]:
-        """The deferred calls, whose operands were unchanged then, and all other effects. Call before `roll_back`."""
+    def effects(self, guarded: Collection[int] = ()) -> tuple[Effect, ...]:
+        """The deferred calls, whose operands were unchanged then, and all other effects. Call before `roll_back`.
+        `guarded`: the ids of the containers whose contents are all guarded; of others no unchanged item may be written."""
         effects: list[Effect] = []
         # The instance reports the changes of its dictionary, also those made through vars().
         dicts = {id(s.instance_dict) for s in self._snapshots.values()}
         for key, snapshot in self._snapshots.items():
             if key not in dicts:
-                marks = _Marks(self._stored.get(key, set()), self._deleted.get(key, set()))
-                effects += _differences(self._overlay, snapshot, marks, self._set_changes.get(key))
+                marks = _Marks(self._stored.get(key, {}), self._deleted.get(key, {}))
+                changes = self._set_changes.get(key)
+                is_guarded = key in guarded or key in self._replaced
+                effects += _differences(self._overlay, snapshot, marks, changes, is_guarded)
         for (_, name), (owner, old) in self._named.items():
             effects += _named_difference(owner, name, old, self._overlay.name(owner, name))
         for cell in self._cells.values():
@@ -406,9 +417,9 @@ class MutationLog:
         """The attributes, slots and keys that the trace deleted. Whether each existed before decides what is replayed."""
         for snapshot in self._snapshots.values():
             obj, attributes = snapshot.obj, snapshot.instance_dict
-            stored = self._stored.get(id(obj), set())
+            stored = self.written_keys(obj)
             if attributes is not None and snapshot.attributes is not None:
-                names = snapshot.attributes.keys() | self._stored.get(id(attributes), set())
+                names = snapshot.attributes.keys() | self.written_keys(attributes)
                 now = self._overlay.now(attributes)
                 yield from _deletions(obj, "attribute", names, snapshot.attributes, now)
             filled = {n for n, v in snapshot.slots.items() if v is not MISSING}
@@ -442,9 +453,9 @@ class MutationLog:
 
     def _overwritten_in(self, snapshot: _Snapshot) -> Iterator[Overwritten]:
         obj, attributes = snapshot.obj, snapshot.instance_dict
-        stored = self._stored.get(id(obj), set())
+        stored = self.written_keys(obj)
         if attributes is not None and snapshot.attributes is not None:
-            names, own = self._stored.get(id(attributes), set()), self._overlay.now(attributes)
+            names, own = self.written_keys(attributes), self._overlay.now(attributes)
             yield from _overwritten(obj, "attribute", snapshot.attributes.items(), own.items(), names)
         slots = {n: self._overlay.slot(obj, n) for n in snapshot.slots}
         yield from _overwritten(obj, "slot", snapshot.slots.items(), slots.items(), stored & slots.keys())
@@ -455,7 +466,7 @@ class MutationLog:
             yield from _overwritten(obj, "key", before, now, stored)
         elif len(now) == len(before) and not isinstance(obj, set):
             for i, (old, new) in enumerate(zip(before, now)):
-                if new is not old or not stored.isdisjoint((i, i - len(now))):
+                if new is not old or not set(stored).isdisjoint((i, i - len(now))):
                     yield Overwritten(obj, "item", i, old, new)
         elif stored or not _same(before, now[: len(before)]):
             kept, kind = {id(v) for v in now}, "element" if isinstance(obj, set) else "item"
@@ -493,7 +504,7 @@ def _overwritten(
     kind: str,
     before: Iterable[tuple[object, object]],
     now: Iterable[tuple[object, object]],
-    stored: set[object],
+    stored: Collection[object],
 ) -> Iterator[Overwritten]:
     held, holds = {id(k): (k, v) for k, v in before}, {id(k): (k, v) for k, v in now}
     for key, (name, old) in held.items():
@@ -510,31 +521,31 @@ def _overwritten(
 class _Marks(NamedTuple):
     """The keys or names of an object that the trace stored, and those that it deleted."""
 
-    stored: set[object]
-    deleted: set[object]
+    stored: dict[object, None]  # in program order
+    deleted: dict[object, None]
 
 
-def _has_key(marked: set[object], key: object) -> bool:
+def _has_key(marked: Collection[object], key: object) -> bool:
     return is_lookup_key(key) and key in marked
 
 
 def _differences(
-    overlay: Overlay, snapshot: _Snapshot, marks: _Marks, changes: list[SetChange] | None
+    overlay: Overlay, snapshot: _Snapshot, marks: _Marks, changes: list[SetChange] | None, guarded: bool
 ) -> Iterator[Effect]:
     obj = snapshot.obj
     if type(obj) is not snapshot.cls:
         yield SetAttr(obj, "__class__", type(obj))
     if snapshot.attributes is not None:
         now = overlay.now(snapshot.instance_dict) if snapshot.instance_dict is not None else {}
-        yield from _attribute_differences(obj, snapshot.attributes, now, marks)
+        yield from _attribute_differences(obj, snapshot.attributes, now, marks, guarded)
     slots = {n: overlay.slot(obj, n) for n in snapshot.slots}
     before = {n: v for n, v in snapshot.slots.items() if v is not MISSING}
     after = {n: v for n, v in slots.items() if v is not MISSING}
-    yield from _attribute_differences(obj, before, after, marks)
+    yield from _attribute_differences(obj, before, after, marks, guarded)
     if changes is not None:
         yield from _merged(changes)
     elif snapshot.contents is not None:
-        yield from _content_differences(obj, snapshot.contents, items_of(overlay.now(obj)), marks)
+        yield from _content_differences(obj, snapshot.contents, items_of(overlay.now(obj)), marks, guarded)
 
 
 def _merged(changes: list[SetChange]) -> Iterator[SetChange]:
@@ -548,38 +559,52 @@ def _merged(changes: list[SetChange]) -> Iterator[SetChange]:
 
 
 def _attribute_differences(
-    obj: object, before: dict[str, object], now: dict[str, object], marks: _Marks
+    obj: object, before: dict[str, object], now: dict[str, object], marks: _Marks, guarded: bool
 ) -> Iterator[Effect]:
-    for name, value in _changes(list(before.items()), list(now.items()), marks):
+    for name, value in _changes(list(before.items()), list(now.items()), marks, guarded):
         yield DelAttr(obj, name) if value is MISSING else SetAttr(obj, name, value)
 
 
-def _content_differences(obj: object, before: list[Any], now: list[Any], marks: _Marks) -> Iterator[Effect]:
+def _content_differences(
+    obj: object, before: list[Any], now: list[Any], marks: _Marks, guarded: bool
+) -> Iterator[Effect]:
     """Effects on a container. Only what was appended, set or deleted is replayed, so the other contents need no guard."""
     if isinstance(obj, dict):
         if marks.stored or marks.deleted or not _same_pairs(before, now):
-            yield from _entry_differences(obj, before, now, marks)
-    elif isinstance(obj, list) and len(now) == len(before):
+            yield from _entry_differences(obj, before, now, marks, guarded)
+    elif isinstance(obj, list) and _replay_item_by_item(before, now, marks.stored, guarded):
         for index, (old, new) in enumerate(zip(before, now)):
             if new is not old or index in marks.stored:
                 yield SetItem(obj, index, new)
-    elif isinstance(obj, list) and _same(before, now[: len(before)]):
         if len(now) > len(before):
             yield Extend(obj, tuple(now[len(before) :]))
     elif not _same(before, now):
         yield ReplaceContents(obj, tuple(now))
 
 
-def _entry_differences(obj: object, before: list[Any], now: list[Any], marks: _Marks) -> Iterator[Effect]:
-    for key, value in _changes(before, now, marks):
+def _replay_item_by_item(
+    before: list[Any], now: list[Any], stored: dict[object, None], guarded: bool
+) -> bool:
+    """Whether the changes of a list are replayed as stores of its items and as an extension. If it grew and other items
+    changed too, one assignment is better: other threads never see a part of an insertion."""
+    if len(now) <= len(before):
+        return len(now) == len(before)
+    return not guarded or (stored.keys().isdisjoint(range(len(before))) and _same(before, now[: len(before)]))
+
+
+def _entry_differences(
+    obj: object, before: list[Any], now: list[Any], marks: _Marks, guarded: bool
+) -> Iterator[Effect]:
+    for key, value in _changes(before, now, marks, guarded):
         yield DelItem(obj, key) if value is MISSING else SetItem(obj, key, value)
 
 
 def _changes(
-    before: list[tuple[Any, object]], now: list[tuple[Any, object]], marks: _Marks
+    before: list[tuple[Any, object]], now: list[tuple[Any, object]], marks: _Marks, guarded: bool
 ) -> Iterator[tuple[Any, object]]:
     """The changes from one list of a dictionary's pairs to another: first the keys to delete (with MISSING), which are
-    absent or were set again later, then the pairs to set."""
+    absent or were set again later, then the pairs to set. Unless the keys are guarded, these are in program order, as
+    another call may find other keys."""
     in_order = 0  # how many pairs of `now` have their keys in the order of `before`
     remaining = iter(before)
     unmoved: dict[int, tuple[object]] = {}
@@ -592,9 +617,15 @@ def _changes(
     for key, _ in before:
         if id(key) not in unmoved:
             yield key, MISSING
-    for i, (key, value) in enumerate(now):
-        if i >= in_order or unmoved[id(key)][0] is not value or _has_key(marks.stored, key):
-            yield key, value
+    changed = [
+        (key, value)
+        for i, (key, value) in enumerate(now)
+        if i >= in_order or unmoved[id(key)][0] is not value or _has_key(marks.stored, key)
+    ]
+    if not guarded and all(_has_key(marks.stored, key) for key, _ in changed):
+        places = {key: place for place, key in enumerate(marks.stored)}
+        changed.sort(key=lambda pair: places[pair[0]])
+    yield from changed
 
 
 def _named_difference(

@@ -30,7 +30,14 @@ from smelt.capture.base.type_lookup import (
     TypeInfo,
     fully_qualified_name,
 )
-from smelt.capture.base.value_kinds import MISSING, FunctionType, MethodType, Sentinel, is_constant
+from smelt.capture.base.value_kinds import (
+    MISSING,
+    FunctionType,
+    MethodType,
+    Sentinel,
+    instance_dict,
+    is_constant,
+)
 from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.environment import environment_mutations, wrap_values
 from smelt.capture.environment.overlay import is_slot, read_slot
@@ -196,6 +203,9 @@ def _store_in_overlay(vm: VM, obj: object, name: str, value: object) -> None:
             raise AttributeError(name)
         overlay.set_slot(obj, name, value)
     elif name == "__dict__" and type(value) is dict and id(value) not in vm.env.sources and own is not None:
+        names = tuple(instance_dict(obj) or ())  # which the compiled frame deletes
+        vm.env.facts.guard("keys", vm.env.sources[id(obj)].child("dict", None), names)
+        vm.env.log.mark_replaced(obj)
         overlay.replace_instance_dict(obj, value)
     elif name == "__class__" and value is not MISSING:
         object.__setattr__(obj, name, value)

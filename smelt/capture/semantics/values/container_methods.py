@@ -214,6 +214,7 @@ def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: ob
     if contains_key(vm, obj, key):
         return vm.wrap_item(obj, key, vm.native_lookup(dict.__getitem__, obj, key))
     environment_mutations.record_mutation(vm.env, obj)
+    environment_mutations.record_store(vm.env, obj, "item", key, default)
     return vm.native_lookup(dict_base(obj).setdefault, obj, key, default)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import METHODS, Args, Kwargs, breakable, builtin
-from smelt.capture.base.value_kinds import CONTAINER_BASES
+from smelt.capture.base.value_kinds import CONTAINER_BASES, MISSING
 from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.environment import container_contents
 from smelt.capture.semantics import attributes, number_semantics, result_polyfills
@@ -60,7 +60,11 @@ def container_len(vm: VM, obj: object) -> int:
     if env.native_views.stale:
         container_contents.refresh_copies(env)
     if isinstance(obj, CONTAINER_BASES) and id(obj) in env.sources:
-        env.facts.guard("len", env.sources[id(obj)], env.log.length(obj))
+        source = env.sources[id(obj)]
+        env.facts.guard("len", source, env.log.length(obj))
+        for key in env.log.written_keys(obj) if isinstance(obj, dict) else ():
+            present = env.log.original_entry(obj, key) is not MISSING  # decides whether a store added it
+            env.facts.guard("contains", source, (key, present), key=key)
     return len(cast(Sized, env.overlay.now(obj)))
 
 

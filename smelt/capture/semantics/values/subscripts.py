@@ -23,7 +23,6 @@ from smelt.capture.base.value_kinds import (
     FunctionType,
     is_constant,
     is_identity,
-    is_lookup_key,
 )
 from smelt.capture.base.vm_frames import CallSite, with_result_handler
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
@@ -239,7 +238,6 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
         if is_entry:
             environment_mutations.record_store(vm.env, obj, "item", key, value)
         if isinstance(obj, dict):
-            _guard_order(vm, obj, key)
             environment_mutations.record_store(vm.env, obj, "item", key, value)
         vm.native_lookup(operator.setitem, obj, key, value)
         vm.env.log.check_left(obj)
@@ -247,15 +245,6 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
     if id(obj) in vm.env.sources:
         raise unsupported(f"an item of an environment {kind.__qualname__} is set", UNSUPPORTED_OBJECT)
     vm.call_native(operator.setitem, (obj, key, value))
-
-
-def _guard_order(vm: VM, obj: dict[object, object], key: object) -> None:
-    """Guard that a key which precedes new keys exists: only then key order, in which stores are replayed, is theirs."""
-    log, source = vm.env.log, vm.env.sources.get(id(obj))
-    if source is None or not log.has_stores(obj) or not is_lookup_key(key) or log.was_stored(obj, key):
-        return
-    if vm.native_lookup(dict.__contains__, obj, key):
-        vm.env.facts.guard("contains", source, (key, True), key=key)
 
 
 def delete_item(vm: VM, obj: object, key: object) -> None:
@@ -278,7 +267,8 @@ def delete_item(vm: VM, obj: object, key: object) -> None:
             vm.env, obj
         )
         environment_mutations.record_mutation(vm.env, obj)
-        environment_mutations.record_deletion(vm.env, obj, key)
+        if isinstance(obj, dict):
+            environment_mutations.record_deletion(vm.env, obj, key)
     vm.native_lookup(operator.delitem, obj, key)
     vm.env.log.check_left(obj)
 
