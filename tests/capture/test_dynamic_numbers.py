@@ -541,3 +541,15 @@ def test_extremes_of_numbers_of_two_types(fn):
     for value in (3, 1, 0, 5, 2):
         got, want = compiled(torch.tensor(value)), fn(torch.tensor(value))
         assert str(got) == str(want)
+
+
+def test_an_error_of_an_operator_with_a_symbolic_number_has_no_context() -> None:
+    def program(x: torch.Tensor, n: int) -> tuple[str, str, str] | torch.Tensor:
+        try:
+            return n - (x > 0)
+        except RuntimeError as error:
+            return str(error), repr(error.__context__), repr(error.__cause__)
+
+    compiled = smelt.compile(program, fullgraph=True)
+    for n in (1, 2, 3, 3):
+        assert compiled(torch.ones(2), n) == program(torch.ones(2), n)

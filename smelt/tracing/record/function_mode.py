@@ -251,6 +251,7 @@ class FunctionMode(TorchFunctionMode):
         if self._numbers.symbols is not None:
             self._numbers.symbols.pending_error = None
         failure: Exception | None = None
+        needs_numbers = False
         try:
             out = self._run_call(func, args, kwargs)
         except NeedsFixedSize as error:
@@ -261,15 +262,16 @@ class FunctionMode(TorchFunctionMode):
                 self._check_fixed(
                     (args, kwargs), f"{name_of(func)} raises {str(error).partition(chr(10))[0]}"
                 )
-            if self._only_symbols_failed(error, args, kwargs):
-                call.node = None
-                return self._run(func, *specialize_nested((args, kwargs)))
-            failure = self._failure(error, func, args, kwargs)
-            if failure is None:
+            needs_numbers = self._only_symbols_failed(error, args, kwargs)
+            failure = None if needs_numbers else self._failure(error, func, args, kwargs)
+            if failure is None and not needs_numbers:
                 raise
         finally:
             call.node = None
-        if failure is not None:  # raised outside of the handler, so that smelt's error is not its __context__
+        # Outside of the handler, so that smelt's error is not the __context__ of what this raises.
+        if needs_numbers:
+            return self._run(func, *specialize_nested((args, kwargs)))
+        if failure is not None:
             raise failure
         if cls is not None:
             mark(out, cls)
