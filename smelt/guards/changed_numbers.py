@@ -16,7 +16,8 @@ from smelt.guards.source import Source
 from smelt.guards.tensor_facts import TensorFacts, tensor_facts
 
 Path = tuple[object, ...]  # `Source.path`
-_HOLD_NUMBERS = (int, float, str, tuple, torch.Size)
+_HOLD_NUMBERS = (int, float, str, tuple, torch.Size, slice)
+SLICE_PARTS = ("start", "stop", "step")
 
 
 def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Path]:
@@ -49,6 +50,11 @@ def _changed(source: Source, then: Any, now: Any) -> set[Path]:
         return set()
     if type(then) in (tuple, torch.Size) and len(then) == len(now):
         return {p for i, (a, b) in enumerate(zip(then, now)) for p in _changed(source.child("item", i), a, b)}
+    if type(then) is slice:
+        parts = (
+            (source.child("member", name), getattr(then, name), getattr(now, name)) for name in SLICE_PARTS
+        )
+        return {path for part, a, b in parts for path in _changed(part, a, b)}
     return {source.path} if type(then) in (int, float, str) and not same_leaf(then, now) else set()
 
 

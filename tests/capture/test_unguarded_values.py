@@ -1,5 +1,5 @@
-"""Numbers, strings and containers that differ at each call, and that the program needs: after the recompile limit the graph
-breaks there, and the rest stays compiled."""
+"""Numbers, strings, containers and sizes that differ at each call, and that the program needs: after the recompile limit the
+graph breaks there, and the rest stays compiled."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 import smelt
 from smelt import _native
+from smelt.config import Config
 from smelt.errors import Unsupported
 from smelt.report.inspect import records
 from tests.harness.agreement import same
@@ -124,6 +125,55 @@ def growing_list() -> Program:
     return f
 
 
+def method_of_the_latest_name() -> Program:
+    """The text is on the stack as the graph breaks: at the index, and in an argument of its method."""
+    names: list[str] = []
+    outs: list[torch.Tensor] = []
+
+    def f(x: torch.Tensor, step: int) -> Any:
+        names.append(f"layer{step}")
+        outs.append(x * 2)
+        if names[-1].startswith("layer1"):
+            x = x + 1
+        return x.exp() * names[-1].count(names[step // 2]), names[-1].rsplit("r", 1)
+
+    return f
+
+
+def sizes() -> Iterator[int]:
+    yield from range(2, 2 + CALLS)
+
+
+def rows_in_a_loop(x: torch.Tensor, size: int) -> Any:
+    total = x.new_zeros(3)
+    for row in x.t().repeat(size, 1).sin():
+        total = total * 0.5 + row.sum()
+    return total.exp()
+
+
+def steps_of_a_network() -> Program:
+    torch.manual_seed(0)
+    network, head = nn.GRU(2, 4), nn.Linear(4, 2)
+    return lambda x, size: head(network(x.t().repeat(size, 1).sin())[0]).relu()
+
+
+def size_as_a_key() -> Program:
+    scales: dict[int, float] = {}
+
+    def f(x: torch.Tensor, size: int) -> Any:
+        y = x.repeat(1, size).cos()
+        if y.shape[1] not in scales:
+            scales[y.shape[1]] = y.shape[1] ** -0.5
+        return (y * scales[y.shape[1]]).exp(), len(scales)
+
+    return f
+
+
+def text_of_a_size(x: torch.Tensor, size: int) -> Any:
+    y = x.repeat(1, size).cos()
+    return y * len(str(y.shape[1])) + y, f"{y.shape[1]}"[-1]
+
+
 def reports() -> Program:
     """New keys at each call, in a dictionary of the caller's."""
 
@@ -150,8 +200,12 @@ PROGRAMS = [
     *((make, names) for make in (looked_up, in_a_generator, in_a_nested_function, counted, logged, Adapters)),
     (lambda: formatted, steps),
     (lambda: decided, steps),
+    (lambda: rows_in_a_loop, sizes),
+    (lambda: text_of_a_size, sizes),
+    *((make, sizes) for make in (steps_of_a_network, size_as_a_key)),
     (reports, new_reports),
     *((make, steps) for make in (indexed, set_by_name, tuple_as_key, growing_list)),
+    (method_of_the_latest_name, steps),
 ]
 
 
@@ -163,9 +217,11 @@ def test_the_graph_breaks_at_the_value(make: Any, values: Any) -> None:
         same(compiled(x, value), eager(x, value))
     found = dict(records(compiled))
     assert not [r for record in found.values() for r in record.reasons]
+    assert all(len(record.entries) < 3 * Config().recompile_limit for record in found.values())
     assert {r.kind.id for record in found.values() for r in record.breaks} <= {
         "changing-value",
         "unsupported-object",
+        "data-dependent-value",
     }
     before = _native.state()
     for value in values():  # no value is new to the entries

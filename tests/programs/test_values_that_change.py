@@ -293,6 +293,26 @@ def packed_gru_of_rows_cut_by_a_comprehension() -> World:
 
 
 @program(most=3)
+def packed_and_padded_rows_of_which_one_is_a_whole_row() -> World:
+    def fn(x: torch.Tensor, lengths: list[int]) -> Any:
+        rows = [x[i, :n].sin() for i, n in enumerate(lengths)]
+        packed = rnn_utils.pack_sequence(rows, enforce_sorted=False)
+        return rnn_utils.pad_sequence(rows, batch_first=True, padding_value=-1.0) * 2, packed.data + 1
+
+    return fn, lambda number: (torch.rand(3, 4, 3), lengths_in_a_list(number))
+
+
+@program(most=2)
+def padded_rows_of_an_argument() -> World:
+    def fn(rows: list[torch.Tensor]) -> Any:
+        padded = rnn_utils.pad_sequence(rows, padding_side="left")
+        rows.append(padded[0] * 2)
+        return padded.relu(), rnn_utils.pad_sequence(rows[1:]).exp()
+
+    return fn, lambda number: ([torch.rand(2 + (number * 7 + i * 3) % 11, 3) for i in range(3)],)
+
+
+@program(most=3)
 def rows_cut_in_loops_over_lists_of_numbers() -> World:
     def fn(x: torch.Tensor, lengths: list[int]) -> Any:
         sums = [x[i, :n].sum() for i, n in zip(range(3), lengths)]
@@ -374,6 +394,14 @@ def diagonal_below_of_batches() -> World:
         return x.diagonal(-p, 1, 2).sum(), (x * 2).diagonal(-p, dim1=-1, dim2=0)
 
     return fn, lambda number: (torch.rand(20, 20, 18), number + 2)
+
+
+@program(most=3)
+def slices_of_an_argument() -> World:
+    def fn(x: torch.Tensor, columns: slice, index: tuple[slice, slice]) -> Any:
+        return x[:, columns] * 2, columns.start, x[index].sum(), columns, [columns is index[1], index[0].stop]
+
+    return fn, lambda number: (tensor(), slice(number, -1), (slice(None, 3), slice(number + 2, None, 2)))
 
 
 @program(most=3)
@@ -668,6 +696,16 @@ def partials_made_anew_with_a_number_that_changes() -> World:
         )
 
     return lambda x, f, g: f(x, shift=1.0) + g(x), arguments
+
+
+@pytest.mark.parametrize(
+    "function", [rnn_utils.pad_sequence, lambda rows: rnn_utils.pack_sequence(rows).data]
+)
+def test_one_graph_of_rows_has_their_lengths(function: Any) -> None:
+    compiled = smelt.compile(lambda rows: function(rows) * 2, fullgraph=True)
+    for number in range(4):
+        rows = [torch.rand(9 - number, 3), torch.rand(3, 3)]
+        assert torch.equal(compiled(rows), function(rows) * 2)
 
 
 @pytest.mark.parametrize("name", list(ROWS))

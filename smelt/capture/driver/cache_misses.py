@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 
 from smelt.capture.driver.cache_entries import Entry, Record
 from smelt.graph.ir import Line
-from smelt.guards.changed_numbers import Path, changed_numbers
+from smelt.guards.changed_numbers import Path, changed_numbers, changed_sizes
 from smelt.guards.guard_failures import Failure, explain, explain_guard
 from smelt.reasons import RECOMPILE_LIMIT, Reason
 
@@ -21,10 +21,15 @@ def explain_cache_miss(entry: Entry, slots: Sequence[object]) -> Failure | None:
     return explain(entry.facts, slots)
 
 
-def changing_values(record: Record, slots: Sequence[object]) -> frozenset[Path]:
-    """Paths of the numbers, strings and containers for which at least half of the entries reject a call."""
-    paths = Counter(path for entry in record.entries for path in _changed_values(entry, slots))
-    return frozenset(path for path, n in paths.items() if 2 * n >= len(record.entries))
+def changing_values(record: Record, slots: Sequence[object]) -> tuple[frozenset[Path], frozenset[Path]]:
+    """Paths of the numbers, strings and containers, and of the sizes of tensors, for which at least half of the entries
+    reject a call."""
+
+    def frequent(changed: Callable[[Entry, Sequence[object]], set[Path]]) -> frozenset[Path]:
+        paths = Counter(path for entry in record.entries for path in changed(entry, slots))
+        return frozenset(path for path, n in paths.items() if 2 * n >= len(record.entries))
+
+    return frequent(_changed_values), frequent(_changed_sizes)
 
 
 def _changed_values(entry: Entry, slots: Sequence[object]) -> set[Path]:
@@ -33,6 +38,10 @@ def _changed_values(entry: Entry, slots: Sequence[object]) -> set[Path]:
     if failure is None or failure.guard.source is None or not failure.guard.kind.aspect:
         return paths
     return paths | {failure.guard.source.path}
+
+
+def _changed_sizes(entry: Entry, slots: Sequence[object]) -> set[Path]:
+    return {path for path, size in changed_sizes(entry.facts, slots) if type(size) is int}
 
 
 def recompile_limit_reason(record: Record, latest: Failure | None, code: CodeType) -> Reason:

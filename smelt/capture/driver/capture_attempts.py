@@ -27,7 +27,7 @@ from smelt.errors import (
     SharesCounter,
     Unsupported,
 )
-from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason
+from smelt.reasons import BACKEND_FAILED, CHANGING_VALUE, INTERNAL, USER_EXCEPTION, Reason
 from smelt.shapes.expr import Size
 from smelt.tracing.backward.not_differentiable import NotDifferentiable
 from smelt.tracing.functionalize.view_copies import NotCopies
@@ -112,9 +112,10 @@ class Attempt:
         attempt = replace(self, symbolic=self.symbolic | numbers) if self.symbolic_counts else self
         return replace(attempt, sizes=self.sizes.with_observed(sizes))
 
-    def without_guards(self, paths: frozenset[Path]) -> Attempt:
-        """No longer guard the numbers, strings and containers at `paths`."""
-        return replace(self, symbolic=self.symbolic | paths, unguarded=self.unguarded | paths)
+    def without_guards(self, paths: frozenset[Path], sizes: frozenset[Path]) -> Attempt:
+        """No longer guard the numbers, strings and containers at `paths`, and the values of `sizes`."""
+        attempt = replace(self, symbolic=self.symbolic | paths, unguarded=self.unguarded | paths)
+        return replace(attempt, sizes=self.sizes.without_guards(sizes))
 
     def with_resume_facts(self, facts: ResumeFacts) -> Attempt:
         """Add the facts about a resume function's arguments, if symbolic numbers are enabled."""
@@ -357,7 +358,7 @@ def _break_graph(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Att
     assert isinstance(failed.error, Unsupported)
     stop = attempt.stop
     if stop is None:
-        next_stop = Stop(failed.error.path, failed.error)
+        next_stop = Stop(failed.error.path, _of_changing_size(failed.error))
     else:
         next_stop = Stop(stop.path[:-1], stop.error)
     return replace(start, stop=next_stop) if attempt.may_break and next_stop.path else None
@@ -427,7 +428,14 @@ def first_success(
 def _final(attempt: Attempt, error: Exception, backend_error: BackendError | None) -> Exception:
     if not isinstance(error, Unsupported):
         return error
-    return backend_error or (attempt.stop.error if attempt.stop else error)
+    return backend_error or (attempt.stop.error if attempt.stop else _of_changing_size(error))
+
+
+def _of_changing_size(error: Unsupported) -> Unsupported:
+    """`error`; one that no rule answers by specializing a size is due to a size that kept causing recompiles."""
+    if not isinstance(error, NeedsFixedSize):
+        return error
+    return Unsupported(replace(error.reason, kind=CHANGING_VALUE))
 
 
 def drop_tracebacks(error: BaseException) -> None:

@@ -328,13 +328,14 @@ class FrameCompiler:
         return None
 
     def _guards_less(self, slots: tuple[object, ...]) -> bool:
-        """Whether the next captures no longer guard the values and containers that kept causing recompiles. The graph
-        breaks where the program needs one."""
+        """Whether the next captures no longer guard the values, containers and sizes that kept causing recompiles. The
+        graph breaks where the program needs one."""
         record = self.record
-        paths = changing_values(record, slots) - record.start.unguarded
-        if self.fullgraph or self.dynamic is False or not paths:
+        values, sizes = changing_values(record, slots)
+        is_known = values <= record.start.unguarded and sizes <= record.start.sizes.unguarded
+        if self.fullgraph or self.dynamic is False or is_known:
             return False
-        record.start = record.start.without_guards(paths)
+        record.start = record.start.without_guards(values, sizes)
         record.allowed = len(record.entries)
         return True
 

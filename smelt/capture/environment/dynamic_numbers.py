@@ -11,7 +11,7 @@ from smelt.capture.environment.guard_facts import GuardFacts
 from smelt.capture.environment.symbolic_size_policy import SymbolSources
 from smelt.errors import Unsupported
 from smelt.guards.source import Source
-from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
+from smelt.reasons import CHANGING_VALUE, DATA_DEPENDENT, RANDOM_STATE, Reason
 from smelt.shapes.expr import Expr, Expression, Size, Sym, leaves
 from smelt.shapes.number_bounds import Bounds, always
 from smelt.tracing.record.trace import Trace
@@ -171,6 +171,8 @@ class DynamicNumbers:
         if source in self.drawn:
             raise Unsupported(Reason(RANDOM_STATE, f"the number that random.{source.key} gives is needed"))
         if source in self.sizes:
+            if self.symbol_sources.policy.is_unguarded((source.path,)):
+                raise Unsupported(Reason(CHANGING_VALUE, f"the size {source}"))
             self.needed.setdefault(source, self._facts.current_line())
             return
         self._facts.guard("eq", source, value)

@@ -10,8 +10,9 @@
    facts that is new: sizes are equal or derived from others, have a known remainder, lie in a range, are specialized
    (`SymbolicSizes.weakened`). A specialized size becomes symbolic once more when it, or another size of its tensor,
    changes.
-5. A function has up to `recompile_limit` entries; further calls run eagerly. From half of them on it gets short graphs
-   (`smelt/recompile_limits.py`). Entries that a later one covers are evicted (`capture/driver/entry_eviction.py`).
+5. A function has up to `recompile_limit` entries. Then sizes that kept changing are never specialized: the graph breaks
+   where the program needs one, with as many entries more. Further calls run eagerly. From half of them on it gets short
+   graphs (`smelt/recompile_limits.py`). Entries that a later one covers are evicted (`capture/driver/entry_eviction.py`).
 6. Unbacked sizes, and all sizes when a backward compiles, are known too late for capture. Subgraphs of graphs with unbacked
    sizes (`backends/unbacked_subgraphs.py`) and backwards (`autograd/compile_joint.py`) without code for all sizes specialize
    by themselves, `recompile_limit` times; then they run eagerly.
@@ -60,6 +61,7 @@ class SymbolicSizes:
     `before_break`: sizes of a resume function's arguments, as expressions over the symbols of the graph before the break.
     `specialized`, `specialized_now` (in this call only): never symbolic. A specialized size becomes symbolic once more when
     it, or another size of its tensor, changes (`retried`), because the program may take another path then.
+    `unguarded`: sizes that kept causing recompiles: the graph breaks where the program needs the number.
     `distinct`: sizes with a symbol of their own. `equal`: groups of sizes with one symbol, guarded to be equal.
     `derived`: sizes that are expressions over symbols; a symbol stands for the size at another path, or for an integer
     factor.
@@ -75,6 +77,7 @@ class SymbolicSizes:
     specialized: frozenset[Path] = frozenset()
     specialized_now: frozenset[Path] = frozenset()
     retried: frozenset[Path] = frozenset()
+    unguarded: frozenset[Path] = frozenset()
     distinct: frozenset[Path] = frozenset()
     equal: frozenset[frozenset[Path]] = frozenset()
     derived: frozenset[tuple[Path, Size]] = frozenset()
@@ -95,12 +98,20 @@ class SymbolicSizes:
             retried=self.retried | retry,
         )
 
+    def without_guards(self, paths: frozenset[Path]) -> SymbolicSizes:
+        """No longer specialize the sizes at these paths, if symbolic sizes are enabled."""
+        if not self.enabled:
+            return self
+        return replace(self, unguarded=self.unguarded | paths, specialized=self.specialized - paths)
+
     def specializing(self, groups: Iterable[frozenset[Path]], now: bool) -> SymbolicSizes:
         """Specialize the sizes of these groups of paths, in this call only if `now`. A group whose paths share one symbol
-        first becomes several symbols, since perhaps only one of its sizes must be specialized, unless they must be equal."""
+        first becomes several symbols, since perhaps only one of its sizes must be specialized, unless they must be equal.
+        Unguarded sizes stay symbolic."""
         is_final = {
             paths: len(paths) == 1 or self._share_symbol(set(map(without_remainder, paths)))
             for paths in groups
+            if not self.is_unguarded(paths)
         }
         specialized = frozenset[Path]().union(*(paths for paths, final in is_final.items() if final))
         distinct = self.distinct.union(*(paths for paths, final in is_final.items() if not final))
@@ -119,7 +130,8 @@ class SymbolicSizes:
         ranges: Iterable[tuple[Path, Range]],
     ) -> SymbolicSizes:
         """The policy of the next attempt, after one needed a number: with facts about the sizes that may suffice, else with
-        the sizes of these groups of paths specialized (in this call only if `now`), or all sizes if that is not enough."""
+        the sizes of these groups of paths specialized (in this call only if `now`), or all sizes if that is not enough.
+        Unchanged for an unguarded size."""
         known = (
             self.with_equal(equal).with_derived(derived),
             self.with_divisors(divisors),
@@ -128,9 +140,15 @@ class SymbolicSizes:
         found = next((sizes for sizes in known if sizes != self), None)
         if found is not None:
             return found
+        if any(map(self.is_unguarded, groups)):
+            return self
         # The sizes of a derived size may have changed in several ways, of which the next call shows more.
         specialized = self.specializing(groups, now or bool(derived))
         return specialized if specialized != self else NO_SYMBOLIC_SIZES
+
+    def is_unguarded(self, paths: Iterable[Path]) -> bool:
+        """Whether the size at one of these paths kept causing recompiles."""
+        return not self.unguarded.isdisjoint(map(without_remainder, paths))
 
     def _share_symbol(self, paths: set[Path]) -> bool:
         """Whether the sizes at these paths are always equal: some must be, or all have expressions over other symbols."""
@@ -158,6 +176,8 @@ class SymbolicSizes:
         Each new divisor divides the quotient by the known one."""
         known = dict(self.divisors)
         for path, by in {without_remainder(path): by for path, by in divisors}.items():
+            if path in self.unguarded:
+                continue
             earlier = as_divided(self._before_break.get(path, 0))
             product = known.get(path, 1 if earlier is None else earlier.divisor) * by
             if product <= _MOST_REMAINDERS:
@@ -184,6 +204,8 @@ class SymbolicSizes:
         """Intersect the known ranges with these."""
         known = dict(self.ranges)
         for path, (low, high) in ranges:
+            if path in self.unguarded:
+                continue
             least, most = known.get(path, (low, high))
             known[path] = max(low, least), min(high, most)
         return replace(self, ranges=frozenset(known.items()))

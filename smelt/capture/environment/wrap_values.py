@@ -68,8 +68,8 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
             return env.numbers.read(value, source)
         if kind is str and source.path in env.numbers.dynamic and _is_read_by_program(source):
             return _wrap_text(env, source)
-        if kind is torch.Size and has_dynamic_numbers(env, source):
-            return _wrap_tuple(env, value, source, decided)
+        if kind in (slice, torch.Size) and has_dynamic_numbers(env, source):
+            return (_wrap_slice if kind is slice else _wrap_tuple)(env, value, source, decided)
         env.facts.guard("eq", source, value)
         if kind in _NOT_INTERNED and not is_interned(value):
             env.sources.register(value, source)
@@ -356,6 +356,15 @@ def _wrap_constants(
     if value:
         env.sources.register(value, source)
     return value
+
+
+def _wrap_slice(env: Environment, value: slice, source: Source, decided: bool) -> slice:
+    """Wrap a slice with numbers that change."""
+    env.facts.guard("type", source, slice)
+    parts = {name: getattr(value, name) for name in changed_numbers.SLICE_PARTS}
+    wrapped = slice(*(wrap(env, part, source.child("member", name)) for name, part in parts.items()))
+    env.sources.register(wrapped, source)
+    return wrapped
 
 
 def _wrap_tuple(env: Environment, value: tuple[object, ...], source: Source, decided: bool) -> object:

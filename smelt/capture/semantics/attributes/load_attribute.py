@@ -23,6 +23,7 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.base.vm_frames import Coroutine, Generator
 from smelt.capture.proxies import array_proxy
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.semantics import number_semantics
 from smelt.capture.semantics.attributes.class_attributes import load_class_attr, load_super_attr
 from smelt.capture.semantics.attributes.instance_attributes import (
@@ -79,6 +80,10 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
 def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
     """`obj.name` for a call: (function, obj), or (NULL, attribute)."""
     cls = type(obj)
+    if cls is str or cls is TextProxy:  # after a break, the text may change, which a bound method would guard
+        method = str.__dict__.get(name)
+        if type(method) is types.MethodDescriptorType:
+            return method, obj
     if cls not in LOADERS and cls not in LEAF_TYPES:
         info = vm.type_info(cls)
         plain = info.getattribute is None and not info.has_native_getattribute
