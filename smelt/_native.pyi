@@ -214,6 +214,10 @@ def view_like(like: torch.Tensor, source: torch.Tensor, /) -> torch.Tensor:
 def is_unhooked_leaf(x: object) -> bool:
     """Whether x is a leaf of autograd's graph whose gradients no hook observes or changes."""
 
+def drops_silently(owner: object, kind: str, name: object) -> bool:
+    """Whether no code runs when what `owner` has there is destroyed: no `__del__`, no callback of a weak reference but those
+    of torch and smelt. `kind`: an attribute, slot, key, item or cell, with the name, key or index."""
+
 def write_restriction(x: object) -> int:
     """Why autograd refuses an in-place write of `x` that requires grad. 0: it does not; 1: a leaf, 2: a view of a leaf, 3: a
     restricted view (one of several results, created without gradients, or in a custom function). -1: not a tensor."""

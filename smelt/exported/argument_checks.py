@@ -36,7 +36,16 @@ from smelt.user_lines import is_own
 
 # Guards whose facts are settled also where they rest on an argument: of classes, functions and autograd.
 _SETTLED = frozenset(
-    {"type_version", "function", "no_hooks", "slot", "unhooked_leaf", "write_restriction", "global_state"}
+    {
+        "type_version",
+        "function",
+        "no_hooks",
+        "slot",
+        "unhooked_leaf",
+        "drops_silently",
+        "write_restriction",
+        "global_state",
+    }
 )
 _OF_CLASSES = frozenset(
     {"type", "cell", "default", "kwdefault"}

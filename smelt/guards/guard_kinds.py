@@ -405,6 +405,20 @@ class _WriteRestriction(_ObjectKind, name="write_restriction"):
         return f"{self.predicates[value]}({x})"
 
 
+class _DropsSilently(_ObjectKind, name="drops_silently"):
+    """`_native.drops_silently(x, *value)`: the program cannot observe that x drops what it has at a place; `value`: its kind
+    and name."""
+
+    def accepts(self, x: Any, value: tuple[str, Any]) -> bool:
+        return _native.drops_silently(x, *value)
+
+    def text(self, x: str, value: tuple[str, Any]) -> str:
+        return f"drops_silently({x}, {value[1]!r})"
+
+    def difference(self, x: Any, value: tuple[str, Any]) -> Failure:
+        return f", {value[0]} {value[1]!r}", "an object without a finalizer", "one that has or holds one"
+
+
 class _Contains(_ObjectKind, name="contains"):
     """`(value[0] in x) is value[1]` for a dictionary or set; comparing `value[0]` runs no Python code."""
 

@@ -303,3 +303,111 @@ def test_the_globals_of_a_module_are_not_dropped(monkeypatch):
     for _ in range(2):
         assert torch.equal(compiled(torch.ones(3)), fn(torch.ones(3)))
     assert not any("dropped" in reason.detail for reason in reasons(compiled))
+
+
+class Holder:
+    __slots__ = ("__dict__", "slot")
+
+
+def stored_attribute(holder):
+    holder.attribute = None
+
+
+def deleted_attribute(holder):
+    del holder.attribute
+
+
+def replaced_slot(holder):
+    holder.slot = Thing()
+
+
+def replaced_item(holder):
+    holder.attribute[0] = None
+
+
+def popped_item(holder):
+    holder.attribute.pop()
+
+
+def sliced_list(holder):
+    holder.attribute[:] = []
+
+
+def stored_key(holder):
+    holder.attribute["key"] = None
+
+
+def deleted_key(holder):
+    del holder.attribute["key"]
+
+
+def cleared_dictionary(holder):
+    holder.attribute.clear()
+
+
+def dropped_holder(holder):
+    holder.attribute["key"] = {}
+
+
+@pytest.mark.parametrize(
+    "drop, place",
+    [
+        (stored_attribute, lambda thing: thing),
+        (deleted_attribute, lambda thing: thing),
+        (replaced_slot, lambda thing: thing),
+        (replaced_item, lambda thing: [thing]),
+        (popped_item, lambda thing: [thing]),
+        (sliced_list, lambda thing: [thing, 1]),
+        (stored_key, lambda thing: {"key": thing}),
+        (deleted_key, lambda thing: {"key": thing}),
+        (cleared_dictionary, lambda thing: {"key": thing}),
+        (dropped_holder, lambda thing: {"key": {"inner": [(thing,)]}}),
+    ],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("create", [Thing, lambda: torch.ones(2)], ids=["object", "tensor"])
+def test_an_entry_is_for_dropped_objects_without_a_finalizer(drop, place, create):
+    """The first calls drop objects that nothing observes; a later one drops an object with a callback, or that holds one."""
+
+    def fn(x, holder, log):
+        drop(holder)
+        return x + len(log)
+
+    def call(run, observed):
+        log, holder, thing = [], Holder(), create()
+        holder.attribute = holder.slot = place(thing)
+        if drop is replaced_slot:
+            del holder.attribute
+        else:
+            del holder.slot
+        reference = weakref.ref(thing, lambda _: log.append("dropped")) if observed else None
+        del thing
+        result = run(torch.ones(2), holder, log)[0].item()
+        return result, list(log), reference and reference()
+
+    compiled = smelt.compile(fn, backend="eager")
+    for observed in (False, False, True, False, True):
+        assert call(compiled, observed) == call(fn, observed)
+    assert len(smelt.report.inspect.entries(compiled)) == 2
+
+
+class Deleted:
+    made = 0
+
+    def __del__(self):
+        Deleted.made += 1
+
+
+def test_an_entry_is_for_dropped_objects_of_classes_without_a_finalizer():
+    def fn(x, holder):
+        holder["key"] = None
+        return x + Deleted.made
+
+    compiled = smelt.compile(fn, backend="eager")
+    for create in (Thing, Thing, Deleted, Thing, Deleted):
+        before = Deleted.made
+        found = []
+        for run in (fn, compiled):
+            Deleted.made = before
+            found.append((run(torch.ones(2), {"key": create()})[0].item(), Deleted.made))
+        assert found[0] == found[1]

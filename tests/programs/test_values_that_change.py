@@ -396,12 +396,16 @@ def diagonal_below_of_batches() -> World:
     return fn, lambda number: (torch.rand(20, 20, 18), number + 2)
 
 
-@program(most=3)
+@program(most=4)
 def slices_of_an_argument() -> World:
     def fn(x: torch.Tensor, columns: slice, index: tuple[slice, slice]) -> Any:
         return x[:, columns] * 2, columns.start, x[index].sum(), columns, [columns is index[1], index[0].stop]
 
-    return fn, lambda number: (tensor(), slice(number, -1), (slice(None, 3), slice(number + 2, None, 2)))
+    return fn, lambda number: (
+        tensor(),
+        slice(number + 2, -1),
+        (slice(None, 3), slice(number // 2 + 2, None, 2)),
+    )
 
 
 @program(most=3)

@@ -318,6 +318,8 @@ def _capture(
         for fake, wrapper, path in trace.wrapper_gradients.gradient_inputs():
             env.sources[id(fake)] = env.sources[id(wrapper)].child("gradient", path)
         env.log.roll_back()
+        if vm.assumptions.may_break:
+            finalizers.guard_overwritten(vm)
         fakes = _fakes(vm, frame_exit, effects)
         tensor_state.check_left(vm, fakes)
         tensor_state.check_counters(vm, fakes)

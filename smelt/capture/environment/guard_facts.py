@@ -116,6 +116,10 @@ class GuardFacts:
             Guard("eq", tensor.child("member", "requires_grad"), value, self.current_line())
         )
 
+    def is_type_guarded(self, source: Source) -> bool:
+        """Whether a guard implies the type of the constant at `source`."""
+        return any((kind, source, None) in self.by_key for kind in ("eq", "number", "type"))
+
     def check_guarded(self, kind: str, source: Source | None) -> None:
         """Raise Unsupported if a guard of this kind at `source` kept causing recompiles."""
         aspect = KINDS[kind].aspect if self.unguarded else ""

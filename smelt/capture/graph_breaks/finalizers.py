@@ -19,10 +19,18 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.type_lookup import type_find
-from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, instance_dict, is_identity
+from smelt.capture.base.value_kinds import (
+    LEAF_TYPES,
+    MISSING,
+    NULL,
+    instance_dict,
+    is_constant,
+    is_identity,
+)
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator
 from smelt.capture.environment.mutation_log import slot_names
 from smelt.capture.environment.overlay import read_slot
@@ -30,7 +38,7 @@ from smelt.capture.graph_breaks.continuation_stack import is_continuation_stack
 from smelt.capture.graph_breaks.reachable_objects import reachable
 from smelt.capture.vm.vm import VM
 from smelt.errors import DropsObserved
-from smelt.guards.source import Source
+from smelt.guards.source import Source, SourceKind
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.torch_private import DisableTorchFunction
 
@@ -168,6 +176,28 @@ def check_overwritten(vm: VM, roots: Iterable[object]) -> None:
             _refuse_drop(value)
         if id(value) not in left:
             raise DropsObserved(Reason(UNSUPPORTED_EFFECT, f"a {type(value).__qualname__} is dropped"))
+
+
+def guard_overwritten(vm: VM) -> None:
+    """Guard that no finalizer belongs to what the environment held where the trace stored or deleted something, if none does
+    now."""
+    for item in vm.env.log.overwritten():
+        source = vm.env.sources.get(id(item.owner))
+        if source is None or item.kind not in _SOURCE_KINDS or not is_constant(item.name):
+            continue
+        if type(item.before) in LEAF_TYPES and vm.env.facts.is_type_guarded(
+            source.child(_SOURCE_KINDS[item.kind], item.name)
+        ):
+            continue
+        fact = (item.kind, item.name)
+        if _native.drops_silently(item.owner, *fact):
+            vm.env.facts.guard("drops_silently", source, fact, key=fact)
+
+
+# The kinds of source of what was overwritten.
+_SOURCE_KINDS: dict[str, SourceKind] = {
+    "attribute": "attr", "slot": "member", "key": "item", "item": "item", "cell": "member"
+}  # fmt: skip
 
 
 def referenced_by_weakref(vm: VM) -> frozenset[int]:

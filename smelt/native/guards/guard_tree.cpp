@@ -15,6 +15,7 @@
 
 #include "guards/accessors.h"
 #include "guards/guard_checks.h"
+#include "guards/checks/dropped.h"
 #include "guards/checks/tensors.h"
 #include "guards/name_lookup.h"
 #include "guards/memoized_guards.h"
@@ -369,7 +370,16 @@ PyObject* py_write_restriction(PyObject*, PyObject* x) {
     return PyLong_FromLong(write_restriction(x));
 }
 
+PyObject* py_drops_silently(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    Place place;
+    if (count != 3)
+        return PyErr_Format(PyExc_TypeError, "drops_silently: expected 3 arguments, got %zd", count);
+    return to_place(args[1], &place) ? PyBool_FromLong(drops_silently(args[0], place, args[2])) : nullptr;
+}
+
 PyMethodDef guard_tree_functions[] = {
+    {"drops_silently", fast(py_drops_silently), METH_FASTCALL,
+     "drops_silently(owner, kind, name): whether no code runs when what the owner has there is destroyed."},
     {"write_restriction", py_write_restriction, METH_O,
      "write_restriction(x): whether autograd allows an in-place write that requires grad (0), or raises "
      "because x "
