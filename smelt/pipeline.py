@@ -34,6 +34,7 @@ from smelt.plan.build_plan import build_plan
 from smelt.plan.plan_items import Item
 from smelt.plan.plan_template import LaunchesAt, Loader, SymbolicLaunches, Template
 from smelt.plan.steps import Plan, extern_names, kernel_names
+from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.plan.verify_plan import verify as verify_plan
 from smelt.rewrites.aligned_gemm import align_products
 from smelt.rewrites.attention.attention_rewrite import fuse_attention
@@ -48,6 +49,7 @@ from smelt.targets.target import Target
 from smelt.tracing.backward.joint import Joint
 
 Launches = Sequence[Item] | SymbolicLaunches | LaunchesAt
+OnPlan = Callable[[Plan | SymbolicPlan, Values], None]
 PlansAt = Callable[[Values], _native.Plan]  # for fixed sizes, the argument is empty
 
 
@@ -61,6 +63,7 @@ class Compilation:
         donated: the indices of the inputs whose memory the plan may reuse or free.
         title: the name of the graph in reports and profiles.
         is_rewritten: the passes have run, on the joint graph that this graph is cut from.
+        on_plan: receives each plan that is loaded, and the sizes that it is loaded for.
     """
 
     config: Config
@@ -69,6 +72,7 @@ class Compilation:
     donated: frozenset[int] = frozenset()
     title: str = ""
     is_rewritten: bool = False
+    on_plan: OnPlan | None = None
 
 
 def compile_graph(graph: Graph, c: Compilation) -> PlansAt:
@@ -147,7 +151,7 @@ def plan_launches(
 def load_plan(plan: Plan | Template, c: Compilation) -> PlansAt:
     """Links machine code and makes plans callable: for fixed sizes at once, else when a call brings new sizes."""
     if isinstance(plan, Plan):
-        loaded = _load(plan, c)
+        loaded = _load(plan, c, {})
         return lambda values: loaded
     template, loader = plan, None
     if isinstance(plan.launches, SymbolicLaunches) and c.target.load_symbolic is not None:
@@ -155,7 +159,7 @@ def load_plan(plan: Plan | Template, c: Compilation) -> PlansAt:
 
     def plan_at(values: Values) -> _native.Plan:
         with events.compiling(c.title), stage("instance"):
-            return _load(template.at(values), c) if loader is None else instantiate(loader, values, c)
+            return _load(template.at(values), c, values) if loader is None else instantiate(loader, values, c)
 
     return plan_at
 
@@ -168,16 +172,21 @@ def instantiate(loader: Loader, values: Values, c: Compilation) -> _native.Plan:
     if c.config.verify_stages:
         with stage("verify"):
             loader.check(loaded, plan, values)
+    if c.on_plan is not None:
+        c.on_plan(plan, values)
     return loaded
 
 
-def _load(plan: Plan, c: Compilation) -> _native.Plan:
+def _load(plan: Plan, c: Compilation, values: Values) -> _native.Plan:
     events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan), plan=plan)
     if c.config.verify_stages:
         with stage("verify"):
             verify_plan(plan)
     with stage("load"):
-        return c.target.load(plan)
+        loaded = c.target.load(plan)
+    if c.on_plan is not None:
+        c.on_plan(plan, values)
+    return loaded
 
 
 def number_inputs(graph: Graph) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ autograd sees them as views (`mutation_view_epilogue.py`).
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -33,18 +32,17 @@ from smelt.graph.graph_overrides import edited
 from smelt.graph.ir import Graph, TensorSpec, argument_nodes
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.recompile_limits import LocalSpecializations
-from smelt.runtime.fork_locks import BACKWARD, hold_at_fork
+from smelt.runtime.fork_locks import backward_lock
 from smelt.runtime.gc_pause import collections_postponed
 from smelt.shapes.expr import Sym, Values
 from smelt.shapes.substitute import substitute
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.trace_at_sizes import sources_at, traced_at
-from smelt.tracing.record.traced import Traced
+from smelt.tracing.record.traced import Role, Traced
 
-_lock = hold_at_fork(threading.RLock(), BACKWARD)
-
-# Compiles a forward or a backward: (graph, indices of donated inputs, its symbols) -> the callable for concrete sizes.
-CompileGraph = Callable[[Graph, frozenset[int], tuple[Sym, ...]], Callable[[Values], Compiled]]
+# Compiles a forward or a backward: (graph, indices of donated inputs, its symbols, which one it is) -> the callable for
+# concrete sizes.
+CompileGraph = Callable[[Graph, frozenset[int], tuple[Sym, ...], Role], Callable[[Values], Compiled]]
 RunEagerly = Callable[[Graph, frozenset[int]], Compiled]
 
 
@@ -55,6 +53,12 @@ class _Part:
     undefined: frozenset[int]
     reach: int = Reach.SEGMENT
     omitted: frozenset[int] = frozenset()
+
+    @property
+    def role(self) -> Role:
+        """Its plan is for the present request for deterministic algorithms."""
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return "backward", sorted(self.undefined), int(self.reach), sorted(self.omitted), deterministic
 
 
 def compile_joint(
@@ -85,8 +89,8 @@ def compile_joint(
     traced = replace(traced, joint=joint)
     joint, parts = node.joint, node.parts
     symbols = tuple(hints)
-    forward = compile_graph(parts.forward, frozenset(), symbols)
-    # by part, and whether deterministic algorithms are requested; needs `_lock`
+    forward = compile_graph(parts.forward, frozenset(), symbols, ("forward",))
+    # by part, and whether deterministic algorithms are requested; needs `backward_lock`
     symbolic: dict[tuple[_Part, bool], Callable[[Values], Compiled] | None] = {}
 
     # When a backward compiles, capture can no longer specialize its sizes: without code for all sizes it does so itself.
@@ -97,7 +101,7 @@ def compile_joint(
         key = part, torch.are_deterministic_algorithms_enabled()
         if key not in symbolic:
             try:
-                symbolic[key] = compile_graph(*_backward(joint, parts, part), symbols)
+                symbolic[key] = compile_graph(*_backward(joint, parts, part), symbols, part.role)
             except NeedsFixedSize:
                 symbolic[key] = None
         return symbolic[key]
@@ -118,7 +122,7 @@ def compile_joint(
             graph, donated = backward_at(values, part)
             if values and not specializations.allow_another():
                 return run_eagerly(graph, donated)
-            return compile_graph(graph, donated, ())({})
+            return compile_graph(graph, donated, (), part.role)({})
 
         def compile_backward(part: _Part) -> Compiled:
             compiled = traced.compile_deferred(
@@ -216,7 +220,7 @@ class _Node:
                 "saved": self._saved(values),
                 "backward": partial(_compiled_backward, joint, compile_backward),
                 "name": "SmeltBackward",
-                "lock": _lock,
+                "lock": backward_lock,
                 "double_backward": with_history,
                 "devices": self.gpus if len(self.gpus) > 1 else (),
                 "draws": () if with_history is None else with_history.draws,

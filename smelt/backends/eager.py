@@ -23,7 +23,7 @@ from smelt.shapes.substitute import substitute
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.trace_at_sizes import traced_at
-from smelt.tracing.record.traced import SizeInput, Traced
+from smelt.tracing.record.traced import Role, SizeInput, Traced
 
 
 def eager(traced: Traced, config: Config) -> Compiled:
@@ -102,7 +102,7 @@ def eager_joint(traced: Traced, joint: Joint, config: Config) -> Compiled:
     """Runs the forward and the backward that `joint`, of fixed sizes, is cut into, operator by operator."""
 
     def interpret(
-        graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...]
+        graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...], role: Role
     ) -> Callable[[Values], Compiled]:
         return lambda values: eager_beneath_node(graph, donated)
 

@@ -25,7 +25,7 @@ from smelt.graph.tensor_specs import empty_like_spec
 from smelt.shapes.expr import Sym, Values
 from smelt.torch_private import OpOverload, backend_tools
 from smelt.tracing.backward.joint import Joint
-from smelt.tracing.record.traced import Traced
+from smelt.tracing.record.traced import Role, Traced
 
 log = logging.getLogger("smelt")
 
@@ -155,7 +155,7 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
             raise BackendError("a graph with gradients through a wrapper subclass takes numbers")
 
         def compile_half(
-            graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...]
+            graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...], role: Role
         ) -> Callable[[Values], Compiled]:
             specs = [p.spec for p in graph.placeholders]
             examples = [empty_like_spec(spec, spec.device) for spec in specs]

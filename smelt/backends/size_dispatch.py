@@ -6,7 +6,6 @@ instantiated from a symbolic one. Where creating an instance fails in a later ca
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,7 +18,7 @@ from smelt.graph.graph_interpreter import run
 from smelt.graph.ir import Graph
 from smelt.graph.operator_effects import effects
 from smelt.graph.unbacked_sizes import is_unbacked
-from smelt.runtime.fork_locks import SIZES, hold_at_fork
+from smelt.runtime.fork_locks import sizes_lock
 from smelt.shapes.expr import Sym, Values, bounds
 from smelt.torch_private import OpOverload
 from smelt.tracing.fake.returned_views import allow_inplace_writes
@@ -27,9 +26,6 @@ from smelt.tracing.record.traced import SizeInput, Traced
 
 # What runs, which `SizeDispatch` caches.
 Instance = tuple[Compiled]
-
-# Instances are created under it, one at a time.
-LOCK = hold_at_fork(threading.RLock(), SIZES)
 
 _EAGER_GRAPHS = 8  # sets of sizes for which the graph of an eager fallback is cached
 
@@ -62,7 +58,7 @@ def dispatch_by_sizes(
 
     sources = [(s.input, s.source) for s in sizes.values()]
     native = _native.SizeDispatch(
-        [(i, s.dim, s.divisor, s.over, s.is_remainder) for i, s in sources], instance, LOCK, budget
+        [(i, s.dim, s.divisor, s.over, s.is_remainder) for i, s in sources], instance, sizes_lock, budget
     )
     if prepare:
         native.prepare(tuple(source.hint for source in sizes.values()))

@@ -27,7 +27,7 @@ from smelt.autograd.padded_saves import save_padded_results
 from smelt.autograd.partition import Partition, level_of, partition
 from smelt.autograd.save_costs import Hints
 from smelt.backends.eager import eager, eager_beneath_node, eager_joint
-from smelt.backends.size_dispatch import LOCK, Instance, WithEagerFallback, dispatch_by_sizes, eager_fallback
+from smelt.backends.size_dispatch import Instance, WithEagerFallback, dispatch_by_sizes, eager_fallback
 from smelt.backends.unbacked_subgraphs import Run, SplitGraph, check_divisible, devices_of, run_in_parts
 from smelt.config import Config
 from smelt.errors import ArtifactError, BackendError, NeedsFixedSize, Unsupported
@@ -36,18 +36,19 @@ from smelt.graph.ir import Graph
 from smelt.graph.subgraphs import depends_inside
 from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.recompile_limits import LocalSpecializations
+from smelt.runtime import IDLE_ARENAS
+from smelt.runtime.fork_locks import sizes_lock
 from smelt.schedule.schedule import Schedule
 from smelt.shapes.expr import Sym, Values
 from smelt.shapes.substitute import substitute
 from smelt.targets.target import Target
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.trace_at_sizes import traced_at, within_bounds
-from smelt.tracing.record.traced import SizeInput, Traced
+from smelt.tracing.record.traced import MadePlan, Role, SizeInput, Traced
 from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
 from smelt.verify.shadow_execution import ShadowExecution, compiled_of
 
 log = logging.getLogger("smelt")
-_IDLE_ARENAS = 2  # that the plans of one graph have between calls, for different sizes
 _running = threading.local()  # `run`: of a joint graph with unbacked sizes, whose last subgraph is to run
 
 CompiledAt = Callable[
@@ -117,14 +118,24 @@ class TraceCompiler:
         run_eagerly: RunEagerly,
         donated: frozenset[int] = frozenset(),
         sizes: Sequence[Sym] = (),
+        role: Role = ("graph",),
     ) -> CompiledAt:
         """Compiles a graph of the trace. `run_eagerly`: runs it at concrete sizes, for shadow execution."""
-        compilation = replace(self.compilation(sizes), donated=donated, title=self._title(graph))
+        report, on_plan = self.traced.on_plan, None
+        if report is not None:
+
+            def on_plan(plan: Any, values: Values) -> None:
+                report(MadePlan(role, graph, donated, plan, values))
+
+        title = self._title(graph)
+        compilation = replace(self.compilation(sizes), donated=donated, title=title, on_plan=on_plan)
         return self._shadow.wrap(pipeline.compile_graph(graph, compilation), graph, run_eagerly, donated)
 
-    def compile_half(self, graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...]) -> CompiledAt:
+    def compile_half(
+        self, graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...], role: Role
+    ) -> CompiledAt:
         """Compiles a forward or a backward."""
-        return self.compile(graph, eager_beneath_node, donated, sizes)
+        return self.compile(graph, eager_beneath_node, donated, sizes, role)
 
     @cached_property
     def _shadow(self) -> ShadowExecution:
@@ -216,8 +227,8 @@ class _Budgets:
     """Budgets of the memory that the forwards, or the only plans, and the backwards of one graph hold between calls."""
 
     def __init__(self) -> None:
-        self.forwards = _native.ArenaBudget(_IDLE_ARENAS)
-        self._backwards = _native.ArenaBudget(_IDLE_ARENAS, self.forwards)
+        self.forwards = _native.ArenaBudget(IDLE_ARENAS)
+        self._backwards = _native.ArenaBudget(IDLE_ARENAS, self.forwards)
 
     def of_instance(self) -> Callable[[Compiled], object]:
         """A function to call with the forward of an instance, then with its backwards."""
@@ -272,7 +283,7 @@ def _compile_subgraph(compiler: TraceCompiler, graph: Graph, sizes: Mapping[Sym,
         log.info("smelt: a graph is compiled for each set of unbacked sizes: %s", error.reason.detail)
         compiled_at = specialize
 
-    budget = _native.ArenaBudget(_IDLE_ARENAS)
+    budget = _native.ArenaBudget(IDLE_ARENAS)
 
     def create(values: Values) -> Instance | Compiled:
         compiled = compiled_at(values)
@@ -301,11 +312,11 @@ def _joint_with_unbacked_sizes(compiler: TraceCompiler, joint: Joint) -> Compile
         run: Run = _running.run
         return splits[0].finish(run)
 
-    def compile_half(graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...]) -> CompiledAt:
+    def compile_half(graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...], role: Role) -> CompiledAt:
         if not splits:  # the forward
             splits.append(SplitGraph(traced, graph, partial(_compile_subgraph, compiler)))
             return lambda values: finish
-        backward_at = compiler.compile_half(graph, donated, sizes)
+        backward_at = compiler.compile_half(graph, donated, sizes, role)
 
         def compiled_at(values: Values) -> Compiled:
             if _has_excluded_size(values):
@@ -332,7 +343,7 @@ def _joint_with_unbacked_sizes(compiler: TraceCompiler, joint: Joint) -> Compile
         return (joint_at(values, budgets.of_instance()),)
 
     sources = [(0, ITSELF, 1, None, False)] * len(split.symbols)  # nothing is read from inputs
-    nodes = _native.SizeDispatch(sources, node, LOCK, budgets.forwards)
+    nodes = _native.SizeDispatch(sources, node, sizes_lock, budgets.forwards)
 
     def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
         run = split.start(tensors)

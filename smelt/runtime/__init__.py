@@ -12,6 +12,8 @@ from weakref import WeakValueDictionary
 
 from smelt import _native
 
+IDLE_ARENAS = 2  # that the plans of one graph have between calls, for different sizes
+
 _loaded: WeakValueDictionary[int, _native.Plan] = WeakValueDictionary()  # by id
 
 

@@ -9,6 +9,7 @@ last reference to it, while it holds no lock of smelt's.
 from __future__ import annotations
 
 import os
+import threading
 from typing import Protocol, TypeVar
 
 # The order in which locks are acquired, outermost first.
@@ -32,6 +33,11 @@ def hold_at_fork(lock: _L, rank: int) -> _L:
     """Return `lock`, which a forking thread holds from now on. `rank` (a constant above): its place in the lock order."""
     _locks[rank] = lock
     return lock
+
+
+# Held while the plan of a graph for new sizes, or a backward, is made; found entries make theirs without the compiler.
+sizes_lock = hold_at_fork(threading.RLock(), SIZES)
+backward_lock = hold_at_fork(threading.RLock(), BACKWARD)
 
 
 def _before() -> None:

@@ -1,7 +1,8 @@
 """Where entries are stored: the disk cache, and files of `smelt.save_cache`.
 
 An entry lies in one of `SLOTS` slots of its key. Each process fills a free slot, else the one that a hash selects; two that
-fill one at once leave the later entry. What is read or made in this process stays in memory, for `save_cache`.
+fill one at once leave the later entry. An entry that gets another plan replaces itself. What is read or made in this
+process stays in memory, for `save_cache`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 
 from smelt.config import Config
 from smelt.errors import CacheError
 from smelt.runtime import disk_cache
 from smelt.runtime.whole_files import written_whole
-from smelt.warm.stored_entry import Damaged, StoredEntry, from_bytes
+from smelt.warm.stored_entry import Damaged, StoredEntry, entry_digest, from_bytes, merged
 
 SLOTS = 8  # entries of one key
 _MAGIC = b"smelt entries 1\n"
@@ -34,7 +35,10 @@ def entries_under(key: str, seen: Container[bytes], config: Config) -> Iterator[
         content = store.get(_slot_key(key, slot)) if store is not None else None
         if content is None:
             continue
-        digest = _digest(content)
+        try:
+            digest = entry_digest(content)
+        except Damaged:
+            continue
         if digest not in seen and digest not in _known.get(key, {}):
             _known.setdefault(key, {})[digest] = content
             yield from _decoded(digest, content)
@@ -48,16 +52,34 @@ def _decoded(digest: bytes, content: bytes) -> Iterator[tuple[bytes, StoredEntry
 
 
 def keep(key: str, content: bytes, config: Config) -> bytes:
-    """Store an entry, if possible, and return its digest."""
-    digest = _digest(content)
-    _known.setdefault(key, {})[digest] = content
+    """Store an entry, if possible, with the plans that it had before, and return its digest. Raises Damaged."""
+    digest = entry_digest(content)
+    known = _known.setdefault(key, {})
+    known[digest] = content = merged(known[digest], content) if digest in known else content
     store = disk_cache.store(config)
     if store is not None:
         kept = [store.get(_slot_key(key, slot)) for slot in range(SLOTS)]
-        if content not in kept:
-            free = next((slot for slot, other in enumerate(kept) if other is None), digest[0] % SLOTS)
-            store.put(_slot_key(key, free), content)
+        at = _slot_of(digest, kept)
+        earlier = kept[at]
+        if earlier is not None and _is(digest, earlier):
+            content = merged(earlier, content)
+        if content != earlier:
+            store.put(_slot_key(key, at), content)
     return digest
+
+
+def _slot_of(digest: bytes, kept: Sequence[bytes | None]) -> int:
+    """The slot for an entry: where it is, else a free one, else the one that its digest selects."""
+    own = [slot for slot, content in enumerate(kept) if content is not None and _is(digest, content)]
+    free = [slot for slot, content in enumerate(kept) if content is None]
+    return [*own, *free, digest[0] % SLOTS][0]
+
+
+def _is(digest: bytes, content: bytes) -> bool:
+    try:
+        return entry_digest(content) == digest
+    except Damaged:
+        return False
 
 
 def save(path: str | os.PathLike[str]) -> int:
@@ -80,7 +102,7 @@ def load(path: str | os.PathLike[str]) -> int:
         raise CacheError(str(error)) from None
     if not data.startswith(_MAGIC):
         raise CacheError(f"{os.fspath(path)} is no file of smelt.save_cache of this version")
-    found: list[tuple[str, bytes]] = []
+    found: list[tuple[str, bytes, bytes]] = []
     at = len(_MAGIC)
     while at < len(data):
         if len(data) - at < _HEAD.size:
@@ -89,10 +111,13 @@ def load(path: str | os.PathLike[str]) -> int:
         content = data[at + _HEAD.size : at + _HEAD.size + length]
         if hashlib.sha256(key + content).digest() != digest:
             raise CacheError(f"{os.fspath(path)} is damaged")
-        found.append((key.decode(), content))
+        try:
+            found.append((key.decode(), entry_digest(content), content))
+        except Damaged:
+            raise CacheError(f"{os.fspath(path)} is damaged") from None
         at += _HEAD.size + length
-    for name, content in found:
-        _known.setdefault(name, {})[_digest(content)] = content
+    for name, of_entry, content in found:
+        _known.setdefault(name, {})[of_entry] = content
     return len(found)
 
 
@@ -104,10 +129,6 @@ def known() -> Iterator[str]:
 def forget() -> None:
     """Forget what this process has found, made or loaded; the disk cache stays."""
     _known.clear()
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
 
 
 def _slot_key(key: str, slot: int) -> str:

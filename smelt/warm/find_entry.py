@@ -14,12 +14,16 @@ import math
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 import torch
 
 from smelt import _native, runtime
+from smelt.config import Config
+from smelt.runtime import IDLE_ARENAS
+from smelt.runtime.fork_locks import sizes_lock
 from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source
 from smelt.warm.live_objects import Missing, Resolver
 from smelt.warm.stored_entry import Damaged, FormReader, StoredEntry
@@ -33,6 +37,9 @@ LIGHT_NAMES: dict[str, object] = {
 }  # fmt: skip
 # Functions of `capture.emit.eager_fallback`, imported when the graph of an entry has raised.
 RERUNS = ("rerun_eagerly", "rerun_with_handlers")
+
+
+Graph = _native.Plan | _native.SizeDispatch
 
 
 @dataclass(frozen=True)
@@ -50,16 +57,19 @@ class Found:
 
     tree: _native.GuardTree
     compiled: Callable[..., object]
-    only: _native.Plan | None
+    only: Graph | None
 
 
-def found(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, ...]) -> Found | None:
-    """The entry for a call of `fn` with these argument slots; None if it does not accept the call, or cannot be loaded."""
+def found(
+    stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, ...], key: str, config: Config
+) -> Found | None:
+    """The entry for a call of `fn` with these argument slots; None if it does not accept the call, or cannot be loaded.
+    `key`, `config`: of the entry, for plans that later calls need."""
     matching = resolved(stored, fn, slots)
     if matching is None:
         return None
     try:
-        graph = _plan(stored)
+        graph = _graph(stored, key, config)
         frame = stored.data["frame"]
         return Found(
             matching.tree, _compiled(frame, graph, matching.read), graph if frame["direct"] else None
@@ -96,12 +106,59 @@ def resolved(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, .
     return None if tree.check(*slots) is None else Resolved(objects, tree, read)
 
 
-def _plan(stored: StoredEntry) -> _native.Plan:
-    """The plan, linked. Raises ValueError for bytes that are none."""
-    plan = _native.ProgramPlans(stored.libraries, ((stored.plan, stored.constants()),)).at(())
+class _Plans:
+    """The plans of one graph of an entry, by sizes."""
+
+    def __init__(self, stored: StoredEntry, role: tuple[Any, ...], key: str, config: Config) -> None:
+        self._stored, self._role, self._key, self._config = stored, role, key, config
+        self._plans = [plan for plan in stored.plans if plan.role == role]
+        self._linked: dict[int, _native.ProgramPlans] = {}
+
+    def at(self, numbers: tuple[int, ...]) -> _native.Plan | None:
+        """The plan for these sizes, linked; None if the entry has none. Raises ValueError for bytes that are none."""
+        for i, plan in enumerate(self._plans):
+            if plan.sizes is None or plan.sizes == numbers:
+                if i not in self._linked:
+                    self._linked[i] = plan.linked()
+                made = self._linked[i].at(numbers if plan.sizes is None else ())
+                if made is not None:
+                    return runtime.track(made)
+        return None
+
+    @cached_property
+    def again(self) -> Callable[[tuple[Any, ...], tuple[int, ...]], Any]:
+        """Compiles a graph of the entry; imports the compiler."""
+        module = import_module("smelt.warm.compile_again")
+        again: Callable[..., Any] = module.CompileAgain(self._key, self._stored, self._config)
+        return again
+
+
+def _graph(stored: StoredEntry, key: str, config: Config) -> Graph:
+    """The graph, whose plan is linked. Raises ValueError for bytes that are none."""
+    plans, sizes = _Plans(stored, ("graph",), key, config), stored.data["graph"]["sizes"]
+    if sizes is not None:
+        return _sized(plans, sizes)
+    plan = plans.at(())
     if plan is None:
-        raise Damaged("a plan with symbolic sizes")
-    return runtime.track(plan)
+        raise Damaged("an entry without a plan")
+    return plan
+
+
+def _sized(plans: _Plans, sizes: Sequence[Sequence[Any]]) -> _native.SizeDispatch:
+    """What `backends.size_dispatch.dispatch_by_sizes` returns for the graph."""
+    budget = _native.ArenaBudget(IDLE_ARENAS)
+
+    def instance(numbers: tuple[int, ...]) -> Any:
+        plan = plans.at(numbers)
+        if plan is None:
+            made = plans.again(("graph",), numbers)
+            if type(made) is not tuple or type(made[0]) is not _native.Plan:
+                return made
+            (plan,) = made
+        budget.add(plan)
+        return (plan,)
+
+    return _native.SizeDispatch([tuple(size) for size in sizes], instance, sizes_lock, budget)
 
 
 def _compiled(frame: dict[str, Any], graph: Any, read: FormReader) -> types.FunctionType:

@@ -73,7 +73,7 @@ class FirstCalls:
         target = self.target()
         self._key = key_for(fn, slots, self._settings)
         for digest, stored in entries_under(self._key, self._seen, self._config):
-            entry = None if target is None else found(stored, fn, slots)
+            entry = None if target is None else found(stored, fn, slots, self._key, self._config)
             if entry is not None and target is not None:
                 self._seen.add(digest)
                 _native.add_entry(target, entry.tree, entry.compiled, entry.only)
@@ -81,18 +81,24 @@ class FirstCalls:
         return False
 
     def _keep(self, new: NewEntry) -> None:
+        from smelt.warm.add_plans import AddPlans  # noqa: PLC0415 (the compiler)
         from smelt.warm.keep_entry import stored  # noqa: PLC0415 (capture)
 
         if _blocked or self._compiler is None:
+            new.plans.forward(lambda made: None)
             return
         try:
             if key_for(new.fn, new.slots, self._settings) != self._key:
                 raise Unstorable("torch's functions changed while it was compiled")
-            self._seen.add(keep(self._key, stored(new, self._config), self._config))
+            entry = stored(new, self._config)
+            self._seen.add(keep(self._key, entry.to_bytes(), self._config))
+            new.plans.forward(AddPlans(self._key, entry, self._config))
+            return
         except Unstorable as reason:
             self._compiler.record.not_kept.append(str(reason))
         except Exception as error:  # the entry itself is right
             self._compiler.record.not_kept.append(f"storing it failed: {type(error).__name__}: {error}")
+        new.plans.forward(lambda made: None)
 
 
 def forget_all() -> None:

@@ -21,15 +21,15 @@ from smelt.capture.driver.cache_entries import Entry, NewEntry
 from smelt.capture.graph_breaks.frame_exits import Return
 from smelt.capture.reconstruction.frame_globals import FRAME_NAMES
 from smelt.config import Config
-from smelt.errors import PlanError
 from smelt.guards.guard_kinds import KINDS
 from smelt.guards.stored_form import Unstorable
 from smelt.guards.tensor_facts import TensorFacts
-from smelt.plan.serialization import packed, plans_to_bytes
-from smelt.plan.steps import Plan
+from smelt.tracing.record.traced import MadePlan, Traced
+from smelt.warm.add_plans import stored_plan
+from smelt.warm.compile_again import stored_graphs
 from smelt.warm.find_entry import LIGHT_NAMES, RERUNS, resolved
 from smelt.warm.live_objects import Node, ObjectTable, read_node, store_class_facts
-from smelt.warm.stored_entry import StoredEntry, constant_form, from_bytes
+from smelt.warm.stored_entry import StoredEntry, from_bytes
 
 _DIRECT = frozenset({int, bool, str, float, type(None)})
 _SINGLE = frozenset(
@@ -39,10 +39,11 @@ _OF_TORCH = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: 
 _CPU = torch.device("cpu")
 
 
-def stored(new: NewEntry, config: Config) -> bytes:
+def stored(new: NewEntry, config: Config) -> StoredEntry:
     """The stored form of an entry. Raises Unstorable."""
     layout, captured = new.layout, new.captured
-    plan = _only_plan(new, config)
+    made = _plans(new, config)
+    graph, graphs = _graph(captured.traced, made)
     registrations = captured.env.facts.registrations
     writer = _Writer(ObjectTable(new.fn, layout.nodes), layout.nodes, new.slots, registrations)
     nodes = [writer.node(number) for number in range(len(layout.nodes))]
@@ -51,10 +52,6 @@ def stored(new: NewEntry, config: Config) -> bytes:
     held = [i for i, x in enumerate(writer.table.objects) if id(x) in weak]
     if len(held) != len(weak):
         raise Unstorable("an object that the entry must not keep alive")
-    try:
-        libraries, (steps,) = plans_to_bytes([plan])
-    except PlanError as error:
-        raise Unstorable(str(error)) from None
     data = {
         "table": [[list(reference), digest.hex()] for reference, digest in writer.table.rows],
         "facts": writer.facts,
@@ -62,16 +59,16 @@ def stored(new: NewEntry, config: Config) -> bytes:
         "collect": layout.n_collect,
         "weak": held,
         "frame": frame,
-        "constants": [constant_form(tensor) for tensor in plan.constants],
+        "graph": graph,
     }
-    content = StoredEntry(data, packed(libraries), packed(steps)).to_bytes()
+    content = StoredEntry(data, graphs, tuple(map(stored_plan, made)))
     _check_resolves(content, new, writer.table.objects)
     return content
 
 
-def _only_plan(new: NewEntry, config: Config) -> Plan:
-    """The plan of the entry's graph. Raises Unstorable for an entry that other processes cannot use."""
-    captured, plans = new.captured, new.plans
+def _plans(new: NewEntry, config: Config) -> list[MadePlan]:
+    """The plans of the entry's graph. Raises Unstorable for an entry that other processes cannot use."""
+    captured, made = new.captured, list(new.plans)
     traced = captured.traced
     process = captured.env.facts.process_dependence
     if process is not None:
@@ -82,18 +79,31 @@ def _only_plan(new: NewEntry, config: Config) -> Plan:
         raise Unstorable("graphs are verified")
     if traced.needs_grad:
         raise Unstorable("it computes gradients")
-    if traced.sizes or traced.numbers or traced.unbacked is not None:
-        raise Unstorable("its sizes or numbers are symbols")
-    if type(new.entry.graph) is not _native.Plan or len(plans) != 1 or type(plans[0]) is not Plan:
+    if traced.unbacked is not None:
+        raise Unstorable("its sizes depend on data")
+    expected = _native.SizeDispatch if traced.sizes else _native.Plan
+    if type(new.entry.graph) is not expected or len(made) != 1:
         raise Unstorable("its graph is not one plan")
-    if plans[0].device != _CPU:
-        raise Unstorable("its plan is for a GPU")
-    return plans[0]
+    return made
 
 
-def _check_resolves(content: bytes, new: NewEntry, objects: Sequence[object]) -> None:
+def _graph(traced: Traced, made: Sequence[MadePlan]) -> tuple[dict[str, Any], bytes]:
+    """The form of an entry's graph, and the graphs that calls with other sizes need."""
+    found = [(size.input, size.source) for size in traced.sizes.values()]
+    sizes = [[i, s.dim, s.divisor, s.over, s.is_remainder] for i, s in found]
+    symbols = [[sym.name, sym.lo, sym.hi, sym.likely] for sym in made[0].values]
+    graphs, constants = stored_graphs({made[0].role[0]: made[0].graph}) if sizes else (b"", [])
+    return {
+        "sizes": sizes or None,
+        "symbols": symbols,
+        "constants": constants,
+        "title": traced.title,
+    }, graphs
+
+
+def _check_resolves(content: StoredEntry, new: NewEntry, objects: Sequence[object]) -> None:
     """Raise Unstorable unless this process resolves the entry to the objects that it was made from, and accepts the call."""
-    found = resolved(from_bytes(content), new.fn, new.slots)
+    found = resolved(from_bytes(content.to_bytes()), new.fn, new.slots)
     if found is None or any(a is not b for a, b in zip(found.objects, objects, strict=True)):
         raise Unstorable("its objects are not found again")
 

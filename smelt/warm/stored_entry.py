@@ -1,7 +1,11 @@
 """Stored entries: guards and the compiled frame as JSON, the plan as in serialized plans.
 
-    entry  := lengths json libraries plan         lengths: of the three sections, 8 bytes each, little-endian
-    json   := {table, facts, nodes, collect, weak, frame, constants}
+    entry  := number lengths json graphs plans (libraries steps)*
+                                                   number of sections and their lengths: 8 bytes each, little-endian
+    json   := {table, facts, nodes, collect, weak, frame, graph}
+    graph  := {sizes, symbols, constants, title}   sizes: what each symbol is read from (`_native.SizeDispatch`)
+    graphs := bytes                                the aten graphs, where a call may need another plan (`compile_again.py`)
+    plans  := [role, sizes | null, constants]*     sizes: of a plan for these alone; in JSON
     constants := [dtype, sizes, strides, hex]*
     table  := as in live_objects.py, digests in hexadecimal
     nodes  := [parent, kind, form of the key, [[guard, kind, form of the value]*], number in `inputs`]*
@@ -21,6 +25,7 @@ Readers trust nothing: bytes that are no entry raise Damaged, a form that does n
 from __future__ import annotations
 
 import abc
+import hashlib
 import json
 import struct
 from collections.abc import Callable, Sequence
@@ -29,10 +34,11 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.guards.tensor_facts import TensorFacts
 from smelt.warm.live_objects import Missing, load_class_facts
 
-_LENGTHS = struct.Struct("<QQQ")
+_LENGTH = struct.Struct("<Q")
 _KINDS: dict[str, type] = {
     "dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format, "device": torch.device,
 }  # fmt: skip
@@ -43,22 +49,78 @@ class Damaged(ValueError):
 
 
 @dataclass(frozen=True)
+class StoredPlan:
+    """A plan of an entry. `role`: which graph of the entry has it (`Role`); `sizes`: the sizes that it is for, or None for
+    all that it covers; `libraries`, `steps`: sections of `plans_to_bytes`."""
+
+    role: tuple[Any, ...]
+    sizes: tuple[int, ...] | None
+    constants: list[list[Any]]
+    libraries: bytes
+    steps: bytes
+
+    def linked(self) -> _native.ProgramPlans:
+        """The plan with its machine code and its constants. Raises ValueError for bytes that are none."""
+        constants = tuple([constant(form) for form in self.constants])
+        return _native.ProgramPlans(self.libraries, ((self.steps, constants),))
+
+    @property
+    def row(self) -> list[Any]:
+        """What the table of plans has of it."""
+        return [self.role, self.sizes, self.constants]
+
+
+@dataclass(frozen=True)
 class StoredEntry:
-    """`data`: guards, frame and constants; `libraries`, `plan`: sections of `plans_to_bytes`."""
+    """`data`: guards, frame and graph; `graphs`: aten graphs, or nothing; `plans` grow with what calls need."""
 
     data: dict[str, Any]
-    libraries: bytes
-    plan: bytes
+    graphs: bytes
+    plans: tuple[StoredPlan, ...]
 
     def to_bytes(self) -> bytes:
         """The stored bytes."""
-        text = json.dumps(self.data, separators=(",", ":")).encode()
-        parts = (text, self.libraries, self.plan)
-        return _LENGTHS.pack(*map(len, parts)) + b"".join(parts)
+        plans = [part for plan in self.plans for part in (plan.libraries, plan.steps)]
+        return _joined([_json(self.data), self.graphs, _json([p.row for p in self.plans]), *plans])
 
-    def constants(self) -> tuple[torch.Tensor, ...]:
-        """The constants of the plan."""
-        return tuple([_constant(*form) for form in self.data["constants"]])
+
+MOST_PLANS = 16  # of an entry
+
+
+def merged(first: bytes, second: bytes) -> bytes:
+    """The stored bytes of an entry with the plans of both. Raises Damaged."""
+    one, other = from_bytes(first), from_bytes(second)
+    more = [plan for plan in other.plans if plan not in one.plans]
+    return StoredEntry(one.data, one.graphs, (*one.plans, *more)[:MOST_PLANS]).to_bytes() if more else first
+
+
+def entry_digest(content: bytes) -> bytes:
+    """The digest of an entry, whichever plans it has. Raises Damaged."""
+    data, graphs, *_ = _sections(content)
+    return hashlib.sha256(hashlib.sha256(data).digest() + graphs).digest()
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    return b"".join((_LENGTH.pack(len(parts)), *(_LENGTH.pack(len(part)) for part in parts), *parts))
+
+
+def _sections(content: bytes) -> list[bytes]:
+    width = _LENGTH.size
+    count = _LENGTH.unpack_from(content)[0] if len(content) >= width else 0
+    begin = width * (count + 1)
+    if count < 3 or not count % 2 or begin > len(content):
+        raise Damaged("not the sections that it states")
+    parts = []
+    for (length,) in _LENGTH.iter_unpack(content[width:begin]):
+        parts.append(content[begin : begin + length])
+        begin += length
+    if begin != len(content):
+        raise Damaged("not the lengths that it states")
+    return parts
 
 
 def constant_form(tensor: torch.Tensor) -> list[Any]:
@@ -73,7 +135,9 @@ def constant_form(tensor: torch.Tensor) -> list[Any]:
     ]
 
 
-def _constant(dtype: str, shape: Sequence[int], stride: Sequence[int], content: str) -> torch.Tensor:
+def constant(form: Sequence[Any]) -> torch.Tensor:
+    """The constant of a stored form."""
+    dtype, shape, stride, content = form
     found, count = _torch("dtype", dtype), _extent(shape, stride)
     data = bytearray.fromhex(content)
     if len(data) != count * found.itemsize:
@@ -90,22 +154,22 @@ def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 def from_bytes(content: bytes) -> StoredEntry:
     """The entry that `to_bytes` wrote. Raises Damaged."""
-    if len(content) < _LENGTHS.size:
-        raise Damaged("too short")
-    lengths = _LENGTHS.unpack_from(content)
-    if _LENGTHS.size + sum(lengths) != len(content):
-        raise Damaged("not the lengths that it states")
-    begin, parts = _LENGTHS.size, []
-    for length in lengths:
-        parts.append(content[begin : begin + length])
-        begin += length
+    text, graphs, table, *parts = _sections(content)
     try:
-        data = json.loads(parts[0])
-    except ValueError as error:
+        data, rows = json.loads(text), json.loads(table)
+        plans = [
+            StoredPlan(_tuples(role), _tuples(sizes), constants, libraries, steps)
+            for (role, sizes, constants), libraries, steps in zip(rows, parts[::2], parts[1::2], strict=True)
+        ]
+    except (ValueError, TypeError) as error:
         raise Damaged(str(error)) from None
     if not isinstance(data, dict):
         raise Damaged("no object")
-    return StoredEntry(data, parts[1], parts[2])
+    return StoredEntry(data, graphs, tuple(plans))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if type(value) is list else value
 
 
 # ----------------------------------------------------------------------------------------------------- values from forms

@@ -10,10 +10,14 @@ from smelt.config import Config
 from smelt.errors import CacheError
 from smelt.runtime import disk_cache
 from smelt.warm import entry_store, find_entry
-from smelt.warm.stored_entry import Damaged, StoredEntry, from_bytes
+from smelt.warm.stored_entry import Damaged, StoredEntry, StoredPlan, from_bytes
 
 KEY = disk_cache.key_of("a program")
-ENTRY = StoredEntry({"table": [], "nodes": [[-1, "arg", 0, [], 0]]}, b"libraries", b"plan").to_bytes()
+ENTRY = StoredEntry(
+    {"table": [], "nodes": [[-1, "arg", 0, [], 0]]},
+    b"",
+    (StoredPlan(("graph",), None, [], b"libraries", b"plan"),),
+).to_bytes()
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +42,7 @@ def test_an_entry_is_found_by_its_key_alone():
 
 def test_as_many_entries_as_slots_are_kept():
     for number in range(2 * entry_store.SLOTS):
-        entry_store.keep(KEY, StoredEntry({"number": number}, b"", b"").to_bytes(), Config())
+        entry_store.keep(KEY, StoredEntry({"number": number}, b"", ()).to_bytes(), Config())
     entry_store.keep(KEY, ENTRY, Config())
     entry_store.forget()
     assert len(found()) == entry_store.SLOTS
@@ -128,4 +132,4 @@ def test_forged_guards_are_no_entry():
         {"table": [], "facts": [], "nodes": [], "collect": 0, "weak": [], "frame": {"scope": {}, "source": "def ("}},
     ]  # fmt: skip
     for data in forged:
-        assert find_entry.found(StoredEntry(data, b"", b""), f, (torch.ones(2),)) is None
+        assert find_entry.found(StoredEntry(data, b"", ()), f, (torch.ones(2),), KEY, Config()) is None

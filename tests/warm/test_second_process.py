@@ -9,7 +9,7 @@ from tests.harness.processes import start
 
 # Programs in one file, as a user has them; a process calls each and says what it imported.
 PROGRAMS = """
-import json, sys
+import json, random, sys
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -56,6 +56,9 @@ def raises(x, i):
 def sizes(x):
     return x.reshape(-1, x.shape[-1] // 2), x.shape[0], x.dtype
 
+def draws(x):
+    return x + random.random(), x * random.randint(1, 9), torch.rand_like(x)
+
 block, counting = Block(8).eval(), Counting()
 calls = [
     ("block", block, (torch.randn(4, 8),), {"scale": 0.5}),
@@ -65,6 +68,7 @@ calls = [
     ("in place", in_place, (torch.randn(2, 3), torch.zeros(2, 3)), {}),
     ("raises", raises, (torch.randn(4), torch.tensor([0, 3])), {}),
     ("sizes", sizes, (torch.randn(3, 4),), {}),
+    ("draws", draws, (torch.randn(3, 4),), {}),
 ]
 
 def plain(value):
@@ -77,6 +81,8 @@ def plain(value):
 def called(name, target, args, kwargs, prepare):
     args = tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args)
     before = {k: v.clone() for k, v in target.state_dict().items()} if isinstance(target, nn.Module) else {}
+    random.seed(5)
+    torch.manual_seed(5)
     results = [plain(prepare(target)(*args, **kwargs)) for _ in range(2)]
     state = plain(dict(target.state_dict())) if isinstance(target, nn.Module) else {}
     if before:
@@ -95,10 +101,13 @@ def main():
 """
 
 
-def process(folder, program=PROGRAMS, startup=None, **variables):
+def process(folder, program=PROGRAMS, startup=None, arguments=(), **variables):
     """What `main()` of a module prints, in a process of its own that stores and finds entries in `folder`."""
     (folder / "programs_of_two_processes.py").write_text(program)
-    text = f"import sys; sys.path.insert(0, {str(folder)!r}); import programs_of_two_processes as p; p.main()"
+    text = (
+        f"import sys; sys.path.insert(0, {str(folder)!r}); sys.argv[1:] = {list(arguments)!r}; "
+        "import programs_of_two_processes as p; p.main()"
+    )
     env = {**os.environ, "SMELT_CACHE_DIR": str(folder / "cache"), "SMELT_WARM_START": "1", **variables}
     done = start(text, env=env, startup=startup)
     assert done.returncode == 0, done.stderr
@@ -149,3 +158,69 @@ def test_other_settings_of_the_process_find_nothing(tmp_path):
     for variables in ({"OMP_NUM_THREADS": "1"}, {"SMELT_FUSE": "0"}):
         assert process(tmp_path, small, **variables)[1] != []
     assert process(tmp_path, small)[1] == []
+
+
+SIZES = """
+import json, sys
+import torch
+from torch import nn
+import smelt
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out, self.norm = nn.Linear(16, 48), nn.Linear(16, 16), nn.LayerNorm(16)
+    def forward(self, x):
+        b, n, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(b, n, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        y = (q @ k.transpose(-1, -2) * n**-0.5).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).reshape(b, n, 16)), x.shape, n * b
+
+def pooled(x, y):
+    return torch.cat([x, y], 1).mean(1), x.reshape(-1), x.shape[0] // 2
+
+def written(x, out):
+    out.add_(x.sum(0))
+    return out * x.shape[0]
+
+def numbers(x, k, scale):
+    return x * k + scale, k * 2, x.sum() / k
+
+torch.manual_seed(0)
+attention = Attention().eval()
+programs = {
+    "attention": (attention, lambda n: (torch.randn(n, 4 * n, 16),)),
+    "pooled": (pooled, lambda n: (torch.randn(n, n + 1, 3), torch.randn(n, n + 5, 3))),
+    "written": (written, lambda n: (torch.randn(n, 4), torch.zeros(4))),
+    "numbers": (numbers, lambda n: (torch.randn(6), n, n / 2 + 0.25)),
+}
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+def main():
+    sizes, dynamic = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+    outcome = {}
+    with torch.no_grad():
+        for name, (target, make) in programs.items():
+            compiled, outcome[name] = smelt.compile(target, dynamic=dynamic), []
+            for n in sizes:
+                args = make(n)
+                wanted = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+                got = plain([compiled(*args), args])
+                outcome[name].append([got, plain([target(*wanted), wanted])])
+    print(json.dumps([outcome, "smelt.capture" in sys.modules, "smelt.pipeline" in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize("dynamic", ["true", "null"])
+def test_symbolic_sizes_hit_at_other_sizes(tmp_path, dynamic):
+    runs = [([5, 6], True, True), ([7, 3, 9], False, True), ([9, 6, 7], False, False)]
+    for sizes, captures, compiles in runs:  # other products need other plans, which are added to the entry
+        outcome, *imported = process(tmp_path, SIZES, arguments=[json.dumps(sizes), dynamic])
+        assert imported == [captures, compiles]
+        for name, calls in outcome.items():
+            for got, eager in calls:
+                assert close(got, eager), name

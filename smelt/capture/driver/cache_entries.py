@@ -6,7 +6,7 @@ The native callable that `wrap` creates holds the entries for dispatch; a `Recor
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, Protocol
@@ -20,9 +20,8 @@ from smelt.config import Config
 from smelt.guards.guard import Guard, format_guards
 from smelt.guards.guard_failures import Failure
 from smelt.guards.tree_layout import TreeSpec
-from smelt.plan.steps import Plan
 from smelt.reasons import Reason
-from smelt.tracing.record.traced import Traced
+from smelt.tracing.record.traced import MadePlan, Traced
 
 Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
 Backend = Callable[[Traced, Config], Graph]
@@ -96,16 +95,35 @@ class Record:
         return f"<record: {len(self.entries)} entries, {len(self.breaks)} breaks, {len(self.reasons)} eager calls>"
 
 
+class MadePlans:
+    """The plans of one entry: those made so far, which then go to `forward`, as those that later calls need."""
+
+    def __init__(self) -> None:
+        self._made: list[MadePlan] = []
+        self._forward: Callable[[MadePlan], None] = self._made.append
+
+    def __call__(self, made: MadePlan) -> None:
+        self._forward(made)
+
+    def __iter__(self) -> Iterator[MadePlan]:
+        return iter(self._made)
+
+    def forward(self, to: Callable[[MadePlan], None]) -> None:
+        """Drop the plans made so far, and pass later ones `to` a function."""
+        self._made.clear()
+        self._forward = to
+
+
 @dataclass(frozen=True)
 class NewEntry:
-    """An entry of `fn`, made for a call with these argument slots. `plans`: those of its graph."""
+    """An entry of `fn`, made for a call with these argument slots. `plans`: those of its graphs."""
 
     entry: Entry
     fn: FunctionType
     slots: tuple[object, ...]
     layout: TreeSpec
     captured: CapturedFrame
-    plans: Sequence[Plan]
+    plans: MadePlans
 
 
 class Compiler(Protocol):

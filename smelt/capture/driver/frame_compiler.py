@@ -15,14 +15,23 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
 from smelt import _native, events, recompile_limits, terminal_hints
 from smelt._native import isinstance
-from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, NewEntry, Record, wrap
+from smelt.capture.driver.cache_entries import (
+    Backend,
+    Callees,
+    Entry,
+    HookResult,
+    MadePlans,
+    NewEntry,
+    Record,
+    wrap,
+)
 from smelt.capture.driver.cache_misses import (
     changing_values,
     explain_cache_miss,
@@ -398,9 +407,10 @@ class FrameCompiler:
         )
         if self.config.verify:
             captured.traced = replace(captured.traced, on_mismatch=self._mismatch_callback(fn))
-        plans: list[events.Event] = []
-        with nullcontext() if self.keep is None else events.subscribed(plans.append):
-            graph = compiled_graph(self.backend, self.config, captured, program)
+        plans = MadePlans()
+        if self.keep is not None:
+            captured.traced = replace(captured.traced, on_plan=plans)
+        graph = compiled_graph(self.backend, self.config, captured, program)
         frame = edited("frame", compiled_frame(fn, captured, graph, self.resume_functions, functional))
         with stage("guards", name):
             spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.objects)
@@ -429,8 +439,7 @@ class FrameCompiler:
         self._installed += 1
         self._drop_superseded(fn)
         if self.keep is not None:
-            made = [event.data["plan"] for event in plans if event.kind == "plan"]
-            self.keep(NewEntry(entry, fn, slots, spec, captured, made))
+            self.keep(NewEntry(entry, fn, slots, spec, captured, plans))
         events.emit(
             "entry-installed",
             name,

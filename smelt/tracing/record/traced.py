@@ -16,7 +16,7 @@ from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.ops.may_raise import must_run
 from smelt.reasons import Reason
-from smelt.shapes.expr import INFINITE, Expression, Sym
+from smelt.shapes.expr import INFINITE, Expression, Sym, Values
 from smelt.shapes.substitute import substitute
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -61,6 +61,23 @@ class UnbackedSizes:
     small: frozenset[int] = frozenset()
 
 
+# Which graph of a trace: ("graph",) without gradients, ("forward",), or ("backward", indices of undefined tangents, its
+# `Reach`, indices of omitted gradients, whether deterministic algorithms are requested).
+Role = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class MadePlan:
+    """A plan (`plan.steps.Plan`, or a symbolic one) of one of a trace's graphs, loaded for the sizes `values`. `donated`:
+    the indices of the inputs whose memory it may reuse."""
+
+    role: Role
+    graph: Graph
+    donated: frozenset[int]
+    plan: Any
+    values: Values
+
+
 @dataclass(frozen=True)
 class Traced:
     """A finished trace. `inputs[i]` is the fake of placeholder i of both graphs; inputs that neither graph uses are
@@ -72,8 +89,9 @@ class Traced:
     `needs_grad`: running the aten graph alone would lose gradients, or an output is an inference tensor: the joint
     graph runs, or autograd must see the torch-level graph run eagerly. `on_mismatch` is called when compiled code
     gives wrong results (the option `verify`). `on_failure` is called when deferred compilation of a subgraph fails; it
-    may raise. `module_calls`: the calls of modules, inner ones first, where recorded. `same_results`: torch-level calls that
-    return a tensor of an earlier node, as `add_` does, and that node.
+    may raise. `on_plan` receives each plan of the trace's graphs, backwards too. `module_calls`: the calls of modules,
+    inner ones first, where recorded. `same_results`: torch-level calls that return a tensor of an earlier node, as `add_`
+    does, and that node.
     """
 
     torch_graph: Graph
@@ -92,6 +110,7 @@ class Traced:
     through_wrappers: bool = False
     on_mismatch: Callable[[Reason], None] | None = None
     on_failure: Callable[[Exception], None] | None = None
+    on_plan: Callable[[MadePlan], None] | None = None
     title: str = ""  # the traced function, for messages
     graph_break: Reason | None = None  # the break at which the graph ends
     boundaries: tuple[Node, ...] = ()
