@@ -58,7 +58,8 @@ class _Part:
     def role(self) -> Role:
         """Its plan is for the present request for deterministic algorithms."""
         deterministic = torch.are_deterministic_algorithms_enabled()
-        return "backward", sorted(self.undefined), int(self.reach), sorted(self.omitted), deterministic
+        undefined, omitted = tuple(sorted(self.undefined)), tuple(sorted(self.omitted))
+        return "backward", undefined, int(self.reach), omitted, deterministic
 
 
 def compile_joint(
@@ -86,6 +87,8 @@ def compile_joint(
     is one node for autograd. `on_load` receives each compiled graph of it, those of backwards when they are compiled.
     """
     node = _node(traced, joint, config, lay_out, hints, devices)
+    if traced.on_node is not None:
+        traced.on_node(node)
     traced = replace(traced, joint=joint)
     joint, parts = node.joint, node.parts
     symbols = tuple(hints)
@@ -145,7 +148,7 @@ def _node(
     lay_out: Callable[[Partition], Partition],
     hints: Hints,
     devices: Iterable[torch.device],
-) -> _Node:
+) -> JointNode:
     """Cuts the joint graph, or the user's edit of it."""
     joint = edited("joint", captured)
     start = time.perf_counter()
@@ -157,20 +160,25 @@ def _node(
     parts = replace(parts, forward=forward, backward=backward)
     # Second derivatives run the torch-level graph, which does not have the user's edits.
     with_history = double_backward(traced, joint) if is_captured else None
-    return _Node(joint, parts, _flow(joint, parts), with_history, _gpus(devices))
+    return JointNode(joint, parts, _flow(joint, parts), with_history, _gpus(devices))
 
 
 def _backward(joint: Joint, parts: Partition, part: _Part) -> tuple[Graph, frozenset[int]]:
     """A part of the backward, and the indices of its donated inputs."""
-    stop = _own_groups(joint)[-1] if part.reach == Reach.TO_LAST else None
-    graph = parts.backward if part.reach == Reach.SEGMENT else unsegmented(parts.backward, joint, stop)
+    graph = _reaching(joint, parts, part.reach)
     graph = without_gradients(without_tangents(graph, part.undefined), part.omitted)
     return graph, parts.donated(graph)
 
 
+def _reaching(joint: Joint, parts: Partition, reach: int) -> Graph:
+    if reach == Reach.SEGMENT:
+        return parts.backward
+    return unsegmented(parts.backward, joint, _own_groups(joint)[-1] if reach == Reach.TO_LAST else None)
+
+
 def _assemble(
     traced: Traced,
-    node: _Node,
+    node: JointNode,
     forward: Compiled,
     compile_backward: Callable[[_Part], Compiled],
     values: Values,
@@ -185,7 +193,7 @@ def _assemble(
 
 
 @dataclass(frozen=True)
-class _Node:
+class JointNode:
     """What the autograd nodes of a joint graph have in common for all sizes."""
 
     joint: Joint
@@ -202,34 +210,45 @@ class _Node:
         values: Values,
     ) -> Compiled:
         """The node for these sizes. `taken`: the steps that compute views and mutated inputs outside the node."""
-        joint = self.joint
         with_history = self.with_history and self.with_history.at(values)
-        return _native.Differentiable(
-            {
-                "forward": forward,
-                "n_outputs": joint.n_outputs,
-                "differentiable": self._differentiable(values),
-                "gradients": joint.gradients,
-                "leaves": joint.leaves,
-                "through": joint.cuts,
-                "taken": taken,
-                "groups": self._groups,
-                "contributors": self.flow.contributors,
-                "direct": self.flow.direct,
-                "conflicts": joint.conflicts,
-                "saved": self._saved(values),
-                "backward": partial(_compiled_backward, joint, compile_backward),
-                "name": "SmeltBackward",
-                "lock": backward_lock,
-                "double_backward": with_history,
-                "devices": self.gpus if len(self.gpus) > 1 else (),
-                "draws": () if with_history is None else with_history.draws,
-                "rewritten": () if with_history is None else with_history.rewritten,
-                "copied": () if with_history is None else with_history.copied,
-                "substitute": partial(self._substitute, values),
-                "layouts": () if with_history is None else self._layouts(values),
-            }
-        )
+        spec: Any = {
+            **self.data(values, with_history),
+            "forward": forward,
+            "taken": taken,
+            "backward": partial(_compiled_backward, self.joint, compile_backward),
+            "name": "SmeltBackward",
+            "lock": backward_lock,
+            "double_backward": with_history,
+            "substitute": partial(self._substitute, values),
+        }
+        return _native.Differentiable(spec)
+
+    def data(self, values: Values, with_history: DoubleBackward | None) -> dict[str, Any]:
+        """The part of the specification that is data: numbers, layouts and devices."""
+        joint = self.joint
+        return {
+            "n_outputs": joint.n_outputs,
+            "differentiable": self._differentiable(values),
+            "gradients": joint.gradients,
+            "leaves": joint.leaves,
+            "through": joint.cuts,
+            "groups": self._groups,
+            "contributors": self.flow.contributors,
+            "direct": self.flow.direct,
+            "conflicts": joint.conflicts,
+            "saved": self._saved(values),
+            "devices": self.gpus if len(self.gpus) > 1 else (),
+            "draws": () if with_history is None else with_history.draws,
+            "rewritten": () if with_history is None else with_history.rewritten,
+            "copied": () if with_history is None else with_history.copied,
+            "layouts": () if with_history is None else self._layouts(values),
+        }
+
+    @cached_property
+    def reaches(self) -> list[Graph]:
+        """The backward by `Reach`, before tangents and gradients are removed."""
+        n = len(Reach) if self.joint.cuts else 1
+        return [_reaching(self.joint, self.parts, Reach(reach)) for reach in range(n)]
 
     def _differentiable(self, values: Values) -> list[tuple[Any, ...]]:
         """The outputs with tangents, and the layout of the tangents that the backward expects."""
@@ -273,6 +292,11 @@ class _Node:
         spec, needed = self.parts.saved[index].spec, self._needed[index]
         is_needed = any(is_requested and needed >> k & 1 for k, is_requested in enumerate(requested))
         return None if is_needed or not isinstance(spec, TensorSpec) else _zeros(substitute(spec, values))
+
+    @property
+    def substitutes(self) -> list[tuple[Any, ...]]:
+        """Of each saved value, whose layout has no symbols, the gradients that need it as a bit mask, and its layout."""
+        return [(n, *_layout(s.spec, {})) for n, s in zip(self._needed, self.parts.saved)]
 
     @cached_property
     def _needed(self) -> list[int]:

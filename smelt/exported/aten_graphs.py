@@ -16,11 +16,18 @@ from smelt.graph.pytree import map_leaves
 from smelt.torch_private import OpOverload
 
 _GETITEM = "getitem"
+_GETITEMS: dict[Any, Any] = {_GETITEM: operator.getitem}
 _NUMBERS = {"int": int, "float": float}  # specs of numbers, by their text
 
 
-def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str]) -> GraphData:
-    """Return `graph` as data. `name_of` returns a constant's name in the state."""
+def as_data(
+    graph: Graph,
+    name_of: Callable[[torch.Tensor], str],
+    target_of: Callable[[Node], Any] | None = None,
+) -> GraphData:
+    """Return `graph` as data. `name_of` returns a constant's name in the state, `target_of` the stored form of a target
+    (None: of an aten graph). Raises ExportError."""
+    target_of = target_of or _aten_target
     index = {node: i for i, node in enumerate(graph)}
 
     def references(value: Any) -> Any:
@@ -28,9 +35,7 @@ def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str]) -> GraphData:
 
     nodes = []
     for node in graph:
-        target = _GETITEM if node.target is operator.getitem else node.target
-        if node.op == "call_method" or (node.op == "call_function" and not _is_known(target)):
-            raise ExportError(f"the graph calls {node.target}, which has no form in a file{_at(node.line)}")
+        target = target_of(node)
         if handles_in((node.args, node.kwargs)):
             raise ExportError(
                 f"the graph calls {node.name}, a graph inside of a graph (torch.cond, while_loop) or a kernel of the "
@@ -44,9 +49,12 @@ def as_data(graph: Graph, name_of: Callable[[torch.Tensor], str]) -> GraphData:
     return GraphData(tuple(nodes), {key: name_of(value) for key, value in graph.constants.items()})
 
 
-def restored(data: GraphData, state: Mapping[str, torch.Tensor]) -> Graph:
-    """The graph of `data`. Raises ProgramError for references to later nodes or to missing constants."""
-    graph = Graph("aten")
+def restored(
+    data: GraphData, state: Mapping[str, torch.Tensor], target_from: Callable[[GraphNode], Any] | None = None
+) -> Graph:
+    """The graph of `data`, an aten graph unless `target_from` returns targets of a torch-level one. Raises ProgramError for
+    references to later nodes or to missing constants."""
+    graph = Graph("aten" if target_from is None else "torch")
     for d in data.nodes:
         known = graph.nodes
 
@@ -56,7 +64,7 @@ def restored(data: GraphData, state: Mapping[str, torch.Tensor]) -> Graph:
             return known[ref.index]
 
         args, kwargs = map_leaves((d.args, d.kwargs), Ref, node_of)
-        target = operator.getitem if d.target == _GETITEM else d.target
+        target = target_from(d) if target_from is not None else _GETITEMS.get(d.target, d.target)
         line = None if d.line is None else Line(*d.line)
         spec = NumberSpec(_NUMBERS[d.spec]) if isinstance(d.spec, str) else d.spec
         graph.nodes.append(Node(cast(OpKind, d.op), target, args, kwargs, d.name, spec, line))
@@ -67,8 +75,12 @@ def restored(data: GraphData, state: Mapping[str, torch.Tensor]) -> Graph:
     return graph
 
 
-def _is_known(target: object) -> bool:
-    return target == _GETITEM or isinstance(target, OpOverload)
+def _aten_target(node: Node) -> Any:
+    target = _GETITEM if node.target is operator.getitem else node.target
+    is_known = target == _GETITEM or isinstance(target, OpOverload)
+    if node.op == "call_method" or (node.op == "call_function" and not is_known):
+        raise ExportError(f"the graph calls {node.target}, which has no form in a file{_at(node.line)}")
+    return target
 
 
 def _at(line: Line | None) -> str:

@@ -3,101 +3,91 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-import torch
-
-from smelt import _native, pipeline, targets
+from smelt import pipeline, targets
+from smelt.autograd.double_backward import DoubleBackward
+from smelt.autograd.undefined_tangents import without_gradients, without_tangents
+from smelt.backends.eager import eager_beneath_node
 from smelt.backends.size_dispatch import eager_fallback
 from smelt.backends.unbacked_subgraphs import devices_of
 from smelt.config import Config
-from smelt.errors import ExportError, PlanError
-from smelt.exported.aten_graphs import as_data, restored
-from smelt.exported.program_file import RECORDS, GraphData, encoded
+from smelt.exported.aten_graphs import restored
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph
-from smelt.guards.stored_form import Unstorable
-from smelt.plan.serialization import packed
-from smelt.plan.value_encoding import decode
 from smelt.shapes.expr import Sym, Values
 from smelt.shapes.substitute import substitute
 from smelt.tracing.record.traced import MadePlan, Role
 from smelt.warm.add_plans import AddPlans
-from smelt.warm.stored_entry import StoredEntry, constant, constant_form
+from smelt.warm.graph_forms import double_backward, read_graphs
+from smelt.warm.stored_entry import StoredEntry, constant
 
 log = logging.getLogger("smelt")
 
 
-def stored_graphs(graphs: Mapping[str, Graph]) -> tuple[bytes, list[list[Any]]]:
-    """The stored form of graphs, and their constants. Raises Unstorable."""
-    constants: list[torch.Tensor] = []
-
-    def name_of(tensor: torch.Tensor) -> str:
-        constants.append(tensor)
-        return str(len(constants) - 1)
-
-    try:
-        data = encoded({name: as_data(graph, name_of) for name, graph in graphs.items()})
-    except (ExportError, PlanError) as error:
-        raise Unstorable(str(error)) from None
-    if any(tensor.device.type != "cpu" for tensor in constants):
-        raise Unstorable("a constant on a GPU")
-    return packed(data), [constant_form(tensor) for tensor in constants]
-
-
 class CompileAgain:
-    """Compiles the graphs of a stored entry, each once for all sizes. New plans are added to the entry."""
+    """Compiles the graphs of a stored entry. New plans are added to the entry."""
 
     def __init__(self, key: str, stored: StoredEntry, config: Config) -> None:
-        self._stored, self._config = stored, config
+        self._form, self._config = stored.data["graph"], config
+        self._graphs = read_graphs(stored.graphs)
         self._add = AddPlans(key, stored, config)
-        self._compiled: dict[Role, Callable[[Values], Compiled]] = {}
+        self._constants = {str(i): constant(form) for i, form in enumerate(self._form["constants"])}
 
-    def __call__(self, role: Role, numbers: Sequence[int]) -> tuple[Compiled] | Compiled:
-        """What `SizeDispatch` gets for new sizes."""
+    def sized(self, numbers: Sequence[int]) -> tuple[Compiled] | Compiled:
+        """The graph for these sizes, as `SizeDispatch` takes it."""
         values = dict(zip(self._symbols, numbers, strict=True))
         try:
-            if role not in self._compiled:
-                self._compiled[role] = self._compile(role)
-            return (self._compiled[role](values),)
+            return (self._at_sizes(values),)
         except Exception as error:
-            log.warning("smelt: a part of %s could not be compiled: %r", self._title, error)
-            return eager_fallback(substitute(self._graph(role), values))
+            self._say(error)
+            return eager_fallback(substitute(self._graph("graph"), values))
 
-    def _compile(self, role: Role) -> Callable[[Values], Compiled]:
-        graph = self._graph(role)
+    def backward(self, role: Role) -> Compiled:
+        """A part of the backward."""
+        _, undefined, reach, omitted, _ = role
+        graph = without_tangents(self._graph(f"backward {reach}"), frozenset(undefined))
+        graph = without_gradients(graph, frozenset(omitted))
+        temporaries = self._form["temporaries"]
+        donated = frozenset(i for i, p in enumerate(graph.placeholders) if p.name in temporaries)
+        try:
+            return self._compiled(graph, role, donated)({})
+        except Exception as error:
+            self._say(error)
+            return eager_beneath_node(graph, donated)
 
+    @cached_property
+    def double_backward(self) -> DoubleBackward:
+        """What computes gradients with a history."""
+        return double_backward(self._graphs["double"], self._constants)
+
+    def _compiled(
+        self, graph: Graph, role: Role, donated: frozenset[int] = frozenset(), symbols: tuple[Sym, ...] = ()
+    ) -> Callable[[Values], Compiled]:
         def on_plan(plan: Any, values: Values) -> None:
-            self._add(MadePlan(role, graph, frozenset(), plan, values))
+            self._add(MadePlan(role, graph, donated, plan, values))
 
         target = targets.factory(devices_of(graph))(self._config)
-        compilation = pipeline.Compilation(self._config, target, self._symbols, title=self._title)
-        return pipeline.compile_graph(graph, replace(compilation, on_plan=on_plan))
+        compilation = pipeline.Compilation(
+            self._config, target, symbols, donated, self._form["title"], role[0] == "backward", on_plan
+        )
+        return pipeline.compile_graph(graph, compilation)
 
-    def _graph(self, role: Role) -> Graph:
+    def _graph(self, name: str) -> Graph:
         named = {
             Sym(sym.name, sym.lo, sym.hi): sym for sym in self._symbols
-        }  # bytes do not tell what is likely
-        return substitute(restored(self._data[role[0]], self._constants), named)
+        }  # bytes do not say what is likely
+        return substitute(restored(self._graphs[name], self._constants), named)
 
-    @property
-    def _title(self) -> str:
-        return str(self._stored.data["graph"]["title"])
+    @cached_property
+    def _at_sizes(self) -> Callable[[Values], Compiled]:
+        return self._compiled(self._graph("graph"), ("graph",), symbols=self._symbols)
 
     @cached_property
     def _symbols(self) -> tuple[Sym, ...]:
-        rows = self._stored.data["graph"]["symbols"]
-        return tuple(Sym(name, low, high, likely=likely) for name, low, high, likely in rows)
+        return tuple(Sym(name, low, high, likely=likely) for name, low, high, likely in self._form["symbols"])
 
-    @cached_property
-    def _data(self) -> Mapping[str, GraphData]:
-        data: Mapping[str, GraphData] = decode(_native.unpacked(self._stored.graphs), RECORDS)
-        return data
-
-    @cached_property
-    def _constants(self) -> Mapping[str, torch.Tensor]:
-        forms = self._stored.data["graph"]["constants"]
-        return {str(i): constant(form) for i, form in enumerate(forms)}
+    def _say(self, error: Exception) -> None:
+        log.warning("smelt: a part of %s could not be compiled: %r", self._form["title"], error)

@@ -23,8 +23,9 @@ import torch
 from smelt import _native, runtime
 from smelt.config import Config
 from smelt.runtime import IDLE_ARENAS
-from smelt.runtime.fork_locks import sizes_lock
+from smelt.runtime.fork_locks import backward_lock, sizes_lock
 from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source
+from smelt.runtime.version_counters import preserve_input_counters
 from smelt.warm.live_objects import Missing, Resolver
 from smelt.warm.stored_entry import Damaged, FormReader, StoredEntry
 
@@ -39,7 +40,7 @@ LIGHT_NAMES: dict[str, object] = {
 RERUNS = ("rerun_eagerly", "rerun_with_handlers")
 
 
-Graph = _native.Plan | _native.SizeDispatch
+Graph = _native.Plan | _native.SizeDispatch | _native.Differentiable
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def found(
     if matching is None:
         return None
     try:
-        graph = _graph(stored, key, config)
+        graph = _graph(stored, matching.read, _Plans(stored, key, config))
         frame = stored.data["frame"]
         return Found(
             matching.tree, _compiled(frame, graph, matching.read), graph if frame["direct"] else None
@@ -107,17 +108,17 @@ def resolved(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, .
 
 
 class _Plans:
-    """The plans of one graph of an entry, by sizes."""
+    """The plans of an entry, and what compiles others."""
 
-    def __init__(self, stored: StoredEntry, role: tuple[Any, ...], key: str, config: Config) -> None:
-        self._stored, self._role, self._key, self._config = stored, role, key, config
-        self._plans = [plan for plan in stored.plans if plan.role == role]
+    def __init__(self, stored: StoredEntry, key: str, config: Config) -> None:
+        self._stored, self._key, self._config = stored, key, config
         self._linked: dict[int, _native.ProgramPlans] = {}
 
-    def at(self, numbers: tuple[int, ...]) -> _native.Plan | None:
-        """The plan for these sizes, linked; None if the entry has none. Raises ValueError for bytes that are none."""
-        for i, plan in enumerate(self._plans):
-            if plan.sizes is None or plan.sizes == numbers:
+    def at(self, role: tuple[Any, ...], numbers: tuple[int, ...] = ()) -> _native.Plan | None:
+        """The plan of a graph for these sizes, linked; None if the entry has none. Raises ValueError for bytes that are no
+        plan."""
+        for i, plan in enumerate(self._stored.plans):
+            if plan.role == role and (plan.sizes is None or plan.sizes == numbers):
                 if i not in self._linked:
                     self._linked[i] = plan.linked()
                 made = self._linked[i].at(numbers if plan.sizes is None else ())
@@ -125,33 +126,35 @@ class _Plans:
                     return runtime.track(made)
         return None
 
+    def first(self, role: tuple[Any, ...]) -> _native.Plan:
+        """The plan of a graph with fixed sizes. Raises ValueError if there is none."""
+        plan = self.at(role)
+        if plan is None:
+            raise Damaged("an entry without a plan")
+        return plan
+
     @cached_property
-    def again(self) -> Callable[[tuple[Any, ...], tuple[int, ...]], Any]:
-        """Compiles a graph of the entry; imports the compiler."""
-        module = import_module("smelt.warm.compile_again")
-        again: Callable[..., Any] = module.CompileAgain(self._key, self._stored, self._config)
-        return again
+    def again(self) -> Any:
+        """The entry's `CompileAgain`; imports the compiler."""
+        return import_module("smelt.warm.compile_again").CompileAgain(self._key, self._stored, self._config)
 
 
-def _graph(stored: StoredEntry, key: str, config: Config) -> Graph:
+def _graph(stored: StoredEntry, read: FormReader, plans: _Plans) -> Graph:
     """The graph, whose plan is linked. Raises ValueError for bytes that are none."""
-    plans, sizes = _Plans(stored, ("graph",), key, config), stored.data["graph"]["sizes"]
-    if sizes is not None:
-        return _sized(plans, sizes)
-    plan = plans.at(())
-    if plan is None:
-        raise Damaged("an entry without a plan")
-    return plan
+    form = stored.data["graph"]
+    if "node" in form:
+        return _node(form, read, plans)
+    return plans.first(("graph",)) if form["sizes"] is None else _sized(form["sizes"], plans)
 
 
-def _sized(plans: _Plans, sizes: Sequence[Sequence[Any]]) -> _native.SizeDispatch:
+def _sized(sizes: Sequence[Sequence[Any]], plans: _Plans) -> _native.SizeDispatch:
     """What `backends.size_dispatch.dispatch_by_sizes` returns for the graph."""
     budget = _native.ArenaBudget(IDLE_ARENAS)
 
     def instance(numbers: tuple[int, ...]) -> Any:
-        plan = plans.at(numbers)
+        plan = plans.at(("graph",), numbers)
         if plan is None:
-            made = plans.again(("graph",), numbers)
+            made = plans.again.sized(numbers)
             if type(made) is not tuple or type(made[0]) is not _native.Plan:
                 return made
             (plan,) = made
@@ -159,6 +162,44 @@ def _sized(plans: _Plans, sizes: Sequence[Sequence[Any]]) -> _native.SizeDispatc
         return (plan,)
 
     return _native.SizeDispatch([tuple(size) for size in sizes], instance, sizes_lock, budget)
+
+
+def _node(form: dict[str, Any], read: FormReader, plans: _Plans) -> _native.Differentiable:
+    """What `autograd.compile_joint` returns for the joint graph."""
+    forward = preserve_input_counters(plans.first(("forward",)), *form["counters"])
+    substitutes = read.value(form["substitutes"])
+
+    def backward(defined: Sequence[bool], reach: int = 0, requested: Sequence[bool] = ()) -> Any:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        role = "backward", _where_not(defined), int(reach), _where_not(requested), deterministic
+        return plans.at(role) or plans.again.backward(role)
+
+    def substitute(index: int, requested: Sequence[bool]) -> torch.Tensor | None:
+        needed, *layout = substitutes[index]
+        if not layout or any(is_requested and needed >> k & 1 for k, is_requested in enumerate(requested)):
+            return None
+        shape, stride, dtype = layout
+        tensor = torch.empty_strided(shape, stride, dtype=dtype)
+        torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).zero_()
+        return tensor
+
+    def double_backward(*arguments: Any) -> Any:
+        return plans.again.double_backward(*arguments)
+
+    spec: Any = {
+        **{name: read.value(value) for name, value in form["node"].items()},
+        "forward": forward,
+        "backward": backward,
+        "name": "SmeltBackward",
+        "lock": backward_lock,
+        "double_backward": double_backward if form["has_double_backward"] else None,
+        "substitute": substitute,
+    }
+    return _native.Differentiable(spec)
+
+
+def _where_not(flags: Sequence[bool]) -> tuple[int, ...]:
+    return tuple([i for i, flag in enumerate(flags) if not flag])
 
 
 def _compiled(frame: dict[str, Any], graph: Any, read: FormReader) -> types.FunctionType:

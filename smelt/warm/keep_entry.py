@@ -24,10 +24,10 @@ from smelt.config import Config
 from smelt.guards.guard_kinds import KINDS
 from smelt.guards.stored_form import Unstorable
 from smelt.guards.tensor_facts import TensorFacts
-from smelt.tracing.record.traced import MadePlan, Traced
+from smelt.tracing.record.traced import MadePlan
 from smelt.warm.add_plans import stored_plan
-from smelt.warm.compile_again import stored_graphs
 from smelt.warm.find_entry import LIGHT_NAMES, RERUNS, resolved
+from smelt.warm.graph_forms import stored_graphs
 from smelt.warm.live_objects import Node, ObjectTable, read_node, store_class_facts
 from smelt.warm.stored_entry import StoredEntry, from_bytes
 
@@ -43,11 +43,11 @@ def stored(new: NewEntry, config: Config) -> StoredEntry:
     """The stored form of an entry. Raises Unstorable."""
     layout, captured = new.layout, new.captured
     made = _plans(new, config)
-    graph, graphs = _graph(captured.traced, made)
     registrations = captured.env.facts.registrations
     writer = _Writer(ObjectTable(new.fn, layout.nodes), layout.nodes, new.slots, registrations)
     nodes = [writer.node(number) for number in range(len(layout.nodes))]
     frame = _frame(new.entry, writer)
+    graph, graphs = _graph(new, made, writer)
     weak = {id(x) for x in layout.weak}
     held = [i for i, x in enumerate(writer.table.objects) if id(x) in weak]
     if len(held) != len(weak):
@@ -77,28 +77,46 @@ def _plans(new: NewEntry, config: Config) -> list[MadePlan]:
         raise Unstorable("the graph breaks")
     if config.verify or config.verify_stages:
         raise Unstorable("graphs are verified")
-    if traced.needs_grad:
-        raise Unstorable("it computes gradients")
     if traced.unbacked is not None:
         raise Unstorable("its sizes depend on data")
-    expected = _native.SizeDispatch if traced.sizes else _native.Plan
+    if traced.needs_grad and traced.sizes:
+        raise Unstorable("it computes gradients with sizes that are symbols")
+    if traced.needs_grad and traced.joint is None:
+        raise Unstorable("autograd records its graph as it runs")
+    if traced.joint is not None:
+        expected: type = _native.Differentiable
+    else:
+        expected = _native.SizeDispatch if traced.sizes else _native.Plan
     if type(new.entry.graph) is not expected or len(made) != 1:
-        raise Unstorable("its graph is not one plan")
+        raise Unstorable("its graph is not one plan, or writes or views are among its results with gradients")
     return made
 
 
-def _graph(traced: Traced, made: Sequence[MadePlan]) -> tuple[dict[str, Any], bytes]:
-    """The form of an entry's graph, and the graphs that calls with other sizes need."""
+def _graph(new: NewEntry, made: Sequence[MadePlan], writer: _Writer) -> tuple[dict[str, Any], bytes]:
+    """The form of an entry's graph, and the graphs that other sizes and backwards need."""
+    traced = new.captured.traced
     found = [(size.input, size.source) for size in traced.sizes.values()]
     sizes = [[i, s.dim, s.divisor, s.over, s.is_remainder] for i, s in found]
     symbols = [[sym.name, sym.lo, sym.hi, sym.likely] for sym in made[0].values]
-    graphs, constants = stored_graphs({made[0].role[0]: made[0].graph}) if sizes else (b"", [])
-    return {
-        "sizes": sizes or None,
-        "symbols": symbols,
-        "constants": constants,
-        "title": traced.title,
-    }, graphs
+    graph: dict[str, Any] = {"sizes": sizes or None, "symbols": symbols, "title": traced.title}
+    if traced.joint is not None:
+        (node,) = new.plans.nodes
+        with_history = node.with_history and node.with_history.at({})
+        data = node.data({}, with_history)
+        graph["node"] = {name: writer.value(_as_tuples(value)) for name, value in data.items()}
+        graph["substitutes"] = writer.value(_as_tuples(node.substitutes))
+        graph["counters"] = [traced.counters.uncounted, traced.counters.counted]
+        graph["temporaries"] = [s.name for s in node.parts.saved if s.kind == "temporary"]
+        graph["has_double_backward"] = with_history is not None
+        reaches = {f"backward {reach}": backward for reach, backward in enumerate(node.reaches)}
+        section, constants = stored_graphs(reaches, with_history)
+    else:
+        section, constants = stored_graphs({"graph": made[0].graph}) if sizes else (b"", [])
+    return {**graph, "constants": constants}, section
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _check_resolves(content: StoredEntry, new: NewEntry, objects: Sequence[object]) -> None:

@@ -62,16 +62,6 @@ def test_a_report_says_why():
     )
 
 
-def test_gradients_are_not_kept_yet():
-    def double(x):
-        return x * 2
-
-    compiled = smelt.compile(double)
-    with torch.enable_grad():
-        compiled(torch.ones(3, requires_grad=True))
-    assert inspect.records(compiled)[0][1].not_kept == ["it computes gradients"]
-
-
 def test_options_turn_it_off():
     with config.set(warm_start=False):
         smelt.compile(lambda x: x * 3)(x)

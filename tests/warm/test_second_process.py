@@ -224,3 +224,101 @@ def test_symbolic_sizes_hit_at_other_sizes(tmp_path, dynamic):
         for name, calls in outcome.items():
             for got, eager in calls:
                 assert close(got, eager), name
+
+
+TRAINING = """
+import json, sys
+import torch
+import torch.nn.functional as F
+from torch import nn
+import smelt
+
+class Norms(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+class Loss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.drop, self.head = nn.Linear(6, 8), nn.Dropout(0.25), nn.Linear(8, 3)
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        logits = self.head(self.drop(hidden))
+        return {"loss": logits.square().mean() + hidden.mean(), "logits": logits, "hidden": hidden}
+
+def function(x, y, k):
+    z = x.sin() * y
+    return z.exp().sum(), (z * k).softmax(-1), z
+
+def step(module, out):
+    out.square().mean().backward()
+
+def of_loss(module, out):
+    (out["loss"] + out["logits"][0, 0]).backward()
+
+def of_hidden(module, out):
+    out["hidden"].sum().backward()
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+def trained(make, prepare, backward, shape):
+    torch.manual_seed(3)
+    module = make()
+    target, x = prepare(module), torch.randn(shape, requires_grad=True)
+    optimizer, seen = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        out = target(x)
+        backward(module, out)
+        seen += [plain(out), x.grad.tolist(), [p.grad.tolist() for p in module.parameters() if p.grad is not None]]
+        optimizer.step()
+    return [seen, plain(dict(module.state_dict())), [b._version for b in module.buffers()]]
+
+def partial(prepare):
+    torch.manual_seed(4)
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    call, seen = prepare(function), []
+    for outputs, inputs in (((0,), (x,)), ((1, 2), (x, y)), ((0, 2), (y,)), ((0,), (x,))):
+        found = call(x, y, 2.0)
+        loss = sum(found[i].sum() for i in outputs)
+        seen.append(plain(torch.autograd.grad(loss, inputs)))
+    (first,) = torch.autograd.grad(call(x, y, 2.0)[1].square().sum(), x, create_graph=True)
+    seen.append(plain(torch.autograd.grad(first.square().sum(), (x, y))))
+    return seen
+
+cases = {
+    "norms": lambda prepare: trained(Norms, prepare, step, (2, 3, 6, 6)),
+    "loss": lambda prepare: trained(Loss, prepare, of_loss, (5, 6)),
+    "partial": partial,
+}
+late = {"hidden": lambda prepare: trained(Loss, prepare, of_hidden, (5, 6))}
+
+def main():
+    chosen = {name: case for name, case in (cases | late).items() if name in sys.argv[1:]}
+    outcome = {name: [case(smelt.compile), case(lambda f: f)] for name, case in chosen.items()}
+    print(json.dumps([outcome, "smelt.capture" in sys.modules, "smelt.pipeline" in sys.modules]))
+"""
+
+
+def test_entries_of_training_are_found_with_their_backwards(tmp_path):
+    runs = [
+        (["norms", "loss"], True, True),
+        (["norms", "loss"], False, False),
+        (["hidden"], False, True),  # this backward is not stored yet
+        (["hidden", "norms", "loss"], False, False),
+        (["partial"], True, True),
+        (["partial"], False, True),  # a second derivative replays the graph
+    ]
+    for names, captures, compiles in runs:
+        outcome, *imported = process(tmp_path, TRAINING, arguments=names)
+        assert imported == [captures, compiles], names
+        for name, (got, eager) in outcome.items():
+            assert close(got, eager), name

@@ -12,6 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 from smelt import _native
+from smelt.autograd.compile_joint import JointNode
 from smelt.capture.driver.capture_attempts import Attempt
 from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.environment.symbolic_size_policy import Path
@@ -100,6 +101,7 @@ class MadePlans:
 
     def __init__(self) -> None:
         self._made: list[MadePlan] = []
+        self.nodes: list[JointNode] = []  # of a joint graph
         self._forward: Callable[[MadePlan], None] = self._made.append
 
     def __call__(self, made: MadePlan) -> None:
@@ -111,6 +113,7 @@ class MadePlans:
     def forward(self, to: Callable[[MadePlan], None]) -> None:
         """Drop the plans made so far, and pass later ones `to` a function."""
         self._made.clear()
+        self.nodes.clear()
         self._forward = to
 
 

@@ -409,7 +409,7 @@ class FrameCompiler:
             captured.traced = replace(captured.traced, on_mismatch=self._mismatch_callback(fn))
         plans = MadePlans()
         if self.keep is not None:
-            captured.traced = replace(captured.traced, on_plan=plans)
+            captured.traced = replace(captured.traced, on_plan=plans, on_node=plans.nodes.append)
         graph = compiled_graph(self.backend, self.config, captured, program)
         frame = edited("frame", compiled_frame(fn, captured, graph, self.resume_functions, functional))
         with stage("guards", name):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt.graph.graph_callable import Compiled
-from smelt.torch_private import set_version_counter
+from smelt.runtime.version_counters import preserve_input_counters
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
 from smelt.tracing.fake.memory_aliases import alias_like
 from smelt.tracing.record.trace_parts import TraceParts
@@ -44,21 +44,7 @@ class Counters:
 
     def preserve_input_counters(self, graph: Compiled) -> Compiled:
         """`graph` with the counters of `uncounted` inputs unchanged by its writes, except by those of `counted` inputs."""
-        uncounted, counted = self.uncounted, self.counted
-        if not uncounted:
-            return graph
-
-        def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
-            inputs = [tensors[i] for i in uncounted]
-            versions = [t._version for t in inputs]
-            # The graph's results are views with the versions that it leaves, so counters are compared before it runs.
-            torch.autograd.graph.increment_version([tensors[i] for i in counted])
-            kept = [(t, version) for t, version in zip(inputs, versions) if t._version == version]
-            results = graph(tensors)
-            set_version_counter(tuple(t for t, _ in kept), tuple(version for _, version in kept))
-            return results
-
-        return call
+        return preserve_input_counters(graph, self.uncounted, self.counted)
 
     def separate_output_counters(self, graph: Compiled) -> Compiled:
         """`graph` with outputs that have the counters of eager's."""

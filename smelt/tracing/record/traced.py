@@ -89,7 +89,8 @@ class Traced:
     `needs_grad`: running the aten graph alone would lose gradients, or an output is an inference tensor: the joint
     graph runs, or autograd must see the torch-level graph run eagerly. `on_mismatch` is called when compiled code
     gives wrong results (the option `verify`). `on_failure` is called when deferred compilation of a subgraph fails; it
-    may raise. `on_plan` receives each plan of the trace's graphs, backwards too. `module_calls`: the calls of modules,
+    may raise. `on_plan` receives each plan of the trace's graphs, backwards too, `on_node` their
+    `autograd.compile_joint.JointNode`. `module_calls`: the calls of modules,
     inner ones first, where recorded. `same_results`: torch-level calls that return a tensor of an earlier node, as `add_`
     does, and that node.
     """
@@ -111,6 +112,7 @@ class Traced:
     on_mismatch: Callable[[Reason], None] | None = None
     on_failure: Callable[[Exception], None] | None = None
     on_plan: Callable[[MadePlan], None] | None = None
+    on_node: Callable[[Any], None] | None = None
     title: str = ""  # the traced function, for messages
     graph_break: Reason | None = None  # the break at which the graph ends
     boundaries: tuple[Node, ...] = ()
