@@ -103,8 +103,8 @@ def _names() -> dict[int, str]:
         for name, value in vars(sys.modules[space]).items():
             if callable(value) and not isinstance(value, type):
                 found.setdefault(id(value), f"{space}:{name}")
-    for name in dir(torch._C._TensorBase):
-        found.setdefault(id(getattr(torch._C._TensorBase, name)), f"torch._C._TensorBase:{name}")
+    for name in dir(torch.Tensor):
+        found.setdefault(id(getattr(torch.Tensor, name)), f"torch.Tensor:{name}")
     return found
 
 
@@ -123,6 +123,6 @@ def _torch_function(node: GraphNode) -> Any:
 
 def _function(name: str) -> Any:
     space, _, attribute = name.partition(":")
-    if space == "torch._C._TensorBase":
-        return getattr(torch._C._TensorBase, attribute)
+    if space == "torch.Tensor":
+        return getattr(torch.Tensor, attribute)
     return vars(sys.modules[space])[attribute] if space in _SPACES else None
