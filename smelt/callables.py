@@ -218,9 +218,7 @@ def _wrap_warm(
 ) -> Any:
     """The native callable that looks for stored entries before it imports the compiler."""
     calls = first_calls.FirstCalls(lambda: made(), chosen, settings.fullgraph, settings.dynamic)
-    wrapped = _native.wrap(own, calls, traced, fn)
-    wrapped._smelt_compiled_under_line_tracers = chosen.compile_under_tracers
-    calls.target = weakref.ref(wrapped)
+    wrapped = calls.wrapped(own, traced, fn)
 
     def made() -> FrameCompiler:
         compiler = settings.frame_compiler()

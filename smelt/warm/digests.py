@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.guards.class_facts import DESCRIPTOR_PARTS
 from smelt.guards.stored_form import Unstorable
 from smelt.torch_private import OpOverload, OpOverloadPacket
@@ -25,10 +26,35 @@ from smelt.torch_private import OpOverload, OpOverloadPacket
 DEPTH = 12  # of objects within objects
 
 
+# In place of the only constant of generated code that Python's compiler does not make.
+_RELEASE = "smelt", "release_arguments"
+
+
 def code_digest(code: types.CodeType) -> bytes:
-    """The digest of a code object, of the code nested in it, and of its file and lines."""
-    # Version 0 writes no references, which would depend on reference counts and on interned texts.
-    return hashlib.sha256(marshal.dumps(code, 0)).digest()
+    """The digest of a code object, of the code nested in it, and of its file and lines. Raises Unstorable."""
+    return hashlib.sha256(code_bytes(code)).digest()
+
+
+def code_bytes(code: types.CodeType) -> bytes:
+    """A code object as bytes. Raises Unstorable for constants that no source has."""
+    if _RELEASE in code.co_consts:
+        raise Unstorable("a constant of the program that generated code uses")
+    if _native.release_arguments in code.co_consts:
+        code = code.replace(
+            co_consts=tuple(_RELEASE if c is _native.release_arguments else c for c in code.co_consts)
+        )
+    try:
+        # Version 0 writes no references, which would depend on reference counts and on interned texts.
+        return marshal.dumps(code, 0)
+    except ValueError:
+        raise Unstorable(f"the code of {code.co_qualname} has objects as constants") from None
+
+
+def code_of(data: bytes) -> types.CodeType:
+    """The code object of `code_bytes`."""
+    code: types.CodeType = marshal.loads(data)
+    constants = tuple(_native.release_arguments if c == _RELEASE else c for c in code.co_consts)
+    return code.replace(co_consts=constants)
 
 
 def digest_of(*values: object) -> bytes:

@@ -68,6 +68,16 @@ def keep(key: str, content: bytes, config: Config) -> bytes:
     return digest
 
 
+def drop(key: str, digest: bytes, config: Config) -> None:
+    """Remove an entry, also from the disk."""
+    _known.get(key, {}).pop(digest, None)
+    store = disk_cache.store(config)
+    for slot in range(SLOTS if store is not None else 0):
+        content = store.get(_slot_key(key, slot)) if store is not None else None
+        if store is not None and content is not None and _is(digest, content):
+            store.drop(_slot_key(key, slot))
+
+
 def _slot_of(digest: bytes, kept: Sequence[bytes | None]) -> int:
     """The slot for an entry: where it is, else a free one, else the one that its digest selects."""
     own = [slot for slot, content in enumerate(kept) if content is not None and _is(digest, content)]
@@ -123,7 +133,7 @@ def load(path: str | os.PathLike[str]) -> int:
 
 def known() -> Iterator[str]:
     """The keys of the entries that this process has found, made or loaded."""
-    return iter(list(_known))
+    return iter([key for key, contents in _known.items() if contents])
 
 
 def forget() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ from smelt.config import Config
 from smelt.runtime import IDLE_ARENAS
 from smelt.runtime.fork_locks import backward_lock, sizes_lock
 from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source
+from smelt.runtime.tail_calls import CONTINUATION_STACK_MODULE, TailCall
 from smelt.runtime.version_counters import preserve_input_counters
+from smelt.warm.digests import code_of
 from smelt.warm.live_objects import Missing, Resolver
 from smelt.warm.stored_entry import Damaged, FormReader, StoredEntry
 
@@ -34,12 +37,14 @@ LIGHT_NAMES: dict[str, object] = {
     "OrderedDict": collections.OrderedDict, "defaultdict": collections.defaultdict, "deque": collections.deque,
     "partial": functools.partial, "MethodType": types.MethodType, "MappingProxyType": types.MappingProxyType,
     "SimpleNamespace": types.SimpleNamespace, "torch": torch, "math": math, "set_attribute": object.__setattr__,
+    "tail": _native.tail_call, "send": _native.send,
     **{f.__name__: f for f in (abs, float, int, max, min, round)},
 }  # fmt: skip
 # Functions of `capture.emit.eager_fallback`, imported when the graph of an entry has raised.
 RERUNS = ("rerun_eagerly", "rerun_with_handlers")
 
 
+Resume = Callable[[types.FunctionType], object]  # makes the callable of a resume function
 Graph = _native.Plan | _native.SizeDispatch | _native.Differentiable
 
 
@@ -62,10 +67,15 @@ class Found:
 
 
 def found(
-    stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, ...], key: str, config: Config
+    stored: StoredEntry,
+    fn: types.FunctionType,
+    slots: tuple[object, ...],
+    key: str,
+    config: Config,
+    resume: Resume,
 ) -> Found | None:
     """The entry for a call of `fn` with these argument slots; None if it does not accept the call, or cannot be loaded.
-    `key`, `config`: of the entry, for plans that later calls need."""
+    `key`, `config`: of the entry, for plans that later calls need. `resume` makes the callable of a resume function."""
     matching = resolved(stored, fn, slots)
     if matching is None:
         return None
@@ -73,7 +83,7 @@ def found(
         graph = _graph(stored, matching.read, _Plans(stored, key, config))
         frame = stored.data["frame"]
         return Found(
-            matching.tree, _compiled(frame, graph, matching.read), graph if frame["direct"] else None
+            matching.tree, _compiled(frame, graph, matching.read, resume), graph if frame["direct"] else None
         )
     except _DAMAGED:
         return None
@@ -83,6 +93,7 @@ def found(
 _DAMAGED = (
     ArithmeticError,
     AttributeError,
+    EOFError,
     LookupError,
     RecursionError,
     RuntimeError,
@@ -202,18 +213,58 @@ def _where_not(flags: Sequence[bool]) -> tuple[int, ...]:
     return tuple([i for i, flag in enumerate(flags) if not flag])
 
 
-def _compiled(frame: dict[str, Any], graph: Any, read: FormReader) -> types.FunctionType:
+def _compiled(frame: dict[str, Any], graph: Any, read: FormReader, resume: Resume) -> types.FunctionType:
     scope: dict[str, object] = {
         "__builtins__": __builtins__,
         "__name__": "smelt.compiled",
         COMPILED_SCOPE: True,
     }
     for name, (kind, *rest) in frame["scope"].items():
-        if kind != "builtin":
+        if kind in CONTINUATIONS:
+            scope[name] = CONTINUATIONS[kind](resume, read, *rest)
+        elif kind != "builtin":
             scope[name] = graph if kind == "graph" else _GLOBALS[kind](name, read, *rest)
     function = compile_source(frame["source"], frame["name"], frame["label"], scope)
     function.__code__ = function.__code__.replace(co_flags=frame["flags"])
+    for name, (code, module, is_apart) in frame["positions"].items():
+        positioned = function if name == frame["name"] else scope[name]
+        assert isinstance(positioned, types.FunctionType)
+        shown = {} if module is None else _warning_globals(module)
+        if is_apart:
+            positioned = scope[name] = types.FunctionType(positioned.__code__, {**scope, **shown}, name)
+        else:
+            scope |= shown
+        positioned.__code__ = code_of(bytes.fromhex(code))
     return function
+
+
+def _warning_globals(module: str) -> dict[str, object]:
+    """As `CodePosition.warning_globals`."""
+    return {
+        "__name__": module,
+        "__warningregistry__": vars(sys.modules[module]).setdefault("__warningregistry__", {}),
+    }
+
+
+def _resume_function(resume: Resume, read: FormReader, code: str, name: str, scope: Any) -> Any:
+    return resume(_function(code, name, read.value(scope)))
+
+
+def _function(code: str, name: str, scope: dict[str, Any]) -> types.FunctionType:
+    function = types.FunctionType(code_of(bytes.fromhex(code)), scope, name)
+    function.__qualname__ = name  # else it is that of the code, which may be disguised
+    return function
+
+
+def _stack(resume: Resume, read: FormReader, code: str, name: str, calls: dict[str, Any]) -> Any:
+    scope: dict[str, Any] = {"__builtins__": __builtins__, "__name__": CONTINUATION_STACK_MODULE}
+    for called, (is_last, (kind, *rest)) in calls.items():
+        target = CONTINUATIONS[kind](resume, read, *rest)
+        scope[called] = TailCall(target) if is_last else target
+    return resume(_function(code, name, scope))
+
+
+CONTINUATIONS: dict[str, Callable[..., Any]] = {"resume": _resume_function, "stack": _stack}
 
 
 def _rerun(name: str, read: FormReader, function: str) -> Callable[..., object]:

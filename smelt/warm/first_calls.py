@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ from smelt.guards.stored_form import Unstorable
 from smelt.runtime.thread_state import thread
 from smelt.torch_private import compiler_stance, forward_mode_level
 from smelt.warm.entry_key import key_for, settings_of
-from smelt.warm.entry_store import entries_under, keep
-from smelt.warm.find_entry import found
+from smelt.warm.entry_store import drop, entries_under, keep
+from smelt.warm.find_entry import CONTINUATIONS, Found, found
 
 if TYPE_CHECKING:
     from smelt.capture.driver.cache_entries import NewEntry
@@ -30,52 +31,113 @@ _blocked = 0  # by `looking_nowhere`
 
 
 class FirstCalls:
-    """The callback of one compiled function. `make` makes its frame compiler; `config`: its options."""
+    """The callback of one compiled function. `make` makes its frame compiler; `config`: its options. `parent`: of a resume
+    function, the callback of the function that it continues."""
 
     def __init__(
-        self, make: Callable[[], FrameCompiler], config: Config, fullgraph: bool, dynamic: bool | None
+        self,
+        make: Callable[[], FrameCompiler] | None,
+        config: Config,
+        fullgraph: bool,
+        dynamic: bool | None,
+        parent: FirstCalls | None = None,
     ) -> None:
-        self._make, self._config = make, config
+        self._make, self._config, self._dynamic = make, config, dynamic
+        self._parent = parent
         self._settings = settings_of(config, fullgraph, dynamic)
+        self._found: list[Found] = []
+        self._continued: list[tuple[str, bytes]] = []  # keys and digests of stored entries whose graph breaks
         self._compiler: FrameCompiler | None = None
         self._seen: set[bytes] = set()  # digests of the stored entries that were added or made here
         self._key = ""  # of the latest miss
+        self._may_find = True
         self.target: Callable[[], _native.Wrapped | None] = lambda: None
         _alive.add(self)
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Any:
         if self._may_look() and self._find(fn, slots):
             return True
+        if (
+            self._make is None and self._parent is not None
+        ):  # a found resume function, which only entries know
+            self._parent.drop_found()
+            return False
         return self.compiler()(fn, slots)
 
     def compiler(self) -> FrameCompiler:
         """The frame compiler, which imports the compiler."""
         if self._compiler is None:
+            assert self._make is not None
             made = self._make()
-            made.keep = self._keep
+            made.keep, made.wrap_warm = self._keep, self._wrap_resume
             self._compiler = made
         return self._compiler
+
+    def _wrap_resume(self, fn: FunctionType, compiler: FrameCompiler) -> _native.Wrapped:
+        """The callable of a resume function that a graph break has made."""
+        from smelt.capture.driver.cache_entries import adopt  # noqa: PLC0415 (capture)
+
+        calls = FirstCalls(lambda: compiler, self._config, False, self._dynamic, self)
+        wrapped = calls.wrapped(fn)
+        adopt(wrapped, fn, compiler)
+        return wrapped
+
+    def resume(self, fn: FunctionType) -> _native.Wrapped:
+        """The callable of a resume function of a found entry. It calls entries alone: a call without one runs eagerly, and
+        the next call of the compiled function compiles it."""
+        return FirstCalls(None, self._config, False, self._dynamic, self).wrapped(fn)
+
+    def wrapped(
+        self,
+        fn: FunctionType,
+        traced: Callable[..., object] | None = None,
+        original: FunctionType | None = None,
+    ) -> _native.Wrapped:
+        """The native callable of `fn` with this callback (see `capture.driver.cache_entries.wrap`)."""
+        made = _native.wrap(fn, self, traced, original)
+        made._smelt_compiled_under_line_tracers = self._config.compile_under_tracers
+        made._smelt_original = fn
+        self.target = weakref.ref(made)
+        return made
+
+    def drop_found(self) -> None:
+        """Drop the entries that were found, and look for no more: a call needs code that no entry has."""
+        if self._parent is not None:
+            self._parent.drop_found()
+        self._may_find = False
+        self.forget()
 
     def forget(self) -> None:
         """Drop the entries that were found."""
         target = self.target()
         self._seen.clear()
-        if target is not None and self._compiler is None:  # else the compiler drops them
+        if target is not None and self._found:
+            self._found.clear()
             _native.clear(target)
+            for entry in self._compiler.record.entries if self._compiler is not None else ():
+                _native.add_entry(target, entry.tree, *entry.callees)
 
     def _may_look(self) -> bool:
-        return not (_blocked or thread.disabled or thread.capturing or forward_mode_level() >= 0) and (
-            compiler_stance() == "default"
+        return (
+            self._may_find
+            and not (_blocked or thread.disabled or thread.capturing or forward_mode_level() >= 0)
+            and (compiler_stance() == "default")
         )
 
     def _find(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
         """Add the first stored entry that accepts the call."""
         target = self.target()
-        self._key = key_for(fn, slots, self._settings)
+        try:
+            self._key = key_for(fn, slots, self._settings)
+        except Unstorable:
+            return False
         for digest, stored in entries_under(self._key, self._seen, self._config):
-            entry = None if target is None else found(stored, fn, slots, self._key, self._config)
+            root = self if self._parent is None else self._parent
+            make = partial(found, key=self._key, config=self._config, resume=root.resume)
+            entry = None if target is None else make(stored, fn, slots)
             if entry is not None and target is not None:
                 self._seen.add(digest)
+                self._found.append(entry)
                 _native.add_entry(target, entry.tree, entry.compiled, entry.only)
                 return True
         return False
@@ -91,7 +153,10 @@ class FirstCalls:
             if key_for(new.fn, new.slots, self._settings) != self._key:
                 raise Unstorable("torch's functions changed while it was compiled")
             entry = stored(new, self._config)
-            self._seen.add(keep(self._key, entry.to_bytes(), self._config))
+            digest = keep(self._key, entry.to_bytes(), self._config)
+            self._seen.add(digest)
+            if any(kind in CONTINUATIONS for kind, *_ in entry.data["frame"]["scope"].values()):
+                self._continued.append((self._key, digest))
             new.plans.forward(AddPlans(self._key, entry, self._config))
             return
         except Unstorable as reason:
@@ -99,6 +164,16 @@ class FirstCalls:
         except Exception as error:  # the entry itself is right
             self._compiler.record.not_kept.append(f"storing it failed: {type(error).__name__}: {error}")
         new.plans.forward(lambda made: None)
+        if self._parent is not None:
+            self._parent._withdraw(self._compiler.record.not_kept[-1])
+
+    def _withdraw(self, why: str) -> None:
+        """Drop the stored entries whose graph breaks: what continues after a break is not stored, because of `why`."""
+        for key, digest in self._continued:
+            drop(key, digest, self._config)
+        if self._continued and self._compiler is not None:
+            self._compiler.record.not_kept.append(f"after a graph break, {why}")
+        self._continued.clear()
 
 
 def forget_all() -> None:

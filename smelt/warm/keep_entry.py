@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import abc
 import builtins
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -16,16 +18,19 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.capture.base.bytecode import is_resume
 from smelt.capture.base.native_functions import nested_codes
 from smelt.capture.driver.cache_entries import Entry, NewEntry
-from smelt.capture.graph_breaks.frame_exits import Return
+from smelt.capture.graph_breaks.continuation_stack import is_continuation_stack
 from smelt.capture.reconstruction.frame_globals import FRAME_NAMES
 from smelt.config import Config
 from smelt.guards.guard_kinds import KINDS
 from smelt.guards.stored_form import Unstorable
 from smelt.guards.tensor_facts import TensorFacts
+from smelt.runtime.tail_calls import TailCall
 from smelt.tracing.record.traced import MadePlan
 from smelt.warm.add_plans import stored_plan
+from smelt.warm.digests import code_bytes
 from smelt.warm.find_entry import LIGHT_NAMES, RERUNS, resolved
 from smelt.warm.graph_forms import stored_graphs
 from smelt.warm.live_objects import Node, ObjectTable, read_node, store_class_facts
@@ -46,7 +51,7 @@ def stored(new: NewEntry, config: Config) -> StoredEntry:
     registrations = captured.env.facts.registrations
     writer = _Writer(ObjectTable(new.fn, layout.nodes), layout.nodes, new.slots, registrations)
     nodes = [writer.node(number) for number in range(len(layout.nodes))]
-    frame = _frame(new.entry, writer)
+    frame = _frame(new, writer)
     graph, graphs = _graph(new, made, writer)
     weak = {id(x) for x in layout.weak}
     held = [i for i, x in enumerate(writer.table.objects) if id(x) in weak]
@@ -73,8 +78,6 @@ def _plans(new: NewEntry, config: Config) -> list[MadePlan]:
     process = captured.env.facts.process_dependence
     if process is not None:
         raise Unstorable(f"it depends on the process: {process}")
-    if not isinstance(captured.frame_exit, Return):
-        raise Unstorable("the graph breaks")
     if config.verify or config.verify_stages:
         raise Unstorable("graphs are verified")
     if traced.unbacked is not None:
@@ -224,24 +227,42 @@ _FORMS: dict[type, Callable[[_Writer, Any], Any]] = {
 # ------------------------------------------------------------------------------------------------------ compiled frames
 
 
-def _frame(entry: Entry, writer: _Writer) -> dict[str, Any]:
+def _frame(new: NewEntry, writer: _Writer) -> dict[str, Any]:
     """The form of the compiled frame."""
+    entry = new.entry
     function: Any = entry.callees[0]
     if entry.callees[1] not in (None, entry.graph):
         raise Unstorable("another callable than its graph runs")
-    code, scope = function.__code__, function.__globals__
-    if code.co_freevars or function.__defaults__ or f"def {code.co_name}(" not in entry.source:
-        raise Unstorable("its frame shows a position of the program")
-    used = {name for c in nested_codes(code) for name in c.co_names}
+    defined = re.findall(r"^def (\w+)\(", entry.source, re.M)  # the frame is the last
+    if not defined or function.__closure__ or function.__defaults__:
+        raise Unstorable("its frame is no function of its source")
+    scope = function.__globals__
+    functions = {name: scope[name] for name in defined[:-1]} | {defined[-1]: function}
+    codes = [code for f in functions.values() for code in nested_codes(f.__code__)]
+    used = {name for code in codes for name in code.co_names} - functions.keys()
     names = {name: scope[name] for name in sorted(used) if name in scope}
     return {
         "source": entry.source,
-        "name": code.co_name,
-        "label": code.co_filename.removeprefix("<smelt ").rpartition(" #")[0],
-        "flags": code.co_flags,
+        "name": defined[-1],
+        "label": new.fn.__code__.co_qualname,
+        "flags": function.__code__.co_flags,
         "scope": {name: _global(name, value, entry, writer) for name, value in names.items()},
+        "positions": {name: form for name, f in functions.items() if (form := _position(f, scope, writer))},
         "direct": entry.callees[1] is not None,
     }
+
+
+def _position(function: FunctionType, scope: dict[str, Any], writer: _Writer) -> list[Any] | None:
+    """The code of a function that shows a position of the program, and the globals that its warnings use; None for one that
+    does not."""
+    own = function.__globals__
+    warns = own.get("__name__") != "smelt.compiled"
+    if function.__code__.co_filename.startswith("<smelt ") and not warns:
+        return None
+    module = own.get("__name__")
+    if warns and (module not in sys.modules or "__warningregistry__" not in own):
+        raise Unstorable("its frame shows a position in code of no module")
+    return [code_bytes(function.__code__).hex(), module if warns else None, own is not scope]
 
 
 def _global(name: str, value: Any, entry: Entry, writer: _Writer) -> Any:
@@ -256,8 +277,30 @@ def _global(name: str, value: Any, entry: Entry, writer: _Writer) -> Any:
         return ["random"]
     if name == "set_random_state" and value == torch.default_generator.set_state:
         return ["random"]
-    if isinstance(value, FunctionType) and value.__globals__.get("__name__") == "smelt.compiled":
-        raise Unstorable("its frame shows a position of the program")
+    if isinstance(value, _native.Wrapped):
+        return _continuation(value, writer)
+    if str(getattr(value, "__module__", "")).startswith("smelt.capture"):
+        raise Unstorable(f"its frame calls {name} of the compiler")
     if hasattr(builtins, name) and getattr(builtins, name) is value:
         return ["builtin"]
     return ["value", writer.value(value)]
+
+
+def _continuation(wrapped: Any, writer: _Writer) -> list[Any]:
+    """What continues after a graph break: a resume function, or a continuation stack of several."""
+    function: FunctionType = wrapped.__wrapped__
+    code = [code_bytes(function.__code__).hex(), function.__name__]
+    if function.__closure__:
+        raise Unstorable("super() without arguments after a graph break")
+    if is_resume(function.__code__):
+        return ["resume", *code, writer.value(function.__globals__)]
+    if not is_continuation_stack(function):
+        raise Unstorable("its frame calls another compiled function")
+    calls = {}
+    for name, value in function.__globals__.items():
+        target = value.target if type(value) is TailCall else value
+        if isinstance(target, _native.Wrapped):
+            calls[name] = [type(value) is TailCall, _continuation(target, writer)]
+        elif not name.startswith("__"):
+            raise Unstorable(f"{name} of the compiler continues after a graph break")
+    return ["stack", *code, calls]

@@ -12,6 +12,7 @@
                | "base" object index         of the method resolution order of a class
                | "type" node                 the class of the object at a node of the guard tree
                | "at" node                   the object at a node of the guard tree
+               | "continuation" name         a continuation that a global of a continuation stack calls, or a part of it
 
 A resolved object must have the stored digest; the root, modules and namespaces have none, guards check what is read of them.
 Distinct rows must resolve to distinct objects.
@@ -26,10 +27,12 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from smelt import _native
 from smelt.guards.class_facts import DESCRIPTOR_PARTS, class_part
 from smelt.guards.named_objects import name_of, named
 from smelt.guards.read_source import ACCESSORS, FAILURES
 from smelt.guards.stored_form import Unstorable
+from smelt.runtime.tail_calls import CONTINUATION_STACK_MODULE, TailCall
 from smelt.torch_private import OpOverload, OpOverloadPacket
 from smelt.warm.digests import class_name, digest_of
 
@@ -128,7 +131,7 @@ class ObjectTable:
     def _add(self, value: object, reference: Reference) -> int:
         digest = (
             b""
-            if reference[0] in ("root", "modules", "dict", "globals", "module")
+            if reference[0] in ("root", "modules", "dict", "globals", "module", "continuation")
             else _digest(value, reference)
         )
         self._numbers[id(value)] = len(self.rows)
@@ -141,7 +144,7 @@ class ObjectTable:
             return ("root",)
         if type(value) is dict:
             return self._dictionary(value)
-        if not isinstance(value, _BY_DIGEST):
+        if not isinstance(value, (*_BY_DIGEST, _native.Wrapped, TailCall)):
             raise Unstorable(f"{_text(value)} is compared by identity")
         if isinstance(value, types.ModuleType):
             module = str(types.ModuleType.__getattribute__(value, "__dict__").get("__name__"))
@@ -157,6 +160,8 @@ class ObjectTable:
     def _dictionary(self, value: dict[Any, Any]) -> Reference:
         if value is sys.modules:
             return ("modules",)
+        if value is self._fn.__globals__:
+            return ("globals", self.number(self._fn))
         name = value.get("__name__")
         if type(name) is str and name in sys.modules and vars(sys.modules[name]) is value:
             return ("dict", name)
@@ -172,6 +177,13 @@ class ObjectTable:
             for node in nodes:
                 if self._is_readable(node):
                     yield kind, node
+        if isinstance(value, _C_FUNCTIONS):
+            cls, name = getattr(value, "__objclass__", None), value.__name__
+            if isinstance(cls, type) and vars(cls).get(name) is value and id(cls) not in self._pending:
+                yield "member", self.number(cls), name, ""
+        for name, part in _continuations(self._fn):
+            if part is value:
+                yield "continuation", name
         if isinstance(value, types.FunctionType):
             for cls in self._classes:
                 for name, part in _attribute_names(cls, value):
@@ -219,6 +231,19 @@ def _attribute_names(cls: type, function: types.FunctionType) -> Iterator[tuple[
         for part in DESCRIPTOR_PARTS.get(type(attribute), ()):
             if getattr(attribute, part) is function:
                 yield name, part
+
+
+def _continuations(fn: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """The globals of a continuation stack, by name, and what they consist of: callables, and the code after a break."""
+    own = fn.__globals__
+    if own.get("__name__") == CONTINUATION_STACK_MODULE:
+        for name, value in own.items():
+            yield name, value
+            if type(value) is TailCall:
+                yield f"{name}.target", value.target
+            callee = value.target if type(value) is TailCall else value
+            if isinstance(callee, _native.Wrapped):
+                yield f"{name}.code", callee.__wrapped__
 
 
 def _text(value: object) -> str:
@@ -287,6 +312,7 @@ _READ: dict[str, Callable[..., object]] = {
     "member": Resolver._member,
     "base": lambda r, cls, index: r.objects[cls].__mro__[index],
     "type": lambda r, node: type(r._node(node)),
+    "continuation": lambda r, name: dict(_continuations(r._fn))[name],
     "at": Resolver._node,
 }
 

@@ -132,4 +132,7 @@ def test_forged_guards_are_no_entry():
         {"table": [], "facts": [], "nodes": [], "collect": 0, "weak": [], "frame": {"scope": {}, "source": "def ("}},
     ]  # fmt: skip
     for data in forged:
-        assert find_entry.found(StoredEntry(data, b"", ()), f, (torch.ones(2),), KEY, Config()) is None
+        assert (
+            find_entry.found(StoredEntry(data, b"", ()), f, (torch.ones(2),), KEY, Config(), lambda fn: fn)
+            is None
+        )

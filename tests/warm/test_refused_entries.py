@@ -1,5 +1,7 @@
 """Entries that no other process may use are not stored, and a report says why."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from smelt.warm import entry_store
 
 x = torch.ones(2, 3)
 HOLDER = [object()]
+WEIGHT = torch.ones(2, 3, requires_grad=True)
 
 
 def order_of_texts(x):
@@ -27,6 +30,22 @@ def addressed(x):
 def breaks(x):
     x = x + 1
     smelt.graph_break()
+    return x * 2, hash("text")
+
+
+@torch.enable_grad()
+def gradients_of_views(x):
+    y = WEIGHT * x
+    return y, y[0]
+
+
+def data_dependent(x):
+    return x[x > 0] * 2
+
+
+def warns(x):
+    x = x + 1
+    warnings.warn("careful", stacklevel=1)
     return x * 2
 
 
@@ -44,7 +63,10 @@ def warm():
         (order_of_texts, "the order of a set"),
         (hashed, "the result of hash"),
         (addressed, "the result of id"),
-        (breaks, "the graph breaks"),
+        (breaks, "after a graph break, it depends on the process: the result of hash"),
+        (gradients_of_views, "its graph is not one plan"),
+        (data_dependent, "its sizes depend on data"),
+        (warns, "its frame calls warn of the compiler"),
     ],
 )
 def test_an_entry_without_a_stored_form_is_not_kept(program, why):

@@ -322,3 +322,98 @@ def test_entries_of_training_are_found_with_their_backwards(tmp_path):
         assert imported == [captures, compiles], names
         for name, (got, eager) in outcome.items():
             assert close(got, eager), name
+
+
+BREAKS = """
+import json, sys, traceback, warnings
+import torch
+from torch import nn
+import smelt
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.seen = nn.Linear(3, 3), []
+    def forward(self, x):
+        x = self.linear(x)
+        self.seen.append(round(x.sum().item(), 3))
+        return x.relu() + len(self.seen)
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Inner(), Inner()
+    def forward(self, x):
+        y = self.second(self.first(x) * 2)
+        return y + 1, self.first.seen + self.second.seen
+
+def chooses(x):
+    y = x * 2
+    if y.sum() > 0:
+        return y.exp()
+    return y - 1
+
+def stops(x, names):
+    y = x.sin()
+    smelt.graph_break()
+    for name in names:
+        y = y + len(name)
+    try:
+        return y / names["a"], str(names)
+    except TypeError as error:
+        line = traceback.extract_tb(error.__traceback__)[-1].lineno
+        return y, type(error).__name__, line
+
+def warned(x):
+    y = x + 1
+    warnings.warn("careful", stacklevel=1)
+    return y * 2
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+def called(make, prepare, arguments):
+    torch.manual_seed(0)
+    call = prepare(make())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = [plain(call(*a)) for a in arguments]
+    return results, [(str(w.message), w.filename, w.lineno) for w in caught if "careful" in str(w.message)]
+
+def cases(sign):
+    x = torch.tensor([1.0, 2.0, 3.0]) * sign
+    return {
+        "outer": (Outer, [(x,)] * 3),
+        "chooses": (lambda: chooses, [(x,), (x,)]),
+        "stops": (lambda: stops, [(x, ["a", "b"]), (x, {"a": 2})]),
+        "warned": (lambda: warned, [(x,)]),
+    }
+
+def main():
+    outcome = {}
+    with torch.no_grad():
+        for name, (make, arguments) in cases(int(sys.argv[1])).items():
+            got = called(make, smelt.compile, arguments)
+            captured = "smelt.capture" in sys.modules
+            outcome[name] = [got, called(make, lambda f: f, arguments), captured]
+    print(json.dumps([outcome]))
+"""
+
+
+def test_functions_with_graph_breaks_are_found_in_pieces(tmp_path):
+    for sign, captured in ((1, True), (1, False)):
+        ((outcome,)) = process(tmp_path, BREAKS, arguments=[str(sign)])
+        for name, (got, eager, imported) in outcome.items():
+            assert close(got, eager), name
+            if name not in ("stops", "warned"):  # whose tracebacks and filters have no stored form
+                assert imported is captured, name
+
+
+def test_a_piece_that_is_not_stored_runs_eagerly_and_is_compiled_later(tmp_path):
+    process(tmp_path, BREAKS, arguments=["1"])
+    ((outcome,)) = process(tmp_path, BREAKS, arguments=["-1"])  # another branch after the break
+    assert outcome["chooses"][2]
+    for name, (got, eager, _) in outcome.items():
+        assert close(got, eager), name

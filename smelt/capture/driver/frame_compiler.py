@@ -170,6 +170,8 @@ class FrameCompiler:
         self.record = Record(self.first_attempt())
         self._installed = 0  # the number of entries installed so far, evicted ones included
         self.keep: Callable[[NewEntry], None] | None = None  # stores entries for other processes
+        # Makes the callable of a resume function, which looks for stored entries before its compiler is called.
+        self.wrap_warm: Callable[[FunctionType, FrameCompiler], _native.Wrapped] | None = None
         # the native callable, held compiler_ref
         self.target: Callable[[], _native.Wrapped | None] = lambda: None
 
@@ -275,7 +277,7 @@ class FrameCompiler:
     def _wrap_resume(self, fn: FunctionType) -> Any:
         """Wrap a resume function, whose compiler shares all resume functions with this one."""
         compiler = FrameCompiler(self.backend, self.config, False, self.dynamic, self.resume_functions)
-        wrapped = wrap(fn, compiler)
+        wrapped = wrap(fn, compiler) if self.wrap_warm is None else self.wrap_warm(fn, compiler)
         wrapped._smelt_original = fn
         return wrapped
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import lines_of, raw_instructions
 from smelt.capture.base.value_kinds import LEAF_TYPES
@@ -35,8 +34,7 @@ from smelt.capture.graph_breaks.resume_points import (
 )
 from smelt.capture.semantics.calls import calls
 from smelt.runtime.generated_source import compile_source, identifier
-
-CONTINUATION_STACK_MODULE = "__smelt_continuation_stack__"  # the __name__ in these functions
+from smelt.runtime.tail_calls import CONTINUATION_STACK_MODULE, TailCall
 
 
 @dataclass(frozen=True)
@@ -112,19 +110,6 @@ def _suspended_frame(normal: _Call, handler: _Call | None, parameters: dict[str,
     known = {**parameters, "result": result, "error": error}
     handling = None if handler is None else handler.with_values(known)
     return SuspendedFrame(normal.with_values(known), result, handling, error)
-
-
-class TailCall:
-    """The callee of the last statement of a continuation stack. Where the stack runs eagerly, its native caller makes the
-    call, so that the C stack does not grow with each break in a loop."""
-
-    __slots__ = ("target",)
-
-    def __init__(self, target: Callable[..., object]) -> None:
-        self.target = target
-
-    def __call__(self, *arguments: object) -> object:
-        return _native.tail_call(self.target, *arguments)
 
 
 calls.CALLERS[TailCall] = lambda vm, fn, args, kwargs: calls.call(vm, fn.target, args, kwargs)

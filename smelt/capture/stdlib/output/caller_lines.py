@@ -14,8 +14,8 @@ from torch import nn
 from smelt.capture.base.native_functions import POLYFILLS
 from smelt.capture.base.vm_frames import Frame, is_smelt_scope
 from smelt.capture.graph_breaks import continuation_stack
-from smelt.capture.graph_breaks.continuation_stack import CONTINUATION_STACK_MODULE
 from smelt.capture.vm.vm import VM
+from smelt.runtime.tail_calls import CONTINUATION_STACK_MODULE
 
 _HIDDEN_MODULES = (
     "smelt.callables",
