@@ -18,8 +18,10 @@ from pathlib import Path
 from smelt.runtime.disk_cache import Store, key_of
 from tests.harness import mutations
 
+WITHOUT_GRADIENTS = ("writes",)  # results that are views of what is written
 
-def sweep_program(name: str, source: str) -> int:
+
+def sweep_program(name: str, source: str, way: mutations.Way) -> int:
     """The number of mutations of a program for which an entry is wrong."""
     counts = {"mutations": 0, "hits": 0, "wrong": 0}
 
@@ -31,11 +33,13 @@ def sweep_program(name: str, source: str) -> int:
             counts["wrong"] += 1
             print(f"WRONG {name}, {what}: {str(error)[:200]}")
 
-    with mutations.stored(source):
+    with mutations.stored(source, way):
         for what, tree in mutations.edits(source):
-            check(what, lambda tree=tree: mutations.hits_if_it_runs(tree))  # type: ignore[misc]
+            check(what, lambda tree=tree: mutations.hits_if_it_runs(tree, way))  # type: ignore[misc]
         for what, change in mutations.CHANGES.items():
-            check(what, lambda change=change: mutations.hits(lambda: mutations.load(source), change))  # type: ignore[misc]
+            check(
+                what, lambda change=change: mutations.hits(lambda: mutations.load(source, way), change, way)
+            )  # type: ignore[misc]
     print(name, *(f"{count} {what}" for what, count in counts.items()), sep="  ", flush=True)
     return counts["wrong"]
 
@@ -65,10 +69,17 @@ def main() -> int:
     """Sweep all programs, then files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=0, help="how many mutated files")
-    files = parser.parse_args().files
+    parser.add_argument(
+        "--way", action="append", choices=list(mutations.WAYS), help="how to compile; all if left out"
+    )
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
-    wrong = sum(sweep_program(*program) for program in mutations.PROGRAMS.items())
-    return int(wrong + (sweep_files(files) if files else 0) > 0)
+    wrong = 0
+    for way in options.way or mutations.WAYS:
+        for name, source in mutations.PROGRAMS.items():
+            if way != "gradients" or name not in WITHOUT_GRADIENTS:
+                wrong += sweep_program(f"{name} {way}".strip(), source, mutations.WAYS[way])
+    return int(wrong + (sweep_files(options.files) if options.files else 0) > 0)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from smelt.runtime import IDLE_ARENAS
 from smelt.runtime.fork_locks import backward_lock, sizes_lock
 from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source
 from smelt.runtime.tail_calls import CONTINUATION_STACK_MODULE, TailCall
-from smelt.runtime.version_counters import preserve_input_counters
+from smelt.runtime.uncounted_writes import preserve_input_counters
 from smelt.warm.digests import code_of
 from smelt.warm.live_objects import Missing, Resolver
 from smelt.warm.stored_entry import Damaged, FormReader, StoredEntry

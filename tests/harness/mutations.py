@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import os
 import sys
 import types
@@ -25,7 +26,7 @@ import smelt
 from smelt import _native, config
 from smelt.capture.driver import cache_entries
 from smelt.warm import entry_store, first_calls
-from tests.harness.agreement import Observed, compare, observe
+from tests.harness.agreement import Observed, compare, observe, tensors
 
 NAME = "smelt_mutated_program"  # of the module in every version: entries find it by name
 
@@ -190,6 +191,29 @@ def run(x, reduce):
 def make():
     return run, (torch.randn(3, 5), Derived(Options())), {}
 """,
+    "breaks": """
+import torch
+import smelt
+LIMIT = 0.5
+def inner(x, power):
+    y = x * 2 + power
+    if y.sum() > LIMIT:
+        return y.exp()
+    return y - 1
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.rate = torch.nn.Linear(4, 4), 0.5
+    def forward(self, x, names):
+        y = inner(self.linear(x).abs(), 3) * self.rate
+        smelt.graph_break()
+        for name in names:
+            y = y + len(name)
+        return {"y": y, "names": names[-1]}
+def make():
+    torch.manual_seed(0)
+    return Model().eval(), (torch.ones(2, 4), ["a", "bb"]), {}
+""",
     "containers": """
 import torch
 from collections import OrderedDict
@@ -217,8 +241,36 @@ class Loaded:
     kwargs: dict[str, Any]
 
 
-def load(source: str | ast.Module) -> Loaded:
-    """Run a program's module, under `NAME`, and its `make`. Raises what the program raises."""
+@dataclass(frozen=True)
+class Way:
+    """How programs are compiled and called: with symbolic sizes, or with gradients."""
+
+    dynamic: bool | None = None
+    gradients: bool = False
+
+    def observed(self, program: Loaded, target: Callable[..., Any]) -> Any:
+        """The result of a call; with gradients, those of the sum of its results too."""
+        result = target(*program.args, **program.kwargs)
+        if not self.gradients:
+            return result
+        floats = [t for t in tensors(result) if t.requires_grad]
+        leaves = [
+            t
+            for t in tensors([program.args, program.kwargs, program.target])
+            if t.requires_grad and t.is_leaf
+        ]
+        if not floats or not leaves or not torch.is_grad_enabled():
+            return result
+        loss = sum((t.double() * torch.arange(1, t.numel() + 1).view(t.shape).cos()).sum() for t in floats)
+        return result, torch.autograd.grad(loss, leaves, allow_unused=True)
+
+
+WAYS = {"": Way(), "symbolic sizes": Way(dynamic=True), "gradients": Way(gradients=True)}
+
+
+def load(source: str | ast.Module, way: Way | None = None) -> Loaded:
+    """Run a program's module, under `NAME`, and its `make`. Raises what the program raises. With gradients, its arguments
+    require them."""
     module = types.ModuleType(NAME)
     sys.modules[NAME] = module
     exec(compile(source, f"/{NAME}.py", "exec"), vars(module))
@@ -226,6 +278,9 @@ def load(source: str | ast.Module) -> Loaded:
     target, args, kwargs = module.make()
     if not callable(target):
         raise TypeError("no program")
+    for tensor in tensors([args, kwargs]) if way is not None and way.gradients else ():
+        if tensor.is_floating_point() and tensor.is_leaf:
+            tensor.requires_grad_()
     return Loaded(module, target, args, kwargs)
 
 
@@ -578,13 +633,15 @@ CHANGES: dict[str, Change] = dict(_changes())
 
 
 @contextlib.contextmanager
-def stored(source: str) -> Iterator[None]:
+def stored(source: str, way: Way = WAYS[""]) -> Iterator[None]:
     """A context in which the entries of a program's first call are stored, in memory, and no others."""
-    with config.set(warm_start=True, kernel_cache=False), torch.no_grad():
+    mode = torch.enable_grad() if way.gradients else torch.no_grad()
+    with config.set(warm_start=True, kernel_cache=False), mode:
         entry_store.forget()
         compare(Observed(random=torch.ones(1)), Observed(random=torch.ones(1)))
-        program = load(source)
-        smelt.compile(program.target)(*program.args, **program.kwargs)
+        program = load(source, way)
+        compiled = smelt.compile(program.target, dynamic=way.dynamic)
+        way.observed(program, compiled)
         assert smelt.save_cache(os.devnull), f"not stored: {not_kept()}"
         patch = pytest.MonkeyPatch()
         patch.setattr(first_calls.FirstCalls, "compiler", lambda self: lambda fn, slots: False)
@@ -600,27 +657,27 @@ def not_kept() -> list[str]:
     return [reason for _, _, record in cache_entries.all_records() for reason in record.not_kept]
 
 
-def hits(make: Callable[[], Loaded], change: Change | None = None) -> bool:
+def hits(make: Callable[[], Loaded], change: Change | None = None, way: Way = WAYS[""]) -> bool:
     """Whether a stored entry serves the call of a program that `make` loads and `change` changes; calls without an entry run
     eagerly. Raises AssertionError if it does not do what the program does, and what the program raises while it is loaded.
     """
-    wanted, _ = _observed(make, change, lambda target: target)
-    got, compiled = _observed(make, change, smelt.compile)
+    wanted, _ = _observed(make, change, lambda target: target, way)
+    got, compiled = _observed(make, change, functools.partial(smelt.compile, dynamic=way.dynamic), way)
     compare(got, wanted)
     return _native.count(compiled._smelt.call if isinstance(compiled, nn.Module) else compiled) > 0
 
 
-def hits_if_it_runs(source: ast.Module) -> bool:
+def hits_if_it_runs(source: ast.Module, way: Way = WAYS[""]) -> bool:
     """`hits` of an edited program; False if it cannot be loaded."""
     try:
         load(source)
     except Exception:
         return False
-    return hits(lambda: load(source))
+    return hits(lambda: load(source, way), way=way)
 
 
 def _observed(
-    make: Callable[[], Loaded], change: Change | None, prepare: Callable[[Any], Any]
+    make: Callable[[], Loaded], change: Change | None, prepare: Callable[[Any], Any], way: Way
 ) -> tuple[Observed, Any]:
     program = make()
     with contextlib.ExitStack() as stack:
@@ -629,7 +686,7 @@ def _observed(
             stack.enter_context(context)
         target = prepare(program.target)
         state = program.args, program.kwargs, program.target, vars(program.module).get("state")
-        seen = observe(lambda *state: target(*program.args, **program.kwargs), state, 0)
+        seen = observe(lambda *state: way.observed(program, target), state, 0)
         seen.result, seen.arguments = _plain(seen.result), _plain(seen.arguments)
         return seen, target
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt.graph.graph_callable import Compiled
-from smelt.runtime.version_counters import preserve_input_counters
+from smelt.runtime.uncounted_writes import preserve_input_counters
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
 from smelt.tracing.fake.memory_aliases import alias_like
 from smelt.tracing.record.trace_parts import TraceParts
