@@ -10,6 +10,7 @@ import enum
 import functools
 import hashlib
 import marshal
+import operator
 import struct
 import sys
 import types
@@ -62,31 +63,38 @@ def digest_of(*values: object) -> bytes:
     writer = _Writer()
     for value in values:
         writer.write(value)
-    return writer.hash.digest()
+    return hashlib.sha256(b"".join(writer.parts)).digest()
+
+
+_module_of: Any = type.__dict__["__module__"].__get__
+_qualname_of: Any = type.__dict__["__qualname__"].__get__
 
 
 def class_name(cls: type) -> str:
     """Module and qualified name of a class, read without its metaclass."""
-    own = type.__getattribute__
-    return f"{type.__dict__['__module__'].__get__(cls)}.{own(cls, '__qualname__')}"  # type: ignore[arg-type]
+    return f"{_module_of(cls)}.{_qualname_of(cls)}"
 
 
 class _Writer:
-    """Hashes a walk over values. An object that is being walked is written as its depth."""
+    """Collects what is hashed, in a walk over values. An object that is being walked is written as its depth."""
 
     def __init__(self) -> None:
-        self.hash = hashlib.sha256()
+        self.parts: list[bytes] = []
         self._walked: list[int] = []
 
     def text(self, *texts: str) -> None:
         for text in texts:
             data = text.encode("utf-8", "surrogatepass")
-            self.hash.update(b"%d:" % len(data) + data)
+            self.parts.append(b"%d:%b" % (len(data), data))
 
     def write(self, value: Any) -> None:
         kind = type(value)
         if kind in _LEAVES:
-            self.text(kind.__name__, repr(value))
+            data = repr(value).encode("utf-8", "surrogatepass")
+            self.parts.append(b"%b:%d:%b" % (kind.__name__.encode(), len(data), data))
+            return
+        if kind is types.FunctionType and not (value.__defaults__ or value.__kwdefaults__ or value.__dict__):
+            self._bare_function(value)
             return
         if kind is float or kind is complex:
             parts = (value,) if kind is float else (value.real, value.imag)
@@ -101,9 +109,14 @@ class _Writer:
         self._object(value, kind)
         self._walked.pop()
 
+    def _bare_function(self, f: types.FunctionType) -> None:
+        name = f.__qualname__.encode("utf-8", "surrogatepass")
+        self.parts.append(b"function:%d:%d:%b" % (f.__defaults__ is None, len(name), name))
+        self.parts.append(code_digest(f.__code__))
+
     def all(self, tag: str, values: Iterable[Any]) -> None:
-        items = list(values)
-        self.text(tag, str(len(items)))
+        items = values if type(values) is tuple or type(values) is list else list(values)
+        self.parts.append(b"%b:%d:" % (tag.encode(), len(items)))
         for item in items:
             self.write(item)
 
@@ -112,7 +125,9 @@ class _Writer:
         if write is not None:
             write(self, value)
         elif isinstance(value, type):
-            self.all("class", (class_name(type(value)), *map(class_name, value.__mro__)))
+            self.text(
+                "class", class_name(type(value)), str(len(value.__mro__)), *map(class_name, value.__mro__)
+            )
         elif isinstance(value, types.ModuleType):
             self.text("module", str(types.ModuleType.__getattribute__(value, "__dict__").get("__name__")))
         elif isinstance(value, enum.Enum):
@@ -160,7 +175,7 @@ class _Plain:
 
 def _function(w: _Writer, f: types.FunctionType) -> None:
     marks = {name: value for name, value in f.__dict__.items() if type(value) in _LEAVES}
-    w.text("function", f.__qualname__, code_digest(f.__code__).hex())
+    w._bare_function(f)
     w.all("defaults", (f.__defaults__, f.__kwdefaults__, sorted(f.__dict__), marks))
 
 
@@ -221,14 +236,30 @@ def _namespaces() -> tuple[Any, ...]:
 def library_digest() -> bytes:
     """The digest of the functions of torch that capture runs natively: a program may replace them. Guards compare those that
     a capture reads itself, this covers those that torch's functions call."""
-    hashed = hashlib.sha256()
+    global _library
+    found: list[Any] = []
     for space in _namespaces():
-        for name, value in sorted(vars(space).items()):  # modules appear as they are imported
-            if type(value) is types.FunctionType:
-                hashed.update(name.encode() + b"\0" + marshal.dumps(value.__code__, 0))
-            elif type(value) in _NAMED:
-                hashed.update(f"{name}\0{value.__qualname__}\0".encode())
-    return hashed.digest()
+        for name, value in vars(space).items():
+            kind = type(value)
+            if kind is types.FunctionType:
+                found += name, value, value.__code__
+            elif kind in _NAMED:
+                found += name, value, None
+    known, digest = _library
+    if len(known) == len(found) and all(map(operator.is_, known, found)):  # as at the last call
+        return digest
+    rows = zip(found[::3], found[1::3], found[2::3])
+    parts = [
+        (str(name), marshal.dumps(code, 0) if code else value.__qualname__.encode())
+        for name, value, code in rows
+    ]
+    parts.sort()  # modules appear as they are imported
+    digest = hashlib.sha256(b"\0".join([p for name, part in parts for p in (name.encode(), part)])).digest()
+    _library = found, digest
+    return digest
+
+
+_library: tuple[list[Any], bytes] = ([], b"")
 
 
 _NAMED = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,

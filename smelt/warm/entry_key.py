@@ -26,7 +26,7 @@ from smelt.config import Config
 from smelt.runtime.disk_cache import key_of
 from smelt.warm.digests import class_name, code_digest, library_digest
 
-FORM = "2"  # of stored entries: changes with the meaning of what is stored
+FORM = "3"  # of stored entries: changes with the meaning of what is stored
 # Options that decide nothing about an entry.
 _UNREAD = frozenset({"kernel_cache", "kernel_cache_bytes", "warm_start", "recompile_limit"})
 _VARIABLES = re.compile(
@@ -73,7 +73,7 @@ def _filters() -> list[tuple[object, ...]]:
 @functools.cache
 def _process_key() -> str:
     return key_of(
-        FORM, *_versions(), *_machine(), *map(repr, _files(os.path.dirname(os.path.dirname(__file__))))
+        FORM, *_versions(), *_machine(), "\n".join(_files(os.path.dirname(os.path.dirname(__file__))))
     )
 
 
@@ -99,12 +99,16 @@ def _machine() -> Iterator[str]:
             yield f"{name}={os.environ[name]}"
 
 
-def _files(folder: str) -> Iterator[tuple[str, int, int]]:
+def _files(folder: str) -> list[str]:
     """Name, time and size of the files of a package."""
-    with os.scandir(folder) as found:
-        for entry in sorted(found, key=lambda e: e.name):
-            if entry.is_dir() and entry.name != "__pycache__":
-                yield from _files(entry.path)
-            elif entry.name.endswith((".py", ".so")):
-                status = entry.stat()
-                yield entry.path, status.st_mtime_ns, status.st_size
+    rows, folders = [], [folder]
+    for inner in folders:
+        with os.scandir(inner) as found:
+            for entry in found:
+                name = entry.name
+                if name.endswith((".py", ".so")):
+                    status = entry.stat()
+                    rows.append(f"{entry.path} {status.st_mtime_ns} {status.st_size}")
+                elif name != "__pycache__" and entry.is_dir():
+                    folders.append(entry.path)
+    return sorted(rows)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from smelt import _native
 from smelt.config import Config
 from smelt.guards.stored_form import Unstorable
+from smelt.runtime.gc_pause import collections_postponed
 from smelt.runtime.thread_state import thread
 from smelt.torch_private import compiler_stance, forward_mode_level
 from smelt.warm.entry_key import key_for, settings_of
@@ -55,8 +56,10 @@ class FirstCalls:
         _alive.add(self)
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Any:
-        if self._may_look() and self._find(fn, slots):
-            return True
+        if self._may_look():
+            with collections_postponed():  # a lookup makes many objects, and a collection takes milliseconds
+                if self._find(fn, slots):
+                    return True
         if (
             self._make is None and self._parent is not None
         ):  # a found resume function, which only entries know

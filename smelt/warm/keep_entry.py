@@ -145,6 +145,7 @@ class _Writer:
         self._node = 0  # the number of the node that is written
         self.facts: list[Any] = []
         self._numbers: dict[TensorFacts, int] = {}
+        self._digests: dict[Any, bytes] = {}
 
     def node(self, number: int) -> list[Any]:
         """The form of a node of the guard tree."""
@@ -196,7 +197,7 @@ class _Writer:
 
     def class_facts(self, native: Any) -> Any:
         """The form of what a guard knows of a class."""
-        names, parts = store_class_facts(native, self.table.number)
+        names, parts = store_class_facts(native, self.table.number, self._digests)
         return ["C", list(names), [[n, None if c is None else list(c), d.hex()] for n, c, d in parts]]
 
     def tensor(self, native: Any) -> Any:

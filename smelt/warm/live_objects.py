@@ -22,6 +22,7 @@ Nothing here runs code of the program.
 from __future__ import annotations
 
 import enum
+import hashlib
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -320,8 +321,11 @@ _READ: dict[str, Callable[..., object]] = {
 # -------------------------------------------------------------------------------------------------- facts about classes
 
 
-def store_class_facts(native: tuple[Any, ...], number: Callable[[object], int]) -> tuple[Any, ...]:
-    """The stored form of what a guard knows of a class, from the native value (`ClassFacts`). Raises Unstorable."""
+def store_class_facts(
+    native: tuple[Any, ...], number: Callable[[object], int], digests: dict[Any, bytes]
+) -> tuple[Any, ...]:
+    """The stored form of what a guard knows of a class, from the native value (`ClassFacts`). `digests`: of attributes,
+    which guards share. Raises Unstorable."""
     _, names, rows = native
     if not rows:
         raise Unstorable("a class that changed during the capture")
@@ -337,7 +341,7 @@ def store_class_facts(native: tuple[Any, ...], number: Callable[[object], int]) 
                 (
                     number(cls),
                     None if covered is None else tuple(sorted(covered)),
-                    _facts_digest(cls, expected),
+                    _facts_digest(cls, expected, digests),
                 )
             )
     return tuple(sorted(names)), tuple(parts)
@@ -354,7 +358,7 @@ def load_class_facts(
     for number, covered, digest in rows:
         at = number, key, digest, None if covered is None else tuple(covered)
         if at not in checked:
-            checked[at] = _checked_part(objects[number], names, covered, bytes.fromhex(digest))
+            checked[at] = _checked_part(objects[number], names, covered, bytes.fromhex(digest), checked)
         parts.append(checked[at])
     first = objects[rows[0][0]]
     if tuple(objects[row[0]] for row in rows) != first.__mro__:
@@ -362,20 +366,32 @@ def load_class_facts(
     return version(first), names, tuple(parts)
 
 
-def _checked_part(cls: type, names: frozenset[str], covered: Sequence[str] | None, digest: bytes) -> Any:
+def _checked_part(
+    cls: type,
+    names: frozenset[str],
+    covered: Sequence[str] | None,
+    digest: bytes,
+    digests: dict[Any, Any],
+) -> Any:
     part = class_part(cls, names, None if covered is None else frozenset(covered))
     try:
-        if digest != (_facts_digest(cls, part[2]) if part[1] else b""):
+        if digest != (_facts_digest(cls, part[2], digests) if part[1] else b""):
             raise Missing(f"{class_name(cls)} has changed")
     except Unstorable as error:
         raise Missing(str(error)) from None
     return part
 
 
-def _facts_digest(cls: type, expected: Mapping[str, object]) -> bytes:
-    """The digest of the attributes of a class that its guard compares, as they are now."""
-    own = vars(cls)
-    return digest_of({name: own.get(name) for name in sorted(expected) if name not in _HIDDEN})
+def _facts_digest(cls: type, expected: Mapping[str, object], known: dict[Any, bytes]) -> bytes:
+    """The digest of the attributes of a class that its guard compares, as they are now. `known`: of each attribute."""
+    own, parts = vars(cls), []
+    for name in sorted(expected):
+        if name not in _HIDDEN:
+            digest = known.get((cls, name))
+            if digest is None:
+                digest = known[cls, name] = digest_of(own.get(name))
+            parts.append(digest + name.encode("utf-8", "surrogatepass"))
+    return hashlib.sha256(b"\0".join(parts)).digest()
 
 
 # Attributes that Python or a library adds to a class by itself, and that decide nothing.
