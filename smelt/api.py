@@ -143,7 +143,8 @@ def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callab
     `Explanation` (`smelt/report/explanation.py`): graphs, breaks, guards, recompiles, kernels, memory, time. Print it.
 
     Args:
-        fn: an argument or a result of `compile`. An argument is compiled with `options` (those of `compile`).
+        fn: an argument or a result of `compile`, or of torch.compile, or a module compiled in place. An argument, and what
+            torch compiled, is compiled with `options` (those of `compile`).
         times: the number of further calls that time kernels (median microseconds) with torch's profiler. To choose the
             timed calls yourself, make them under `.timing()`.
 
@@ -155,7 +156,7 @@ def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callab
     Raises what `compile` raises, OptionError for negative `times`, the exceptions of the call, and Unavailable if
     smelt cannot work with this torch or Python.
     """
-    anew = functools.partial(compile, fn, **options)
+    anew = functools.partial(compile, **options)
     explained: Callable[..., Explanation] = _compiler().explain(fn, anew, bool(options), times)
     return explained
 

@@ -28,8 +28,15 @@ from torch import nn
 from smelt import _native, config, shared_compilations
 from smelt.errors import OptionError, nearest
 from smelt.runtime import release_all
+from smelt.runtime.compiled_callables import eager_callable, native_callable
 from smelt.runtime.thread_state import set_disabled
-from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, show_original
+from smelt.torch_private import (
+    CALL_IMPL,
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    original_of_torch_compile,
+    show_original,
+)
 from smelt.warm import entry_store, first_calls
 
 if TYPE_CHECKING:
@@ -121,6 +128,8 @@ def _compile(model: Any, settings: Settings, disable: bool) -> Any:
     if isinstance(model, nn.Module):
         return _compiled_module(model, settings)
     if isinstance(model, types.MethodType):
+        if model.__func__ is CALL_IMPL:
+            return types.MethodType(_compiled_calls(type(model.__self__), settings), model.__self__)
         return types.MethodType(_compile(model.__func__, settings, disable), model.__self__)
     if isinstance(model, _native.Wrapped):
         model = model._smelt_original
@@ -420,16 +429,35 @@ def _module_trampoline(cls: type) -> Any:
     def call(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         return self(*args, **kwargs)
 
+    return _named_after(cls, call)
+
+
+def _named_after(cls: type, call: Any) -> Any:
     call.__name__ = call.__qualname__ = cls.__name__
     call.__wrapped__ = cls.forward  # type: ignore[attr-defined]  # whose line people are told
     return call
 
 
+def _compiled_calls(cls: type, settings: Settings) -> Any:
+    """The compiled `_call_impl` of the modules of one class, which `Module.compile()` and `smelt.compile_` compile in place:
+    equal blocks of a model share entries, and another class has a recompile limit of its own."""
+
+    def call(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return self._call_impl(*args, **kwargs)
+
+    def make() -> _native.Wrapped:
+        made = _compiled_function(_named_after(cls, call), settings, original=CALL_IMPL)
+        made._smelt_class = cls  # shared by its address
+        return made  # type: ignore[no-any-return]
+
+    return shared_compilations.of_function(cls, settings.key, make)
+
+
 # ----------------------------------------------------------------------------------------------- the others
 
 
-def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> Callable[..., Any]:
-    """A callable that calls `fn` once, compiled, and returns an `Explanation`. `anew` compiles it if it is not compiled, or
+def explain(fn: Any, anew: Callable[[Any], Any], differently: bool, times: int) -> Callable[..., Any]:
+    """A callable that calls `fn` once, compiled, and returns an `Explanation`. `anew` compiles it if smelt did not, or
     `differently`. `times`: the number of further timed calls. Raises OptionError for a negative or non-integer number.
     """
     if type(times) is not int or times < 0:
@@ -439,11 +467,11 @@ def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> 
     from smelt.report.explanation import explained  # noqa: PLC0415 (its import takes time, and compilation needs none of it)
 
     first_calls.realize(fn)
-    is_compiled = isinstance(getattr(fn, "__func__", fn), (_native.Wrapped, CompiledModule))
-    if is_compiled and not differently:
+    if native_callable(fn) is not None and not differently:
         return explained(fn, times)
+    fn = original_of_torch_compile(fn)
     with shared_compilations.disabled():
-        compiled = anew()
+        compiled = anew(fn)
     if compiled is fn:
         raise OptionError("smelt.explain: disable=True compiles nothing that could be explained")
     return explained(compiled, times)
@@ -457,6 +485,7 @@ def export(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
         raise TypeError("smelt.export: args must be a tuple of the call's arguments, kwargs a dict or None")
     from smelt.exported.export_call import export as exported  # noqa: PLC0415 (compilation needs none of it)
 
+    model = original_of_torch_compile(model)
     if isinstance(model, CompiledModule):
         model = model._orig_mod
     elif isinstance(model, _native.Wrapped):
@@ -484,13 +513,14 @@ def disable(fn: Any, recursive: bool) -> Any:
         return type(fn)(disable(fn.__func__, recursive))
     if not callable(fn):
         raise TypeError(f"smelt.disable: fn must be callable, got {fn!r}")
-    target = fn._smelt_original if isinstance(fn, _native.Wrapped) else fn
     if isinstance(fn, type):
         for name in ("__init__", "__call__"):
             method = getattr(fn, name, None)
             if isinstance(method, (types.FunctionType, _native.Wrapped)):
                 setattr(fn, name, disable(method, recursive))
         return fn
+
+    target = eager_callable(fn)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with set_disabled() if recursive else nullcontext():
@@ -506,6 +536,7 @@ def trace(
 ) -> Callable[..., Trace]:
     """A function that makes one call of `fn` and returns its graphs. Each call captures again."""
     settings = _checked(False, dynamic, backend, None, options, False)
+    fn = original_of_torch_compile(fn)
     _compile(fn, settings, disable=False)  # says what is wrong with it
 
     def traced(*args: Any, **kwargs: Any) -> Trace:

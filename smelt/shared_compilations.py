@@ -2,7 +2,8 @@
 
 A program may compile where it calls (`smelt.compile(f)(x)` in a loop).
 
-* A function that its module holds by name lives anyway, so its callable is kept.
+* A function that its module holds by name lives anyway, so its callable is kept. So is that of a class, whose modules are
+  compiled in place.
 * The callable of an `nn.Module` is kept as long as the module lives.
 * The callable of another function refers to that function, so it is shared only while something else holds the callable.
 """
@@ -26,7 +27,7 @@ Key = Hashable  # of settings
 Make = Callable[[], _native.Wrapped]
 
 _alive: weakref.WeakValueDictionary[tuple[int, Key], _native.Wrapped] = weakref.WeakValueDictionary()
-_kept: dict[tuple[int, Key], tuple[FunctionType, _native.Wrapped]] = {}
+_kept: dict[tuple[int, Key], tuple[FunctionType | type, _native.Wrapped]] = {}
 
 
 @dataclass
@@ -54,8 +55,8 @@ def disabled(context: AbstractContextManager[T] = _NOTHING) -> Iterator[T]:
         forget()
 
 
-def of_function(function: FunctionType, key: Key, make: Make) -> _native.Wrapped:
-    """The callable of `function` for these settings: the shared one, else `make()`."""
+def of_function(function: FunctionType | type, key: Key, make: Make) -> _native.Wrapped:
+    """The callable of `function`, or of a class, for these settings: the shared one, else `make()`, which refers to it."""
     if not _is_enabled:
         return make()
     at = (id(function), key)

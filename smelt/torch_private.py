@@ -489,6 +489,17 @@ def compiler_stance() -> str:
     return getattr(stance, "stance", "default")
 
 
+def original_of_torch_compile(compiled: Any) -> Any:
+    """What torch's own compiler compiled as `compiled`; other objects as they are."""
+    torchs = sys.modules.get("torch._dynamo.eval_frame")
+    if torchs is None:
+        return compiled
+    if isinstance(compiled, torchs.OptimizedModule):
+        return compiled.get_submodule("_orig_mod")
+    attributes = getattr(compiled, "__dict__", {})
+    return attributes["_torchdynamo_orig_callable"] if "_torchdynamo_inline" in attributes else compiled
+
+
 def show_original(wrapper: Any, original: object) -> None:
     """Let torch.compile and torch.export, called with `wrapper`, compile `original`."""
     wrapper._torchdynamo_orig_callable = original

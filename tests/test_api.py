@@ -718,6 +718,75 @@ def test_a_module_is_compiled_in_place():
         smelt.compile_(lambda x: x)
 
 
+def compiled_by_torch(module):
+    module.compile(backend="smelt")
+
+
+@pytest.mark.parametrize("compile_in_place", [smelt.compile_, compiled_by_torch], ids=["smelt", "torch"])
+def test_what_takes_compiled_callables_takes_modules_compiled_in_place(compile_in_place, tmp_path):
+    module, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.ones(2, 4)
+    expected = module(x)
+    compile_in_place(module)
+    explanation = smelt.explain(module)(x)
+    torch.testing.assert_close(explanation.result, expected)
+    assert str(explanation).startswith("Sequential: 1 graph, 0 breaks")
+    torch.testing.assert_close(smelt.trace(module)(x).result, expected)
+    torch.testing.assert_close(smelt.export(module, (x,))(x), expected)
+    torch.testing.assert_close(smelt.symbolic_trace(module, example_inputs=(x,))(x), expected)
+    torch.testing.assert_close(smelt.disable(module)(x), expected)
+    if compile_in_place is smelt.compile_:
+        [entry] = entries(module)
+        assert records(module)[0][0] == "Sequential" and entry.computes
+        with smelt.dump(tmp_path) as dump:
+            smelt.reset()
+            torch.testing.assert_close(module(x), expected)
+        assert "Sequential.0.aten.py" in {path.name for path in dump.files}
+        assert len(entries(module)) == 1
+    else:
+        with pytest.raises(TypeError, match="torch.compile captured it"):
+            entries(module)
+
+
+def test_what_torch_compiled_is_explained_as_the_original():
+    for model in (nn.Linear(4, 4), lambda x: x.sin() + 1):
+        compiled, x = torch.compile(model, backend="eager"), torch.ones(2, 4)
+        explanation = smelt.explain(compiled)(x)
+        assert explanation.report().counts.graphs == 1 and not explanation.report().breaks
+        torch.testing.assert_close(explanation.result, model(x))
+        assert len(smelt.trace(compiled)(x).graphs) == 1
+        torch.testing.assert_close(smelt.symbolic_trace(compiled)(x), model(x))
+        torch.testing.assert_close(smelt.export(compiled, (x,))(x), model(x))
+
+
+def test_classes_compiled_in_place_have_limits_of_their_own_and_equal_modules_share_entries():
+    def layer(size: int) -> nn.Module:
+        return type(f"Layer{size}", (nn.Linear,), {})(size, 2)
+
+    modules = [layer(size) for size in range(3, 15)]  # more than the recompile limit
+    pair = [Pair(4, 2), Pair(4, 2)]
+    for module in modules + pair:
+        smelt.compile_(module)
+        x = torch.ones(5, module.in_features)
+        torch.testing.assert_close(module(x), module.forward(x))
+    assert [len(entries(m)) for m in modules + pair] == [1] * 14
+    assert entries(pair[0])[0] is entries(pair[1])[0]
+
+
+class Pair(nn.Linear):
+    pass
+
+
+def test_a_disabled_module_that_was_compiled_runs_eagerly():
+    module, in_place, x = Marked().eval(), Marked().eval(), torch.ones(2, 4)
+    expected, expected_in_place = module(x), in_place(x)
+    compiled = smelt.compile(module)
+    smelt.compile_(in_place)
+    torch.testing.assert_close(compiled(x), expected + 1)  # it has an entry
+    torch.testing.assert_close(in_place(x), expected_in_place + 1)
+    torch.testing.assert_close(smelt.disable(compiled)(x), expected)
+    torch.testing.assert_close(smelt.disable(in_place)(x), expected_in_place)
+
+
 class Wrapper(nn.Module):
     def __init__(self, module):
         super().__init__()

@@ -155,10 +155,10 @@ def explain(
     if ":" in script and not os.path.exists(script):
         if len(context.args) > 1:
             raise Refused(f"one expression follows {script!r}, got {context.args}: quote it")
-        benching = _of_compiler("smelt.cli.bench")
+        callables = _of_compiler("smelt.runtime.compiled_callables")
         module, function, call = _function(script, *(context.args or ["()"]))
         with _one_line(), _shown(module):
-            print(smelt.explain(benching.original(function), times=times)(*call), end="")
+            print(smelt.explain(callables.eager_callable(function), times=times)(*call), end="")
         return
     if times:
         raise Refused("--times is for the calls of one function: SCRIPT:FUNCTION")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from smelt import api
+from smelt.runtime.compiled_callables import eager_callable
 
 SAMPLE = 1e-3  # least seconds of a sample of several calls, above the resolution of the clock
 ROUNDS = 5  # the least number, however long they take
@@ -31,7 +32,7 @@ class Measured:
 def measure(fn: Callable[..., Any], arguments: tuple[Any, ...], seconds: float, no_grad: bool) -> Measured:
     """Call `fn` and its compiled form with `arguments`, for about `seconds`; without gradients if asked. Raises what `fn`
     raises."""
-    fn = original(fn)
+    fn = eager_callable(fn)
     compiled = api.compile(fn)
     with torch.set_grad_enabled(not no_grad and torch.is_grad_enabled()):
         torch.manual_seed(0)
@@ -41,11 +42,6 @@ def measure(fn: Callable[..., Any], arguments: tuple[Any, ...], seconds: float, 
     return Measured(
         first, statistics.median(eagers), statistics.median(smelts), len(eagers), _difference(found, expected)
     )
-
-
-def original(fn: Callable[..., Any]) -> Any:
-    """The function that was compiled, if `fn` is compiled."""
-    return getattr(fn, "_smelt_original", None) or getattr(fn, "_orig_mod", fn)
 
 
 def _first(compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[float, Any]:

@@ -16,7 +16,7 @@ from smelt.errors import OptionError
 from smelt.fx.captured_module import capture_module
 from smelt.fx.symbolic_tracer import TRACER, Tracer
 from smelt.report.traces import GraphView
-from smelt.torch_private import make_graph_module
+from smelt.torch_private import make_graph_module, original_of_torch_compile
 
 Leaves = Sequence[type[nn.Module]] | Callable[[nn.Module, str], bool] | None
 
@@ -32,7 +32,7 @@ def symbolic_trace(
     level: Literal["torch", "aten"] = "torch",
 ) -> torch.fx.GraphModule:
     """See `smelt.symbolic_trace`."""
-    is_leaf = _leaf_rule(leaves)
+    root, is_leaf = original_of_torch_compile(root), _leaf_rule(leaves)
     if example_inputs is None and example_kwargs is None:
         if dynamic or level != "torch":
             raise OptionError(f"symbolic_trace: {'dynamic' if dynamic else 'level'} needs example_inputs")

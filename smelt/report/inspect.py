@@ -10,16 +10,20 @@ from smelt.backends.smelt import inference_schedules
 from smelt.capture.driver.cache_entries import Entry, Record, entries_of, reasons_of, records_of
 from smelt.config import Config, defaults
 from smelt.reasons import Reason
+from smelt.runtime.compiled_callables import native_callable
 from smelt.schedule.schedule_printer import print_schedule
+from smelt.torch_private import original_of_torch_compile
 
 
 def code_of(compiled: Callable[..., Any]) -> CodeType:
     """The code object that keys the cache of a compiled callable. Raises TypeError for other objects."""
-    state = getattr(compiled, "_smelt", None)
-    wrapped = getattr(state.call if state is not None else compiled, "__wrapped__", None)
-    code = getattr(wrapped, "__code__", None)
-    if code is None:
-        raise TypeError(f"not something that smelt.compile returned: {compiled!r}")
+    wrapped = native_callable(compiled)
+    if wrapped is None:
+        in_place = getattr(compiled, "_compiled_call_impl", None)
+        is_torchs = in_place is not None or original_of_torch_compile(compiled) is not compiled
+        why = "torch.compile captured it, smelt.compile would" if is_torchs else "it is not compiled"
+        raise TypeError(f"no entries of smelt, as {why}: {compiled!r}")
+    code: CodeType = wrapped.__wrapped__.__code__
     return code
 
 

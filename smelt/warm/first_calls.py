@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from smelt import _native
 from smelt.config import Config
 from smelt.guards.stored_form import Unstorable
+from smelt.runtime.compiled_callables import native_callable
 from smelt.runtime.gc_pause import collections_postponed
 from smelt.runtime.thread_state import thread
 from smelt.torch_private import compiler_stance, forward_mode_level
@@ -200,9 +201,8 @@ class looking_nowhere:
 def realize(compiled: Any) -> None:
     """Drop the stored entries that a compiled function or module has found, so that it compiles again: a report needs a
     compilation."""
-    state = getattr(compiled, "_smelt", None)
-    wrapped = compiled if state is None else state.call
+    wrapped = native_callable(compiled)
     for each in list(_alive):
-        if each.target() is getattr(wrapped, "__func__", wrapped):
+        if wrapped is not None and each.target() is wrapped:
             each.forget()
             each.compiler()
