@@ -31,7 +31,8 @@ EventKind = Literal[
     "backward-compiled",  # seconds; undefined: number of tangents that autograd did not define; joint
     "entry-installed",    # seconds; guards, inputs: their numbers; entry: capture.driver.cache_entries.Entry; sources:
                           # guards.source.Source of each input; function: the function of the entry
-    "recompile",          # an entry rejected the call. entry: its number; failure: guards.guard_failures.Failure
+    "recompile",          # no entry accepted a call. failures: of each entry, guards.guard_failures.Failure or None; entry:
+                          # the number of the one that the call fits best; failure: that entry's
     "graph-break",        # reason: reasons.Reason
     "no-joint-graph",     # autograd runs the graph eagerly. reason
     "unbacked-mismatch",  # the graph is not valid for the unbacked sizes of the call, which runs eagerly. failure

@@ -53,7 +53,6 @@ class EventCollector:
     scheduled: list[Scheduled] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
     frame: str = ""
-    latest: str = ""  # kind of the latest event
     before: int = 0  # how many graphs were scheduled when the backend began
     sources: dict[int, tuple[Entry, Sequence[Source]]] = field(default_factory=dict)  # by id of the entry
 
@@ -68,7 +67,6 @@ class EventCollector:
         collect = _COLLECTED.get(event.kind)
         if collect is not None:
             collect(self, event, now)
-        self.latest = event.kind
 
     def compiled(self, name: str, seconds: float) -> None:
         """Collect the end of a compilation; a timer of `events.timed`."""
@@ -88,14 +86,14 @@ class EventCollector:
         self.frame = event.name
 
     def _recompile(self, event: events.Event, now: float) -> None:
-        self.rejected += self.latest != event.kind
-        failure = event.data["failure"]
-        texts, line = ("", "", "", ""), None
-        if failure is not None:
-            texts = failure.guard.text, failure.source, failure.expected, failure.found
-            line = source_line(failure.guard.line)
-        where = event.name, event.data["entry"]
-        self.recompiles.append(data.Recompile(*where, *texts, line, 1e3 * now, self.rejected, False))
+        self.rejected += 1
+        for entry, failure in enumerate(event.data["failures"]):
+            texts, line = ("", "", "", ""), None
+            if failure is not None:
+                texts = failure.guard.text, failure.source, failure.expected, failure.found
+                line = source_line(failure.guard.line)
+            found = data.Recompile(event.name, entry, *texts, line, 1e3 * now, self.rejected, False)
+            self.recompiles.append(found)
 
     def _restricted(self, event: events.Event, now: float) -> None:
         reason = event.data["reason"]

@@ -32,7 +32,9 @@ def _restriction(event: Event) -> str:
 
 def _recompile(event: Event) -> str:
     why = event.data["failure"] or "a guard that holds again now"
-    return f"{event.name} is recompiled, entry {event.data['entry']} rejected the call: {why}"
+    others = len(event.data["failures"]) - 1
+    so_did = f"; so did {others} other {'entry' if others == 1 else 'entries'} (`smelt explain` shows all)"
+    return f"{event.name}: entry {event.data['entry']} rejected the call: {why}{so_did if others else ''}"
 
 
 def _kernels(event: Event) -> str:

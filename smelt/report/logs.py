@@ -27,7 +27,7 @@ from smelt.errors import OptionError
 
 NAMES = {
     "breaks": "graph breaks and eager calls: reason, line, fix",
-    "recompiles": "the guard that rejected a call: the expected and the observed value",
+    "recompiles": "per call that no entry accepts, the guard of the entry that fits best: expected and observed value",
     "sizes": "restricted sizes: specialized, equal or bounded, and where",
     "guards": "the guards of each new entry, with lines",
     "graphs": "the graph of each new entry, as Python",

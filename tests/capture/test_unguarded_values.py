@@ -234,8 +234,13 @@ def test_the_reason_names_the_value_and_its_line() -> None:
     for step in range(12):
         compiled(torch.ones(2), step)
     (reason,) = {r for _, record in records(compiled) for r in record.breaks}
-    assert reason.kind.id == "changing-value" and "differs from call to call" in reason.detail
-    assert reason.line.function == "formatted"
+    assert reason.kind.id == "changing-value" and reason.line.function == "formatted"
+    assert reason.detail == "characters of text with L['step'] in it, which differs from call to call"
+    compiled = smelt.compile(lambda x, name, other: x * FACTORS[name] + len(other))
+    for name in string.ascii_lowercase[:12]:
+        compiled(torch.ones(2), name, "the same")
+    (reason,) = {r for _, record in records(compiled) for r in record.breaks}
+    assert "text with L['name'] in it" in reason.detail
 
 
 @pytest.mark.parametrize("options", [{"fullgraph": True}, {"dynamic": False}], ids=str)

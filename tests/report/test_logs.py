@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import smelt
+import smelt.report.inspect
 from smelt import events
 from smelt.report import logs
 from tests.harness.processes import start
@@ -63,6 +64,27 @@ def test_each_name_tells_what_it_is_for_and_nothing_else(capsys, name, said):
     assert said in text
     heads = {line.split("]")[0] for line in text.splitlines() if line.startswith("[smelt.")}
     assert heads == {f"[smelt.{name}"}
+
+
+def test_a_recompile_is_one_line_with_the_guard_of_the_entry_that_fits_best(caplog):
+    """The second entry has another dtype, which the third call does not have either: the first fits but for its size."""
+    smelt.set_logs(recompiles=True)
+    with events.subscribed((found := []).append):
+        compiled = smelt.compile(lambda x, factor: (x * factor).relu())
+        for x in (torch.ones(4, 8), torch.ones(4, 8).double(), torch.ones(5, 8)):
+            compiled(x, 2.0)
+    first, second = (r.getMessage() for r in caplog.records if r.name == "smelt.recompiles")
+    assert first.endswith(
+        "entry 0 rejected the call: L['x'].dtype: expected torch.float32, found torch.float64"
+    )
+    assert second.endswith(
+        "entry 0 rejected the call: L['x'].shape: expected (4, 8), found (5, 8); so did 1 other entry (`smelt explain` "
+        "shows all)"
+    )
+    latest = [event.data for event in found if event.kind == "recompile"][-1]
+    assert latest["entry"] == 0 and latest["failures"][0] is latest["failure"]
+    assert str(latest["failures"][1]) == "L['x'].dtype: expected torch.float64, found torch.float32"
+    assert smelt.report.inspect.entries(compiled)[-1].reason is latest["failure"]
 
 
 def test_sizes_that_may_not_be_any_are_told(caplog):

@@ -35,7 +35,7 @@ class Entry:
     """One compiled variant of a function.
 
     `facts` are its guards as data, `guards` as text; `source` is the compiled frame; `reason` is the failed guard of the
-    latest older entry, which made this entry necessary; `graph` is what the backend returned;
+    older entry that the call fitted best; `graph` is what the backend returned;
     `tree` is the native guard tree and `callees` what runs if it accepts a call, as `_native.add_entry` takes them;
     `seconds` is the compile time, failed attempts included; `sizes` are the values of its symbolic sizes in the call that it
     was compiled for, by their paths.

@@ -10,6 +10,7 @@ from smelt.capture.driver.cache_entries import Entry, Record
 from smelt.graph.ir import Line
 from smelt.guards.changed_numbers import Path, changed_numbers, changed_sizes
 from smelt.guards.guard_failures import Failure, explain, explain_guard
+from smelt.guards.read_source import Reader
 from smelt.reasons import RECOMPILE_LIMIT, Reason
 
 
@@ -19,6 +20,16 @@ def explain_cache_miss(entry: Entry, slots: Sequence[object]) -> Failure | None:
     if index is not None and index >= 0:
         return explain_guard(entry.facts[index], slots)
     return explain(entry.facts, slots)
+
+
+def misfit(entry: Entry, slots: Sequence[object]) -> int:
+    """How far `entry` is from serving a call: the number of its guards that do not hold. One about a tensor counts twice if
+    not only sizes differ."""
+    read = Reader(slots)
+    failing = [guard for guard in entry.facts if not guard.holds(read)]
+    return len(failing) + sum(
+        guard.facts is not None and not changed_sizes([guard], slots) for guard in failing
+    )
 
 
 def changing_values(record: Record, slots: Sequence[object]) -> tuple[frozenset[Path], frozenset[Path]]:

@@ -127,8 +127,9 @@ def capture_frame(
                 e = _unbacked_error(vm, e)
             if isinstance(e, Unsupported):
                 vm.locate(e)
-                if isinstance(e, Unreadable) and attempt.unguarded & _text_paths(vm):
-                    detail = "text that differs from call to call is read"
+                changing = [s.source for s in _text_sources(vm) if s.path in attempt.unguarded]
+                if isinstance(e, Unreadable) and changing:
+                    detail = f"characters of text with {' or '.join(changing)} in it, which differs from call to call"
                     e.reason = replace(e.reason, kind=CHANGING_VALUE, detail=detail)
                 e.__traceback__ = None  # its frames would keep the call's arguments alive
             return _failed(vm, e)
@@ -191,9 +192,10 @@ def _unbacked_symbols(vm: VM, number: int | None) -> Symbols:
     return symbols
 
 
-def _text_paths(vm: VM) -> frozenset[Path]:
-    """The paths of symbolic strings, and of numbers in the text of others."""
-    return frozenset((*(s.path for s in vm.env.wrapped.texts), *vm.assumptions.formatted_numbers))
+def _text_sources(vm: VM) -> list[Source]:
+    """The sources of symbolic strings, and of numbers in the text of others."""
+    numbers = sorted(vm.assumptions.formatted_numbers, key=lambda source: source.source)
+    return [*vm.env.wrapped.texts, *numbers]
 
 
 def _failed(vm: VM, error: Exception) -> FailedAttempt:
@@ -206,7 +208,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         selecting=vm.assumptions.choosing > 0,
         marked=vm.assumptions.marked_depth > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
-        formatted_numbers=frozenset(vm.assumptions.formatted_numbers),
+        formatted_numbers=frozenset(source.path for source in vm.assumptions.formatted_numbers),
         texts=frozenset(source.path for source in vm.env.wrapped.texts),
         formatted_sizes=vm.env.sizes.paths_of(vm.assumptions.formatted_sizes),
         counts=frozenset(source.path for source in vm.env.numbers.unguarded),

@@ -35,6 +35,7 @@ from smelt.capture.driver.cache_entries import (
 from smelt.capture.driver.cache_misses import (
     changing_values,
     explain_cache_miss,
+    misfit,
     recompile_limit_reason,
     recompile_message,
 )
@@ -469,18 +470,23 @@ class FrameCompiler:
     # ---- records and reports
 
     def _explain_cache_misses(self, slots: tuple[object, ...]) -> Failure | None:
-        """Emit a "recompile" event for each entry that rejected the call; return the latest entry's failure. Numbers and
-        sizes that differ from those of an entry are symbolic from now on."""
-        record, failure = self.record, None
+        """Emit a "recompile" event if there are entries, all of which rejected the call; return the failure of the entry
+        that it fits best. Numbers and sizes that differ from those of an entry are symbolic from now on."""
+        record, failures = self.record, []
+        best, least = 0, sys.maxsize
         for number, entry in enumerate(record.entries):
             if self.config.verify_stages:
                 verify_refuses(number, entry, slots)
-            failure = explain_cache_miss(entry, slots)
+            failures.append(explain_cache_miss(entry, slots))
             numbers = changed_numbers(entry.facts, slots)
             sizes = changed_sizes(entry.facts, slots, entry.sizes)
             record.start = record.start.generalized(numbers, sizes)
-            events.emit("recompile", entry.name, entry=number, failure=failure)
-        return failure
+            if len(record.entries) > 1 and (distance := misfit(entry, slots)) <= least:
+                best, least = number, distance
+        if not failures:
+            return None
+        events.emit("recompile", entry.name, entry=best, failure=failures[best], failures=tuple(failures))
+        return failures[best]
 
     def _report_retry(self, name: str, error: Exception) -> None:
         """Emit the reason why there is no joint graph, or why a size is specialized or restricted."""

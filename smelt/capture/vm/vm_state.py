@@ -31,6 +31,7 @@ from smelt.capture.environment.side_effects import Call
 from smelt.capture.vm.native_reachability import NativeReachability
 from smelt.graph.ir import Node
 from smelt.graph.torch_settings import TorchSettings
+from smelt.guards.source import Source
 from smelt.shapes.expr import Sym
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
@@ -236,8 +237,8 @@ class Assumptions:
     assigns_data: bool = True  # assignments to the `data` of a tensor are captured
     trusts_marks: bool = False  # functions marked with `torch.compiler.allow_in_graph` run natively
     marked_depth: int = 0  # the number of running functions that are so marked
-    # the paths of symbolic numbers, and the symbols of sizes, that the program formatted into text
-    formatted_numbers: set[tuple[object, ...]] = field(default_factory=set)
+    # the sources of symbolic numbers, and the symbols of sizes, that the program formatted into text
+    formatted_numbers: set[Source] = field(default_factory=set)
     formatted_sizes: set[Sym] = field(default_factory=set)
 
 

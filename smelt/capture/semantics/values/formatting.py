@@ -52,7 +52,7 @@ def _formatted_tensor(vm: VM, fake: FakeTensor, bare: bool = False) -> Formatted
 def _record_number(vm: VM, value: object) -> object:
     """A symbolic number as part of a text. It is recorded, since it must be specialized if the program reads the text."""
     symbol = cast("Int | Float", value).node
-    vm.assumptions.formatted_numbers.update(source.path for source in leaves(symbol.expression))
+    vm.assumptions.formatted_numbers.update(leaves(symbol.expression))
     if symbol.size is not None:
         vm.assumptions.formatted_sizes |= free_syms(symbol.size)
     return value
