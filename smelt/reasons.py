@@ -122,7 +122,7 @@ UNSUPPORTED_OPCODE = _kind(
 UNSUPPORTED_CALL = _kind(
     "unsupported-call",
     "the function calls a native function whose effects smelt does not know",
-    "Move the call out of the compiled function.",
+    "Call a function of torch in its place, or move the call out of the compiled function.",
     "tokens = tokenizer.encode(text)  # a function of C",
 )
 UNSUPPORTED_EFFECT = _kind(

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from smelt import _native, config
+from smelt.ranks import Rank, own_rank
 
 log = logging.getLogger("smelt")
 
@@ -59,7 +60,12 @@ def _say() -> None:
     _counts.were_said = True
     numbers = ((_counts.breaks, "graph break"), (_counts.fallbacks, "fallback"))
     found = ", ".join(f"{n} {what}{'s'[: n != 1]}" for n, what in numbers if n)
-    print(f"smelt: {found}; {_command()} says where and why (SMELT_HINTS=0 hides this line)", file=sys.stderr)
+    rank = own_rank()
+    where = f"{rank}: " if rank else ""
+    print(
+        f"smelt: {where}{found}; {_command(rank)} says where and why (SMELT_HINTS=0 hides this line)",
+        file=sys.stderr,
+    )
 
 
 def _say_that_lines_are_traced() -> None:
@@ -72,10 +78,11 @@ def _say_that_lines_are_traced() -> None:
 _native.set_on_line_tracer(_say_that_lines_are_traced)
 
 
-def _command() -> str:
+def _command(rank: Rank | None) -> str:
     script = sys.argv[0] if sys.argv else ""
     is_script = script.endswith(".py") and os.path.exists(script)
-    return f"`smelt explain {script}`" if is_script else "smelt.explain(function)(...)"
+    command = f"`torchrun ... -m smelt explain {script}`" if rank else f"`smelt explain {script}`"
+    return command if is_script else "smelt.explain(function)(...)"
 
 
 @contextmanager

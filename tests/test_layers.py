@@ -49,6 +49,7 @@ ORDER = Layers(
             "recompile_limits",
             "events",
             "terminal_hints",
+            "ranks",
             "config",
             "errors",
             "reasons",

@@ -17,7 +17,7 @@ import platform
 import sys
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -146,8 +146,12 @@ def explain(
     times: Annotated[
         int, typer.Option(min=0, help="Of SCRIPT:FUNCTION: so many more calls, to time kernels.")
     ] = 0,
+    no_grad: Annotated[
+        bool, typer.Option("--no-grad", help="Of SCRIPT:FUNCTION: call it under torch.no_grad().")
+    ] = False,
 ) -> None:
-    """Run a script, then report what was compiled, graph breaks and recompiles.
+    """Run a script, then report what was compiled, graph breaks and recompiles. Under torchrun, rank 0 prints the report,
+    other ranks its first line.
 
     With SCRIPT:FUNCTION and an expression for its arguments, call that function once, as bench does.
     """
@@ -157,14 +161,17 @@ def explain(
             raise Refused(f"one expression follows {script!r}, got {context.args}: quote it")
         callables = _of_compiler("smelt.runtime.compiled_callables")
         module, function, call = _function(script, *(context.args or ["()"]))
-        with _one_line(), _shown(module):
+        with _one_line(), _shown(module), _without_gradients(no_grad):
             print(smelt.explain(callables.eager_callable(function), times=times)(*call), end="")
         return
-    if times:
-        raise Refused("--times is for the calls of one function: SCRIPT:FUNCTION")
+    for option, passed in (("--times", times), ("--no-grad", no_grad)):
+        if passed:
+            raise Refused(f"{option} is for the calls of one function: SCRIPT:FUNCTION")
     explanation, status = _observed(script, context.args)
     sys.stdout.flush()
-    print(explanation, end="", file=sys.stderr)
+    rank = _ranks().own_rank()
+    text = str(explanation)
+    print(text.partition("\n")[0] + "\n" if rank and rank.number else text, end="", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -177,13 +184,14 @@ def report(
     ] = Path("report.html"),
     shows: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Run a script, and write a report: one HTML file that needs no network."""
+    """Run a script, and write a report: one HTML file that needs no network. Under torchrun, each rank writes one:
+    report.html, report.rank1.html, ..."""
     _check_options(context, script)
     if output.suffix not in (".html", ".json"):
         raise Refused(f"a report is written as .html or .json, not as {output.name!r}")
     if shows and output.suffix != ".html":
         raise Refused("--open shows a page: --output must end in .html")
-    output = output.absolute()  # the script may go elsewhere
+    output = _ranks().own_path(output.absolute())  # the script may go elsewhere
     with _writing(output):
         _of_compiler("smelt.runtime.whole_files").check_writable(output)
     explanation, status = _observed(script, context.args)
@@ -193,7 +201,8 @@ def report(
     with _writing(output):
         explanation.save(output)
     print(f"smelt: the report is {output}", file=sys.stderr)
-    if shows and not webbrowser.open(output.as_uri()):
+    rank = _ranks().own_rank()
+    if shows and not (rank and rank.number) and not webbrowser.open(output.as_uri()):
         print("smelt: --open found no browser", file=sys.stderr)
     raise SystemExit(status)
 
@@ -294,6 +303,16 @@ def _of_compiler(name: str) -> Any:
     if compatibility.compiler() and compatibility.unavailable is not None:
         raise Refused(compatibility.unavailable)
     return importlib.import_module(name)
+
+
+def _ranks() -> Any:
+    return importlib.import_module("smelt.ranks")  # imports torch
+
+
+def _without_gradients(wanted: bool) -> AbstractContextManager[Any]:
+    import torch  # noqa: PLC0415
+
+    return torch.no_grad() if wanted else nullcontext()
 
 
 def _redirect() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from smelt import _native, events
 from smelt.capture.driver.cache_entries import Entry
+from smelt.ranks import own_rank
 from smelt.report import html_report, inspect
 from smelt.report.break_costs import BreakCosts
 from smelt.report.build_report import FrameRecord, ReportBuilder
@@ -66,8 +67,9 @@ class Observation:
         """Everything that was observed, typed. Measures what eager would save for the backward of new entries."""
         measured = self._times, self._eager_bytes, self._costs.ms
         builder = ReportBuilder(self._frames(), self._collected, *measured, self._why_nothing())
+        rank = own_rank()
         with collections_postponed():  # its objects are many, and none is garbage
-            return builder.build(self._name)
+            return builder.build(f"{self._name}, {rank}" if rank else self._name)
 
     def _why_nothing(self) -> str:
         """Why nothing was compiled, if so, and what to do."""

@@ -24,6 +24,7 @@ from types import ModuleType
 
 from smelt import events
 from smelt.errors import OptionError
+from smelt.ranks import own_rank
 
 NAMES = {
     "breaks": "graph breaks and eager calls: reason, line, fix",
@@ -43,7 +44,9 @@ class _Stderr(logging.Handler):
     """Writes to the current sys.stderr, which programs and test runners replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"[{record.name}] {record.getMessage()}", file=sys.stderr, flush=True)
+        rank = own_rank()
+        name = f"{record.name}, {rank}" if rank else record.name
+        print(f"[{name}] {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 class _Logs:
@@ -88,8 +91,10 @@ class _JsonLines:
 
     def __call__(self, event: events.Event) -> None:
         with suppress(Exception):
+            rank = own_rank()
             fields = {
                 "time": time.time(),
+                **({"rank": rank.number} if rank else {}),
                 "kind": event.kind,
                 "name": event.name,
                 "data": _texts().plain(event.data),

@@ -13,6 +13,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
 
+# What `Reason.cost_ms` is, and what `Frame` with `resumes` is, in the words of the text and of the page.
+OF_COST = "without compilation and lost fusion"
+OF_RESUME_FUNCTION = (
+    "the rest of {} after a graph break; stack_0, stack_1, ... are values that it was computing"
+)
+
 
 @dataclass(frozen=True)
 class Line:
@@ -82,7 +88,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a frame broke or ran eagerly. `cost_ms`: of one call of a break, without compilation, if measured."""
+    """Why a frame broke or ran eagerly. `cost_ms`: how long Python runs at a break in one call, if measured: without
+    compilation, the entry into the resume function, and what fusion across the break would save."""
 
     frame: str
     id: str

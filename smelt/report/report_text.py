@@ -136,7 +136,7 @@ def _reason(reason: data.Reason) -> str:
         text.append(f"at {_at(reason.line)}: {reason.line.text}")
     text.append(f"fix: {reason.hint}")
     if reason.cost_ms is not None:
-        text.append(f"cost: {reason.cost_ms:.3f} ms of a call, without compilation")
+        text.append(f"cost: {reason.cost_ms:.3f} ms a call, {data.OF_COST}")
     return "\n".join(text)
 
 
@@ -180,9 +180,11 @@ def _guards(report: data.Report) -> Iterator[str]:
     for frame in report.frames:
         for entry in frame.entries:
             found = sorted(entry.guards, key=lambda g: g.kind not in _VARYING)
-            head = f"{frame.name}, entry {entry.number}: {_count(len(found), 'guard')}"
+            head = [f"{frame.name}, entry {entry.number}: {_count(len(found), 'guard')}"]
+            if frame.resumes and entry is frame.entries[0]:
+                head.append(f"({data.OF_RESUME_FUNCTION.format(frame.resumes)})")
             texts = [g.text + (f"  # {_at(g.line)}" if g.line else "") for g in found]
-            yield "\n".join([head, *_first(texts), *entry.sizes])
+            yield "\n".join([*head, *_first(texts), *entry.sizes])
 
 
 def _first(texts: list[str]) -> list[str]:

@@ -99,6 +99,32 @@ def test_explain_of_one_function(script):
     assert done.exit_code == 2 and "has no function 'h'" in done.stderr
 
 
+def test_explain_without_gradients(script):
+    target, weight = f"{script}:g", "torch.nn.Parameter(torch.ones(3))"
+    assert "saved for the backward" in command("explain", target, weight).stdout
+    done = command("explain", "--no-grad", target, weight)
+    assert done.exit_code == 0 and "grad_mode=False" in done.stdout.replace("\n", ""), done.output
+    assert "saved for the backward" not in done.stdout
+    done = command("explain", "--no-grad", script)
+    assert done.exit_code == 2 and "--no-grad is for the calls of one function" in done.stderr
+
+
+def test_each_rank_has_a_report_of_its_own(script, tmp_path, monkeypatch):
+    """As torchrun starts them: rank 0 prints all, the others a line; no two write one file."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, name, lines in (("0", "out.html", 20), ("1", "out.rank1.html", 1)):
+        monkeypatch.setenv("RANK", rank)
+        done = command("report", "-o", str(tmp_path / "out.html"), script)
+        assert f"the report is {tmp_path / name}" in done.stderr
+        assert f"script.py, rank {rank} of 2" in (tmp_path / name).read_text()
+        done = command("explain", script)
+        assert done.stderr.startswith(f"{script}, rank {rank} of 2: 2 graphs, 0 breaks, ")
+        assert (len(done.stderr.splitlines()) >= lines) if lines > 1 else len(done.stderr.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == ["out.html", "out.rank1.html"]
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert command("explain", script).stderr.startswith(f"{script}: 2 graphs")
+
+
 BROKEN = """
 import os, torch
 @torch.compile

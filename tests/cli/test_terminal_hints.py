@@ -87,6 +87,12 @@ def test_graph_breaks_are_one_line_after_the_first_call_with_any(tmp_path):
     assert after == "after\n"
 
 
+def test_the_line_names_the_rank(tmp_path):
+    shown = on_terminal(tmp_path, BREAKS, RANK="1", WORLD_SIZE="4")
+    line = "smelt: rank 1 of 4: 2 graph breaks; `torchrun ... -m smelt explain script.py` says where and why"
+    assert line in shown
+
+
 @pytest.mark.parametrize("how", ("variable", "no terminal"))
 def test_nothing_is_said_where_it_is_not_wanted(tmp_path, how):
     if how == "variable":

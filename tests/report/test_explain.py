@@ -13,6 +13,7 @@ import smelt
 from benchmarks.models import tensors
 from smelt import events
 from smelt.report.inspect import records
+from smelt.report.report_data import OF_COST, OF_RESUME_FUNCTION
 from tests.harness.models import MODELS
 
 
@@ -326,9 +327,20 @@ def test_what_a_break_costs_is_measured_in_the_call_itself():
     explanation = smelt.explain(f)(x)
     own = [entry.callees[0].__code__ for _, r in records(explanation.compiled) for entry in r.entries]
     [broke] = explanation.call(x).to_dict()["breaks"]
-    assert 20 <= broke["cost_ms"] < 200 and "ms of a call" in str(explanation)
+    assert 20 <= broke["cost_ms"] < 200 and f"ms a call, {OF_COST}" in str(explanation)
     assert own == [entry.callees[0].__code__ for _, r in records(explanation.compiled) for entry in r.entries]
     assert torch.equal(explanation.result, f(x))
+
+
+def test_resume_functions_are_introduced():
+    def f(x):
+        y = x + 1
+        smelt.graph_break()
+        return y.sin()
+
+    explanation = smelt.explain(f)(torch.ones(3)).call(torch.ones(4))
+    [rest] = [frame for frame in explanation.report().frames if frame.resumes]
+    assert str(explanation).replace("\n      ", " ").count(OF_RESUME_FUNCTION.format(rest.resumes)) == 1
 
 
 def test_tracebacks_are_eagers_while_a_break_is_measured():

@@ -192,6 +192,15 @@ def test_the_environment_turns_logs_on(tmp_path):
     assert "OptionError: SMELT_LOGS: unknown log 'grahps'; did you mean 'graphs'?" in done.stderr
 
 
+def test_logs_of_several_processes_name_the_rank(tmp_path):
+    program = "import smelt, torch; smelt.compile(lambda x: x + 1)(torch.ones(2))"
+    of_json = tmp_path / "log"
+    ranks = {"RANK": "1", "WORLD_SIZE": "2"}
+    done = started(program, SMELT_LOGS="kernels", SMELT_LOGS_JSON=str(of_json), **ranks)
+    assert "[smelt.kernels, rank 1 of 2] kernels: add; called: none" in done.stderr
+    assert all(json.loads(line)["rank"] == 1 for line in of_json.read_text().splitlines())
+
+
 def test_help_prints_the_names():
     done = started("import smelt, sys; print('smelt.callables' in sys.modules)", SMELT_LOGS="help")
     assert done.stdout == "False\n"

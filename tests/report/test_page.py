@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from smelt.report import html_report as pages
+from smelt.report.report_data import OF_COST, OF_RESUME_FUNCTION
 from tests.harness import reports
 from tests.harness.browser import chromium, contains, counts, focuses, has, opened, says, visit
 
@@ -96,10 +97,10 @@ SAID = {
     f"{LINE}/17": [reports.GATE, "use torch.where or torch.cond", "aten.sum.default"],
     f"{LINE}/16": ["was 3, now 4", "L['scale'] == 3", "relu_mul_sum_1", "aten.addmm.default"],
     f"{LINE}/3": ["Nothing of note happened on this line"],
-    "breaks": [reports.GATE, "block.py:17", "if h.sum() > 0:", "costs 0.12 ms", "Stack, 2 lines"],
+    "breaks": [reports.GATE, "block.py:17", "if h.sum() > 0:", f"costs 0.12 ms a call, {OF_COST}", "Stack, 2 lines"],
     "fallbacks": ["zlib.crc32", "call it outside the compiled function"],
     "recompiles": ["122 ms", "L['scale'] == 3"],
-    "entries": ["3 guards", "s0 = L['x'].shape[0]", "resumes forward", "def compiled(self, x, scale):"],
+    "entries": ["3 guards", "s0 = L['x'].shape[0]", OF_RESUME_FUNCTION.format("forward"), "def compiled(self, x, scale):"],
     "graphs": ["0: aten of forward, 10 nodes", "10 boxes for 10 nodes", "Code of graph 0"],
     "graphs/0/addmm": ["aten.addmm.default", "[s0, 1024]", "block.py:16", "Reads 3", "Read by 1"],
     "graphs/1": ["This graph has no nodes"],
