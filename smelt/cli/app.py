@@ -150,10 +150,10 @@ def explain(
         bool, typer.Option("--no-grad", help="Of SCRIPT:FUNCTION: call it under torch.no_grad().")
     ] = False,
 ) -> None:
-    """Run a script, then report what was compiled, graph breaks and recompiles. Under torchrun, rank 0 prints the report,
-    other ranks its first line.
+    """Run a script, then report on its compilations.
 
-    With SCRIPT:FUNCTION and an expression for its arguments, call that function once, as bench does.
+    The report has graph breaks, recompiles, guards, kernels and times. Under torchrun, rank 0 prints it, other ranks its
+    first line. With SCRIPT:FUNCTION and an expression for its arguments, call that function once, as bench does.
     """
     _check_options(context, script)
     if ":" in script and not os.path.exists(script):
@@ -184,8 +184,9 @@ def report(
     ] = Path("report.html"),
     shows: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Run a script, and write a report: one HTML file that needs no network. Under torchrun, each rank writes one:
-    report.html, report.rank1.html, ..."""
+    """Run a script, then write the report as a page.
+
+    It is one HTML file that needs no network. Under torchrun, each rank writes one: report.html, report.rank1.html, ..."""
     _check_options(context, script)
     if output.suffix not in (".html", ".json"):
         raise Refused(f"a report is written as .html or .json, not as {output.name!r}")
@@ -212,7 +213,9 @@ def package(
     program: Annotated[Path, typer.Argument(metavar="PROGRAM", help="A file that smelt.export wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the project.")],
 ) -> None:
-    """Write a C++ project that runs an exported program: CMakeLists.txt, an example, and the runtime's sources."""
+    """Write a C++ project for an exported program.
+
+    It has CMakeLists.txt, an example, and the sources of the runtime."""
     project = _of_compiler("smelt.exported.cpp_project")
     if not program.is_file():
         raise Refused(f"no such file: {program}")
@@ -248,7 +251,9 @@ def bench(
 
 @app.command()
 def ops(name: Annotated[str, typer.Argument(help="An operator: add, aten.add.Tensor.")] = "") -> None:
-    """List the primitives of loops, and the treatment of each ATen operator."""
+    """List how smelt treats operators.
+
+    Lists the primitives of loops, and the treatment of each ATen operator."""
     operators = _of_compiler("smelt.cli.operator_listing")
     try:
         print(operators.about(name) if name else operators.overview())
@@ -260,7 +265,7 @@ def ops(name: Annotated[str, typer.Argument(help="An operator: add, aten.add.Ten
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all files.")] = False,
 ) -> None:
-    """Show the folder and size of the disk cache, or clear it."""
+    """Show or clear the disk cache."""
     store = _of_compiler("smelt.runtime.disk_cache").store()
     if clear and store is not None:
         print(f"{store.folder}: removed {store.clear() / 1e6:.1f} MB")
@@ -270,7 +275,9 @@ def cache(
 
 @app.command()
 def doctor() -> None:
-    """Report versions, the machine, and what works on it; status 1 if something does not."""
+    """Report versions, the machine and what works.
+
+    Ends with status 1 if something does not."""
     raise SystemExit(importlib.import_module("smelt.doctor").main())
 
 
@@ -323,7 +330,7 @@ def _function(target: str, arguments: str) -> tuple[Any, Any, tuple[Any, ...]]:
     """The module, function and arguments of `SCRIPT:FUNCTION` and an expression."""
     script, colon, name = target.rpartition(":")
     if not colon or not name:
-        raise Refused(f"{target!r} is no SCRIPT:FUNCTION")
+        raise Refused(f"{target!r} is no SCRIPT:FUNCTION, such as model.py:f")
     _redirect()
     with _one_line():
         module = run_script.load(script)

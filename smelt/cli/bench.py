@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt import api
+from smelt import api, events
 from smelt.runtime.compiled_callables import eager_callable
 
 SAMPLE = 1e-3  # least seconds of a sample of several calls, above the resolution of the clock
@@ -19,14 +19,16 @@ ROUNDS = 5  # the least number, however long they take
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds: `first` of the call that compiles, `eager` and `smelt` of later calls, medians of `samples`. `differs`:
-    how the results differ, empty if they are equal, None if they cannot be compared."""
+    """Seconds: `first` of the call that compiles, `eager` and `smelt` of later calls, medians of `samples`, during which
+    there were `compilations`. `differs`: how the results differ, `not_compared`: why they were not compared, or empty."""
 
     first: float
     eager: float
     smelt: float
     samples: int
-    differs: str | None
+    compilations: int
+    differs: str
+    not_compared: str
 
 
 def measure(fn: Callable[..., Any], arguments: tuple[Any, ...], seconds: float, no_grad: bool) -> Measured:
@@ -38,10 +40,17 @@ def measure(fn: Callable[..., Any], arguments: tuple[Any, ...], seconds: float, 
         torch.manual_seed(0)
         expected = fn(*arguments)
         first, found = _first(compiled, arguments)
-        eagers, smelts = _in_turns([lambda: fn(*arguments), lambda: compiled(*arguments)], seconds)
-    return Measured(
-        first, statistics.median(eagers), statistics.median(smelts), len(eagers), _difference(found, expected)
-    )
+        differs, not_compared = _difference(found, expected)
+        if differs:
+            torch.manual_seed(0)
+            if any(_difference(fn(*arguments), expected)):
+                differs, not_compared = "", "eager's change from call to call"
+        compilations: list[str] = []
+        eagers, smelts = _in_turns(
+            [lambda: fn(*arguments), lambda: compiled(*arguments)], seconds, compilations
+        )
+    medians = statistics.median(eagers), statistics.median(smelts)
+    return Measured(first, *medians, len(eagers), len(compilations), differs, not_compared)
 
 
 def _first(compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[float, Any]:
@@ -52,16 +61,17 @@ def _first(compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[fl
     return time.perf_counter() - start, found
 
 
-def _in_turns(calls: list[Callable[[], Any]], seconds: float) -> list[list[float]]:
-    """Seconds per call of each, with a sample of each in every round."""
+def _in_turns(calls: list[Callable[[], Any]], seconds: float, compilations: list[str]) -> list[list[float]]:
+    """Seconds per call of each, with a sample of each in every round. Adds the names of compilations during the samples."""
     for call in calls:
         _sample(call, 2)  # a second call may still do work that later ones do not
     sizes = [max(1, round(SAMPLE / max(_sample(call, 1), 1e-9))) for call in calls]
     times: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + seconds
-    while len(times[0]) < ROUNDS or time.perf_counter() < end:
-        for call, size, found in zip(calls, sizes, times):
-            found.append(_sample(call, size))
+    with events.timed(lambda name, _: compilations.append(name)):
+        while len(times[0]) < ROUNDS or time.perf_counter() < end:
+            for call, size, found in zip(calls, sizes, times):
+                found.append(_sample(call, size))
     return times
 
 
@@ -78,16 +88,17 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def _difference(found: Any, expected: Any) -> str | None:
+def _difference(found: Any, expected: Any) -> tuple[str, str]:
+    """How results differ, and why they cannot be compared; two empty texts if they are equal."""
     if _are_close(found, expected):
-        return ""
+        return "", ""
     try:
         torch.testing.assert_close(found, expected)
     except AssertionError as error:
-        return str(error)
-    except TypeError:  # results of a class that torch does not compare
-        return None
-    return ""
+        return str(error), ""
+    except TypeError:
+        return "", "they are of a class that torch does not compare"
+    return "", ""
 
 
 def _are_close(found: Any, expected: Any) -> bool:
@@ -114,14 +125,19 @@ def report(name: str, measured: Measured) -> str:
     eager, smelt = measured.eager, measured.smelt
     ratio = f"{eager / smelt:.2f} times as fast" if eager >= smelt else f"{smelt / eager:.2f} times as slow"
     results = f"results differ: {measured.differs}" if measured.differs else "results are as in eager"
-    if measured.differs is None:
-        results = "results are of a class that torch does not compare: they were not compared"
+    if measured.not_compared:
+        results = f"results were not compared: {measured.not_compared}"
+    again = (
+        f", with {measured.compilations} compilations: `smelt explain` says why"
+        if measured.compilations
+        else ""
+    )
     return "\n".join(
         [
             f"{name}: first call {_text(measured.first)}",
             f"  eager  {_text(eager)} a call",
             f"  smelt  {_text(smelt)} a call, {ratio}",
-            f"  medians of {measured.samples} samples taken in turns, {torch.get_num_threads()} threads",
+            f"  medians of {measured.samples} samples taken in turns, {torch.get_num_threads()} threads{again}",
             f"  {results}",
         ]
     )

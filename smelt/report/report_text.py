@@ -259,5 +259,20 @@ def _times(phases: tuple[data.Phase, ...]) -> list[str]:
         return []
     whole = total.pop(COMPILE, 0.0)
     text = ", ".join(f"{name} {ms:.1f} ms" for name, ms in total.items())
-    parts = "; partition, lower, fuse, codegen and load are parts of the others" if "codegen" in total else ""
+    within = _ms_within_others(phases)
+    inner = [name for name, ms in total.items() if 2 * within[name] > ms]
+    parts = f"; parts of others: {', '.join(inner)}" if inner else ""
     return [f"{COMPILE} {whole:.1f} ms, {text}\n({COMPILE} is all of it{parts})"]
+
+
+def _ms_within_others(phases: tuple[data.Phase, ...]) -> dict[str, float]:
+    """By name, the time of the phases that lie within others, besides those of whole compilations."""
+    within: dict[str, float] = dict.fromkeys((phase.name for phase in phases), 0.0)
+    around: list[data.Phase] = []
+    for phase in sorted(phases, key=lambda p: (p.start_ms, -p.ms)):
+        while around and not around[-1].contains(phase):
+            around.pop()
+        if any(p.name != COMPILE for p in around):
+            within[phase.name] += phase.ms
+        around.append(phase)
+    return within

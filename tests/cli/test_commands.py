@@ -39,9 +39,11 @@ compiled = torch.compile(g)
 draws = lambda x: x + torch.rand(3)
 described = lambda: object
 calls = []
+def counts():
+    calls.append(torch.ones(2))
+    return torch.stack(calls).sum(0)
 def other():
-    calls.append(1)
-    return torch.ones(2) * len(calls)
+    return torch.ones(2) * (2 if torch.compiler.is_compiling() else 1)
 
 
 if __name__ == "__main__":
@@ -255,7 +257,14 @@ def test_bench_says_where_results_differ(script):
     assert "results differ: Tensor-likes are not close!" in done.stdout
     assert command("bench", f"{script}:draws", "torch.ones(3)", "--seconds", "0.01").exit_code == 0
     done = command("bench", f"{script}:described", "--seconds", "0.01")
-    assert done.exit_code == 0 and "they were not compared" in done.stdout
+    assert (
+        done.exit_code == 0 and "not compared: they are of a class that torch does not compare" in done.stdout
+    )
+    done = command("bench", f"{script}:counts", "--seconds", "0.01")
+    assert (
+        done.exit_code == 0 and "results were not compared: eager's change from call to call" in done.stdout
+    )
+    assert re.search(r"threads, with \d+ compilations: `smelt explain` says why", done.stdout)
 
 
 def test_ops_tells_of_all_and_of_one():

@@ -332,6 +332,11 @@ def test_what_a_break_costs_is_measured_in_the_call_itself():
     assert torch.equal(explanation.result, f(x))
 
 
+def test_phases_within_others_are_named():
+    text = str(smelt.explain(lambda x: x.sin() + 1)(torch.ones(3)))
+    assert "(compile is all of it; parts of others: lower, fuse, codegen, load)" in text
+
+
 def test_resume_functions_are_introduced():
     def f(x):
         y = x + 1
