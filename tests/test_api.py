@@ -776,6 +776,17 @@ class Pair(nn.Linear):
     pass
 
 
+def test_the_compiled_frame_of_a_module_is_named_after_its_forward():
+    module, in_place = Marked().eval(), Marked().eval()
+    compiled = smelt.compile(module)
+    smelt.compile_(in_place)
+    for called in (compiled, in_place):
+        called(torch.ones(2, 4))
+        [entry] = entries(called)
+        at = f"{__file__}:{Marked.forward.__code__.co_firstlineno}"
+        assert entry.source.startswith(f"def compiled_forward(self, args, kwargs, inputs):  # {at}\n")
+
+
 def test_a_disabled_module_that_was_compiled_runs_eagerly():
     module, in_place, x = Marked().eval(), Marked().eval(), torch.ones(2, 4)
     expected, expected_in_place = module(x), in_place(x)

@@ -37,7 +37,7 @@ const anchor = (frame: number, entry: string | number) => `entry-${frame}-${entr
 function One({ frame, id, entry, open }: { frame: Frame; id: string; entry: Entry; open: boolean }) {
   const [guards, search] = useSearch(entry.guards, (g) => `${g.text} ${g.source} ${g.line?.file}:${g.line?.line}`, "guards");
   return (
-    <details class="entry" id={id} open={open}>
+    <details class="entry stacked" id={id} open={open}>
       <summary>
         <span class="label">Entry {entry.number}</span>{" "}
         <span class="note">

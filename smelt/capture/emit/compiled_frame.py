@@ -49,6 +49,7 @@ from smelt.torch_private import DisableTorchFunctionSubclass
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import has_handler
 from smelt.tracing.record.wrapper_gradients import ResultGradient, WrapperGradients
+from smelt.user_lines import is_own
 
 GraphCall = Callable[[tuple[object, ...]], Sequence[object]]
 
@@ -152,7 +153,8 @@ def emit(
     if frame_exit.positions:
         scope.update(frame_exit.positions[0].warning_globals())
     is_direct = len(targets) == 1 and body == [f"{targets[0]}, = graph(inputs)", f"return {targets[0]}"]
-    frame = _compiled(code, slots, body, scope, writer, graph if is_direct else None)
+    shown = _shown_code(code, original)
+    frame = _compiled(code, shown, slots, body, scope, writer, graph if is_direct else None)
     if frame_exit.positions:
         frame_exit.positions[0].disguise(frame.function)
     return frame
@@ -262,17 +264,24 @@ def _graph_call(
     return [f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = graph({argument})"]
 
 
+def _shown_code(code: CodeType, original: FunctionType | None) -> CodeType:
+    """The code that the compiled frame is named after: the `forward` of a module, which smelt's own code calls."""
+    wrapped = getattr(getattr(original, "__wrapped__", None), "__code__", None)
+    return wrapped if is_own(code.co_filename) and type(wrapped) is CodeType else code
+
+
 def _compiled(
     code: CodeType,
+    shown: CodeType,
     slots: Sequence[str],
     body: Sequence[str],
     scope: dict[str, object],
     writer: Writer,
     direct_graph: GraphCall | None,
 ) -> CompiledFrame:
-    name = "compiled_" + identifier(code.co_name)
+    name = "compiled_" + identifier(shown.co_name)
     lines = [line for _, _, function in writer.functions for line in function]
-    lines += [f"def {name}({', '.join((*slots, 'inputs'))}):  # {code.co_filename}:{code.co_firstlineno}"]
+    lines += [f"def {name}({', '.join((*slots, 'inputs'))}):  # {shown.co_filename}:{shown.co_firstlineno}"]
     lines += [f"    {line}" for line in body]
     source = "\n".join(lines) + "\n"
     scope = {

@@ -50,6 +50,7 @@ from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes.annotations import check_annotations
 from smelt.capture.semantics.calls.cached_reads import ReadState, changes, reads_unchanged, version_of
 from smelt.capture.vm.vm import VM
+from smelt.guards.object_text import class_text
 from smelt.guards.source import Source
 from smelt.guards.weak_identity import GONE, strong, weak
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
@@ -120,7 +121,7 @@ def use_instance_state(vm: VM, args: Sequence[object]) -> None:
             continue
         if isinstance(value, _STORAGES):
             raise unsupported(
-                f"native code reads an environment {type(value).__qualname__}", UNSUPPORTED_OBJECT
+                f"native code reads an environment {class_text(type(value))}", UNSUPPORTED_OBJECT
             )
         if not _is_library_class(type(value)):
             continue
@@ -136,7 +137,7 @@ def use_instance_state(vm: VM, args: Sequence[object]) -> None:
             if _holds_text(read):
                 raise unreadable(f"native code reads a string that changes of a {type(value).__qualname__}")
             if isinstance(read, (ArrayProxy, np.ndarray)):
-                detail = f"native code reads an environment {type(value).__qualname__}"
+                detail = f"native code reads an environment {class_text(type(value))}"
                 raise unsupported(detail, UNSUPPORTED_OBJECT)
             container_contents.native_view(vm.env, read)
             pending.append(read)

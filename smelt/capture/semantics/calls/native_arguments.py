@@ -30,6 +30,7 @@ from smelt.capture.semantics.calls.calls import CALLERS
 from smelt.capture.semantics.calls.native_calls import IMMUTABLE, is_free_function
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
+from smelt.guards.object_text import class_text
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
@@ -51,7 +52,7 @@ def native_argument(vm: VM, value: object) -> object:
         return VMCallable(vm, value)
     vm.env.facts.use_content(value)
     if id(value) in vm.env.sources and is_opaque(value):
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an environment {kind.__qualname__}"))
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an environment {class_text(kind)}"))
     return value
 
 
