@@ -243,6 +243,16 @@ def test_the_reason_names_the_value_and_its_line() -> None:
     assert "text with L['name'] in it" in reason.detail
 
 
+def test_a_method_of_a_changing_text_gives_its_result_to_the_resume_function() -> None:
+    """The guards of what follows are about the result, not about the text: one resume entry for each result."""
+    compiled = smelt.compile(lambda x, name: x * (2 if name.startswith("a") else 3))
+    for step in range(CALLS):
+        x, name = torch.randn(3), f"{'ab'[step % 2]}{step}"
+        same(compiled(x, name), x * (3 if step % 2 else 2))
+    _, (_, rest) = records(compiled)
+    assert len(rest.entries) == 2
+
+
 @pytest.mark.parametrize("options", [{"fullgraph": True}, {"dynamic": False}], ids=str)
 def test_values_stay_guarded_where_the_user_asks_for_it(options: dict[str, bool]) -> None:
     """One graph has no breaks, and with `dynamic=False` all numbers are specialized."""

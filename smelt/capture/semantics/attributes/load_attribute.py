@@ -78,7 +78,8 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
 
 
 def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
-    """`obj.name` for a call: (function, obj), or (NULL, attribute)."""
+    """`obj.name` for a call: (function, obj), or (NULL, attribute). The call of a method of a text whose characters are not
+    known is where the graph breaks, so that only its result goes to the resume function."""
     cls = type(obj)
     if cls is str or cls is TextProxy:  # after a break, the text may change, which a bound method would guard
         method = str.__dict__.get(name)
