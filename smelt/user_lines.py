@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 _OWN = os.path.dirname(__file__) + os.sep
@@ -38,6 +39,16 @@ def is_own(filename: str) -> bool:
 def location(filename: str, line: int) -> str:
     """A line in few words: `model.py:12`."""
     return f"{os.path.basename(file_name(filename))}:{line}"
+
+
+def parameters_called(function: FunctionType) -> tuple[str, ...]:
+    """The positional parameters that the items of `*args` of smelt's own `function` are for, which calls a module or object
+    with them: names of the user's function, up to one that `function` has, too. Empty for the user's functions."""
+    called, own = getattr(function, "__wrapped__", None), function.__code__
+    if not is_own(own.co_filename) or not isinstance(called, FunctionType):
+        return ()
+    names = called.__code__.co_varnames[own.co_argcount : called.__code__.co_argcount]
+    return tuple(itertools.takewhile(lambda name: name not in own.co_varnames, names))
 
 
 def title_of(name: str, called: Any) -> str:

@@ -776,6 +776,27 @@ class Pair(nn.Linear):
     pass
 
 
+class Named(nn.Module):
+    def forward(self, x, scale=2, *rest, **options):
+        return x * scale + sum(rest) + sum(options.values())
+
+
+def test_guards_and_inputs_have_the_names_of_parameters():
+    """Those of a module are for the `*args` of the code that calls it."""
+    compiled, x = smelt.compile(Named()), torch.ones(3)
+    compiled(x, 3, x + 1, other=x + 2)
+    [entry] = entries(compiled)
+    assert [p.name for p in entry.traced.torch_graph.placeholders] == ["x", "args_2", "kwargs_other"]
+    for text in ("is_tensor(L['x'], ", "L['scale'] == 3", "is_tensor(L['args'][2], ", "len(L['args']) == 3"):
+        assert text in entry.guards
+    assert "callables.py" not in entry.guards
+    compiled(x, 4, x + 1, other=x + 2)
+    assert str(entries(compiled)[-1].reason).startswith("L['scale']: expected 3, found 4")
+    in_order = smelt.compile(lambda x, args: x * args)  # of the user's own functions as they are
+    in_order(x, 2)
+    assert "L['args'] == 2" in entries(in_order)[0].guards
+
+
 def test_the_compiled_frame_of_a_module_is_named_after_its_forward():
     module, in_place = Marked().eval(), Marked().eval()
     compiled = smelt.compile(module)

@@ -82,6 +82,7 @@ class Source:
     index: int = -1  # kind arg: slot number; kind drawn: which draw
     value: Any = None  # kind const: the object, a weak reference if possible: `known`
     children: dict[tuple[SourceKind, type, object], Source] = field(default_factory=dict, repr=False)
+    names: tuple[str, ...] = ()  # kind arg, of a tuple of arguments: the parameters that they are for
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_key", weak_if_identity_hashed(self._key))
@@ -120,10 +121,18 @@ class Source:
         return (*self.base.path, self.kind, type(self.key), self._key)
 
     @property
+    def parameter(self) -> str | None:
+        """The name of the parameter that the object is an argument for, if it is in a tuple of arguments."""
+        names = () if self.base is None or self.kind != "item" else self.base.names
+        return names[self.key] if type(self.key) is int and 0 <= self.key < len(names) else None
+
+    @property
     def source(self) -> str:
         """Python source of the object, for people."""
         if self.base is None:
             return f"L[{self.key!r}]" if self.kind == "arg" else str(self.key)
+        if self.parameter is not None:
+            return f"L[{self.parameter!r}]"
         return _SOURCES[self.kind](self.base.source, self.key)
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ def test_parameters_are_inputs_and_nothing_of_the_module_changes():
     x = torch.randn(2, 3)
     trace = smelt.trace(model)(x)
     names = [p.name for p in trace.torch.graph.placeholders]
-    by_name = {"args_0": x, "self_0_weight": model[0].weight, "self_0_bias": model[0].bias}
+    by_name = {"input": x, "self_0_weight": model[0].weight, "self_0_bias": model[0].bias}
     assert set(names) == by_name.keys()
     assert torch.equal(trace.torch(*(by_name[n] for n in names))[0], model(x))
     assert type(model) is torch.nn.Sequential and all(p.grad is None for p in model.parameters())

@@ -61,6 +61,7 @@ from smelt.torch_private import set_grad_enabled
 from smelt.tracing.fake.fake_tensor import FakeTensor, hashed_fakes
 from smelt.tracing.record.traced import Traced
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
+from smelt.user_lines import parameters_called
 
 
 @dataclass
@@ -289,7 +290,11 @@ def _capture(
     with trace:
         state_inside = global_state.snapshot()
         frame = Frame(code, fn, [NULL] * code.nlocals)
-        roots = [Source("arg", code.local_names[i], None, i) for i in range(len(slots))]
+        names = parameters_called(fn)
+        roots = [
+            Source("arg", name, None, i, names=names if name == "args" else ())
+            for i, name in enumerate(code.local_names[: len(slots)])
+        ]
         env.sizes.begin(roots, slots)
         for i in env.sizes.symbol_sources.policy.argument_order(len(slots)):
             frame.locals[i] = wrap_values.wrap(env, slots[i], roots[i])

@@ -493,6 +493,9 @@ def _input_name(source: Source) -> str:
     parts: list[str] = []
     at: Source | None = source
     while at is not None:
+        if at.parameter is not None:
+            parts.append(at.parameter)
+            break
         if at.kind not in ("cell", "dict") and at.key not in ("_modules", "_parameters", "_buffers"):
             parts.append(key_name(at.key))
         at = at.base

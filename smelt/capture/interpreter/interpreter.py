@@ -111,6 +111,7 @@ from smelt.reasons import DEBUGGER, LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPP
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.symbolic_ranges import needs_fixed_length
+from smelt.user_lines import is_own
 
 # Importing these modules fills the tables of `capture/base/call_handlers.py` and `capture/reconstruction/`.
 REGISTERED = (
@@ -168,11 +169,12 @@ class Interpreter(VM):
     # ---- position
 
     def current_line(self) -> Line | None:
-        """The user's current line: that of the innermost frame outside of torch and the standard library."""
+        """The user's current line: that of the innermost frame outside of torch and the standard library. None in
+        smelt's own code, which calls a module."""
         frame = self.frame or self.frames.root
         while frame is not None:
             if not is_library(frame.code.filename) or frame.parent is None:
-                return frame.line
+                return None if is_own(frame.code.filename) else frame.line
             frame = frame.parent
         return None
 
@@ -326,8 +328,9 @@ class Interpreter(VM):
     def locate(self, error: Unsupported) -> None:
         """Add the user's line and stack to the reason of `error` where it is first raised."""
         if self.failure is None:
-            reason = error.reason
-            error.reason = replace(reason, line=self.current_line() or reason.line, stack=self.stack())
+            reason, stack = error.reason, self.stack()
+            line = self.current_line() or reason.line or (stack[-1] if stack else None)
+            error.reason = replace(reason, line=line, stack=stack)
             error.args = (str(error.reason),)
             self.failure = error
             # A debugger shows the variables and lines of the user's frames: the call runs eagerly from its start.

@@ -133,7 +133,8 @@ class VM(ABC):
 
     @abstractmethod
     def current_line(self) -> Line | None:
-        """The user's current line: that of the innermost frame outside of torch and the standard library."""
+        """The user's current line: that of the innermost frame outside of torch and the standard library. None in
+        smelt's own code, which calls a module."""
 
     @abstractmethod
     def locate(self, error: Unsupported) -> None:
