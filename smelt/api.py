@@ -229,12 +229,13 @@ def export(
     kwargs: dict[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    gradients: bool = False,
 ) -> Program:
     """Return one call of `model` as a program that runs without the model's code and the compiler, also in another process:
     `smelt.export(model, (x,)).save("m.smelt")`, then `smelt.load("m.smelt")(x)` (docs/export.md).
 
-    smelt captures the call without computing it. A program computes no gradients. It checks its arguments for the facts on
-    which the capture depended; globals, attributes of modules and settings of torch keep their values of the export.
+    smelt captures the call without computing it. The program checks its arguments for the facts on which the capture
+    depended; globals, attributes of modules and settings of torch keep their values of the export.
 
     Args:
         model: an nn.Module or another callable, compiled or not.
@@ -242,6 +243,8 @@ def export(
             dataclasses of these.
         dynamic_shapes: the sizes that may differ, in torch.export's form: by parameter, for each dimension of a tensor a
             `smelt.Dim`, `Dim.AUTO` or None. Other sizes are those of the call.
+        gradients: also export the backward, for parameters and arguments that require grad. Results then have a `grad_fn`,
+            and `Program.parameters` are for an optimizer. By default a program computes no gradients.
 
     Raises:
         ExportError: the call is not one graph, has effects outside of buffers, or contradicts `dynamic_shapes`; the message
@@ -252,7 +255,7 @@ def export(
     Exceptions of `model` propagate.
     """
     exporter: Any = _compiler()
-    program: Program = exporter.export(model, args, kwargs, dynamic_shapes)
+    program: Program = exporter.export(model, args, kwargs, dynamic_shapes, gradients)
     return program
 
 

@@ -477,20 +477,21 @@ def explain(fn: Any, anew: Callable[[Any], Any], differently: bool, times: int) 
     return explained(compiled, times)
 
 
-def export(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
+def export(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, gradients: bool) -> Any:
     """The program of one call of `model`, which may be compiled."""
     if model is None or not callable(model) or isinstance(model, type):
         raise TypeError(f"smelt.export: model must be a function, a callable or an nn.Module, got {model!r}")
     if not isinstance(args, tuple) or not isinstance(kwargs or {}, dict):
         raise TypeError("smelt.export: args must be a tuple of the call's arguments, kwargs a dict or None")
-    from smelt.exported.export_call import export as exported  # noqa: PLC0415 (compilation needs none of it)
+    from smelt.exported import export_call  # noqa: PLC0415 (compilation needs none of it)
 
     model = original_of_torch_compile(model)
     if isinstance(model, CompiledModule):
         model = model._orig_mod
     elif isinstance(model, _native.Wrapped):
         model = model._smelt_original
-    return exported(model, args, kwargs or {}, dynamic_shapes)
+    call = export_call.Call("", args, kwargs or {}, dynamic_shapes)
+    return export_call.export(model, [call], gradients)
 
 
 def reset() -> None:

@@ -47,7 +47,7 @@ RunEagerly = Callable[[Graph, frozenset[int]], Compiled]
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """Which backward: without the tangents `undefined`, as far as `reach` says, and without the gradients `omitted`."""
 
     undefined: frozenset[int]
@@ -94,31 +94,31 @@ def compile_joint(
     symbols = tuple(hints)
     forward = compile_graph(parts.forward, frozenset(), symbols, ("forward",))
     # by part, and whether deterministic algorithms are requested; needs `backward_lock`
-    symbolic: dict[tuple[_Part, bool], Callable[[Values], Compiled] | None] = {}
+    symbolic: dict[tuple[Part, bool], Callable[[Values], Compiled] | None] = {}
 
     # When a backward compiles, capture can no longer specialize its sizes: without code for all sizes it does so itself.
     specializations = LocalSpecializations(config)
 
-    def symbolic_backward(part: _Part) -> Callable[[Values], Compiled] | None:
+    def symbolic_backward(part: Part) -> Callable[[Values], Compiled] | None:
         """The backward for all sizes; None where there is no code for it."""
         key = part, torch.are_deterministic_algorithms_enabled()
         if key not in symbolic:
             try:
-                symbolic[key] = compile_graph(*_backward(joint, parts, part), symbols, part.role)
+                symbolic[key] = compile_graph(*backward_part(joint, parts, part), symbols, part.role)
             except NeedsFixedSize:
                 symbolic[key] = None
         return symbolic[key]
 
-    def backward_at(values: Values, part: _Part) -> tuple[Graph, frozenset[int]]:
+    def backward_at(values: Values, part: Part) -> tuple[Graph, frozenset[int]]:
         if not values:
-            return _backward(joint, parts, part)
+            return backward_part(joint, parts, part)
         concrete = traced_at(traced, values).joint
         assert concrete is not None
         cut = replace(parts, backward=substitute(parts.backward, values))
-        return _backward(concrete, cut, part)
+        return backward_part(concrete, cut, part)
 
     def at(values: Values, on_load: Callable[[Compiled], object] = lambda compiled: None) -> Compiled:
-        def load(part: _Part) -> Compiled:
+        def load(part: Part) -> Compiled:
             loader = symbolic_backward(part) if values else None
             if loader is not None:
                 return loader(values)
@@ -127,7 +127,7 @@ def compile_joint(
                 return run_eagerly(graph, donated)
             return compile_graph(graph, donated, (), part.role)({})
 
-        def compile_backward(part: _Part) -> Compiled:
+        def compile_backward(part: Part) -> Compiled:
             compiled = traced.compile_deferred(
                 lambda: load(part), lambda: run_eagerly(*backward_at(values, part))
             )
@@ -160,10 +160,10 @@ def _node(
     parts = replace(parts, forward=forward, backward=backward)
     # Second derivatives run the torch-level graph, which does not have the user's edits.
     with_history = double_backward(traced, joint) if is_captured else None
-    return JointNode(joint, parts, _flow(joint, parts), with_history, _gpus(devices))
+    return JointNode.of(joint, parts, with_history, _gpus(devices))
 
 
-def _backward(joint: Joint, parts: Partition, part: _Part) -> tuple[Graph, frozenset[int]]:
+def backward_part(joint: Joint, parts: Partition, part: Part) -> tuple[Graph, frozenset[int]]:
     """A part of the backward, and the indices of its donated inputs."""
     graph = _reaching(joint, parts, part.reach)
     graph = without_gradients(without_tangents(graph, part.undefined), part.omitted)
@@ -180,7 +180,7 @@ def _assemble(
     traced: Traced,
     node: JointNode,
     forward: Compiled,
-    compile_backward: Callable[[_Part], Compiled],
+    compile_backward: Callable[[Part], Compiled],
     values: Values,
 ) -> Compiled:
     """The callable for the sizes `values`: the forward in its autograd node, then the mutation and view epilogue."""
@@ -202,10 +202,21 @@ class JointNode:
     with_history: DoubleBackward | None
     gpus: Sequence[torch.device]
 
+    @classmethod
+    def of(
+        cls,
+        joint: Joint,
+        parts: Partition,
+        with_history: DoubleBackward | None = None,
+        gpus: Sequence[torch.device] = (),
+    ) -> JointNode:
+        """The node of a joint graph that is cut into `parts`."""
+        return cls(joint, parts, _flow(joint, parts), with_history, gpus)
+
     def around(
         self,
         forward: Compiled,
-        compile_backward: Callable[[_Part], Compiled],
+        compile_backward: Callable[[Part], Compiled],
         taken: Sequence[EpilogueStep],
         values: Values,
     ) -> Compiled:
@@ -228,15 +239,15 @@ class JointNode:
         joint = self.joint
         return {
             "n_outputs": joint.n_outputs,
-            "differentiable": self._differentiable(values),
+            "differentiable": self.differentiable(values),
             "gradients": joint.gradients,
             "leaves": joint.leaves,
             "through": joint.cuts,
-            "groups": self._groups,
+            "groups": self.groups,
             "contributors": self.flow.contributors,
             "direct": self.flow.direct,
             "conflicts": joint.conflicts,
-            "saved": self._saved(values),
+            "saved": self.saved(values),
             "devices": self.gpus if len(self.gpus) > 1 else (),
             "draws": () if with_history is None else with_history.draws,
             "rewritten": () if with_history is None else with_history.rewritten,
@@ -250,42 +261,57 @@ class JointNode:
         n = len(Reach) if self.joint.cuts else 1
         return [_reaching(self.joint, self.parts, Reach(reach)) for reach in range(n)]
 
-    def _differentiable(self, values: Values) -> list[tuple[Any, ...]]:
+    def differentiable(self, values: Values) -> list[tuple[Any, ...]]:
         """The outputs with tangents, and the layout of the tangents that the backward expects."""
-        specs = [substitute(spec, values) for spec in self._tangents]
+        specs = [substitute(spec, values) for spec in self._tangent_specs]
         return [(i, s.shape, s.stride, s.dtype) for i, s in zip(self.joint.tangents, specs, strict=True)]
 
     @cached_property
-    def _tangents(self) -> list[TensorSpec]:
+    def _tangent_specs(self) -> list[TensorSpec]:
         placeholders = self.joint.graph.placeholders[self.joint.n_primals :]
         return [p.spec for p in placeholders[: len(self.joint.tangents)]]
 
     @cached_property
-    def _groups(self) -> list[tuple[list[int], bool, bool]]:
-        return _groups(self.joint)
+    def groups(self) -> list[tuple[list[int], bool, bool]]:
+        """Groups of tangents with one backward each, in the order of computation: `(tangents, whole, ends_at_last)`.
 
-    def _saved(self, values: Values) -> list[tuple[Any, ...]]:
-        """The saved values, and the layout of primals, to whose `data` the program may assign. The gradients that read an
-        alias of a primal count as readers of the primal, from which the alias may follow."""
-        saved = self.parts.saved
-        readers = [{*read} for read in self.flow.readers]
-        primals: dict[int, set[int]] = {}
-        for s, read in zip(saved, readers):
-            if s.kind == "primal":
-                primals.setdefault(s.index, read)
-            elif s.kind == "alias":
-                primals.get(s.index, read).update(read)
+        An output that others are computed from has a group of its own. All others share one. Views and mutated inputs have
+        autograd nodes of their own, and no group. A `whole` group may do the work of the groups before it: if no hook reads
+        the gradients of the cuts, the backward is one graph. If the last cut gets gradients from elsewhere as well (a loss
+        of the model's loss and its logits), it is two: one ends at this cut, and one begins there.
+        """
+        joint = self.joint
+        cuts, own = _cut_tangents(joint), _own_groups(joint)
+        rest = [k for k in joint.tangent_order if k not in cuts]
+        groups = [([k], k == own[-1] and len(cuts) > 1, False) for k in own]
+        return [*groups, *([(rest, bool(cuts), bool(own))] if rest else [])]
+
+    def saved(self, values: Values) -> list[tuple[Any, ...]]:
+        """The saved values, and the layout of primals, to whose `data` the program may assign."""
         return [
             (
                 s.kind,
                 s.index,
-                sorted(read),
+                readers,
                 *(_layout(s.spec, values) if s.kind == "primal" else ()),
                 *((s.is_recomputed_from,) if s.kind == "alias" else ()),
                 *((s.data,) if s.kind == "output" else ()),
             )
-            for s, read in zip(saved, readers)
+            for s, readers in zip(self.parts.saved, self.readers)
         ]
+
+    @property
+    def readers(self) -> list[list[int]]:
+        """For each saved value the tangents whose gradients read it. The gradients that read an alias of a primal count as
+        readers of the primal, from which the alias may follow."""
+        readers = [{*read} for read in self.flow.readers]
+        primals: dict[int, set[int]] = {}
+        for s, read in zip(self.parts.saved, readers):
+            if s.kind == "primal":
+                primals.setdefault(s.index, read)
+            elif s.kind == "alias":
+                primals.get(s.index, read).update(read)
+        return [sorted(read) for read in readers]
 
     def _substitute(self, values: Values, index: int, requested: tuple[bool, ...]) -> torch.Tensor | None:
         """Zeros for a saved value that no requested gradient needs."""
@@ -322,13 +348,13 @@ def _layout(spec: object, values: Values) -> tuple[Any, ...]:
 
 def _compiled_backward(
     joint: Joint,
-    compile_backward: Callable[[_Part], Compiled],
+    compile_backward: Callable[[Part], Compiled],
     defined: tuple[bool, ...],
     reach: int = Reach.SEGMENT,
     requested: tuple[bool, ...] = (),
 ) -> Compiled:
     """The backward for these defined tangents and requested gradients (empty: all)."""
-    part = _Part(_where_not(defined), reach, _where_not(requested))
+    part = Part(_where_not(defined), reach, _where_not(requested))
     with events.compiling("a backward"):
         start = time.perf_counter()
         events.emit("backward-start", joint=joint)
@@ -345,20 +371,6 @@ def _where_not(flags: Iterable[bool]) -> frozenset[int]:
 
 def _gpus(devices: Iterable[torch.device]) -> list[torch.device]:
     return sorted((d for d in devices if d.type != "cpu"), key=str)
-
-
-def _groups(joint: Joint) -> list[tuple[list[int], bool, bool]]:
-    """Groups of tangents with one backward each, in the order of computation: `(tangents, whole, ends_at_last)`.
-
-    An output that others are computed from has a group of its own. All others share one. Views and mutated inputs have
-    autograd nodes of their own, and no group. A `whole` group may do the work of the groups before it: if no hook reads the
-    gradients of the cuts, the backward is one graph. If the last cut gets gradients from elsewhere as well (a loss of the
-    model's loss and its logits), it is two: one ends at this cut, and one begins there.
-    """
-    cuts, own = _cut_tangents(joint), _own_groups(joint)
-    rest = [k for k in joint.tangent_order if k not in cuts]
-    groups = [([k], k == own[-1] and len(cuts) > 1, False) for k in own]
-    return [*groups, *([(rest, bool(cuts), bool(own))] if rest else [])]
 
 
 def _own_groups(joint: Joint) -> list[int]:

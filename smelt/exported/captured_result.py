@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ from smelt.tracing.symbolic.sym_numbers import NUMBERS
 class CapturedResult:
     """The result of a captured frame as nodes (`result_nest.py`)."""
 
-    def __init__(self, captured: CapturedFrame, reader: ArgumentChecks) -> None:
-        self._captured, self._reader = captured, reader
-        self._outputs = {id(fake): i for i, fake in enumerate(captured.traced.outputs)}
+    def __init__(self, captured: CapturedFrame, reader: ArgumentChecks, outputs: Mapping[int, int]) -> None:
+        """`outputs`: the number of a tensor among the outputs of the graph, by its fake's identity."""
+        self._captured, self._reader, self._outputs = captured, reader, outputs
         self._inputs = {id(fake): i for i, fake in enumerate(captured.traced.inputs)}
         self._nodes: list[ResultNode] = []
         self._known: dict[int, int] = {}

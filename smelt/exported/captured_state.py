@@ -22,20 +22,61 @@ from smelt.user_lines import is_own
 _ALIAS = KINDS["alias"]
 
 
-class CapturedState:
-    """The tensors of the program: parameters and buffers by the names of `state_dict`, other tensors by their sources, and
-    constants of the graph. Those that the program writes are copies, so that the model keeps its own."""
+class ProgramState:
+    """The tensors of a program, which its methods share: parameters and buffers by the names of `state_dict`, other tensors
+    by their sources, and constants of graphs.
 
-    def __init__(self, model: Any, captured: CapturedFrame, traced: Traced) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.names: dict[int, str] = {}  # by input of the graph
+    `gradients`: parameters keep `requires_grad`.
+    """
+
+    def __init__(self, model: Any, gradients: bool) -> None:
+        self._gradients = gradients
+        self.modules = list(model.named_modules()) if isinstance(model, nn.Module) else []
+        self.known: dict[int, str] = {}
+        self.reals: dict[str, torch.Tensor] = {}
+        self.written: set[int] = set()  # addresses of storages that methods write
         self._constants: dict[int, str] = {}
-        known = self._known = dict[int, str]()
-        self._modules = list(model.named_modules()) if isinstance(model, nn.Module) else []
         if isinstance(model, nn.Module):
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                known.setdefault(id(tensor), name)
-        reals = {}
+                self.known.setdefault(id(tensor), name)
+
+    def add(self, tensor: torch.Tensor, name: str) -> str:
+        """Add a tensor, by this name or by one like it if another tensor has the name."""
+        names = itertools.chain((name,), (f"{name}.{i}" for i in itertools.count(1)))
+        name = next(n for n in names if self.reals.setdefault(n, tensor) is tensor)
+        self.known.setdefault(id(tensor), name)
+        return name
+
+    def constant(self, tensor: torch.Tensor) -> str:
+        """The name of a constant of a graph; the constant becomes part of the state."""
+        name = self._constants.get(id(tensor))
+        if name is None:
+            names = (f"constant.{i}" for i in itertools.count(len(self._constants)))
+            name = next(name for name in names if name not in self.reals)  # a layer may have this name
+            self._constants[id(tensor)] = name
+            self.reals[name] = tensor
+        return name
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that the program holds. Those that its methods write, and those with gradients, are copies, so that
+        the model keeps its own; the others share the model's memory."""
+        copied = set(self.written)
+        if self._gradients:
+            copied |= {t.untyped_storage().data_ptr() for t in self.reals.values() if t.requires_grad}
+        copies: dict[int, torch.UntypedStorage] = {}
+        held = {name: _held(real, copied, copies) for name, real in self.reals.items()}
+        if self._gradients:
+            for name, real in self.reals.items():
+                held[name].requires_grad_(real.requires_grad)
+        return held
+
+
+class CapturedState:
+    """The tensors of the state that one captured call reads or writes. `names`: by input of the graph."""
+
+    def __init__(self, state: ProgramState, captured: CapturedFrame, traced: Traced) -> None:
+        self._state = state
+        self.names: dict[int, str] = {}
         for i, (fake, source) in enumerate(zip(traced.inputs, captured.input_sources)):
             if root_of(source) is not None:
                 continue
@@ -46,16 +87,13 @@ class CapturedState:
                 or source.kind in ("array", "values")
             ):
                 raise ExportError(f"{source.source} is no plain tensor that a program can hold")
-            reals[i] = real
-            self.names[i] = known.get(id(real), _name_of(source))
-        written = {reals[i].untyped_storage().data_ptr() for i in traced.mutated if i in reals}
-        copies: dict[int, torch.UntypedStorage] = {}
-        for i, real in reals.items():
-            self.tensors[self.names[i]] = _held(real, written, copies)
+            self.names[i] = state.add(real, state.known.get(id(real), _name_of(source)))
+            if i in traced.mutated:
+                state.written.add(real.untyped_storage().data_ptr())
 
     def buffer_of(self, effect: Effect) -> str | None:
         """The name of the buffer that an effect replaces; the buffer becomes part of the state."""
-        for path, module in self._modules:
+        for path, module in self._state.modules:
             if (
                 isinstance(effect, SetItem)
                 and effect.target is module._buffers
@@ -65,9 +103,7 @@ class CapturedState:
                 if before is None or type(before) is not torch.Tensor:
                     return None
                 name = f"{path}.{effect.key}" if path else effect.key
-                name = self._known.get(id(before), name)
-                self.tensors.setdefault(name, before.detach())
-                return name
+                return self._state.add(before, self._state.known.get(id(before), name))
         return None
 
     def check_replaced(self, name: str, effect: SetItem, captured: CapturedFrame) -> None:
@@ -82,7 +118,7 @@ class CapturedState:
         elsewhere = [source.source for source in read if source.source != own]
         own_name = next(
             f"{path}.{effect.key}" if path else effect.key
-            for path, module in self._modules
+            for path, module in self._state.modules
             if module._buffers is effect.target
         )
         if elsewhere or name != own_name:
@@ -92,21 +128,11 @@ class CapturedState:
                 "write it in place (buffer.copy_(value)), or give them tensors of their own"
             )
 
-    def constant(self, tensor: torch.Tensor) -> str:
-        """The name of a constant of the graph; the constant becomes part of the state."""
-        name = self._constants.get(id(tensor))
-        if name is None:
-            names = (f"constant.{i}" for i in itertools.count(len(self._constants)))
-            name = next(name for name in names if name not in self.tensors)  # a layer may have this name
-            self._constants[id(tensor)] = name
-            self.tensors[name] = tensor.detach()
-        return name
 
-
-def _held(real: torch.Tensor, written: set[int], copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    """The tensor that the program holds: `real`, without gradients, or a copy of it in a copy of its storage."""
+def _held(real: torch.Tensor, copied: set[int], copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    """`real`, without gradients, or a copy of it in a copy of its storage."""
     storage = real.untyped_storage()
-    if storage.data_ptr() not in written:
+    if storage.data_ptr() not in copied:
         return real.detach()
     copy = copies.setdefault(storage.data_ptr(), storage.clone())
     made = torch.empty(0, dtype=real.dtype)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,16 +26,19 @@ from smelt.config import Config
 from smelt.errors import ExportError, SmeltError
 from smelt.exported.argument_checks import ArgumentChecks, ArgumentNames
 from smelt.exported.aten_graphs import as_data
+from smelt.exported.captured_gradients import cut, outputs_of
 from smelt.exported.captured_result import CapturedResult
-from smelt.exported.captured_state import CapturedState, effect_text, restores
+from smelt.exported.captured_state import CapturedState, ProgramState, effect_text, restores
 from smelt.exported.dynamic_dims import Declared, declarations, dim_text, paste, text_of
-from smelt.exported.plan_making import target_of
+from smelt.exported.input_checks import SizeRule
+from smelt.exported.plan_making import Part, target_of
 from smelt.exported.program import Program
 from smelt.exported.program_file import (
     Contents,
     Method,
     Parameter,
     Tables,
+    TargetData,
     as_read,
     encoded,
     is_constant,
@@ -44,38 +47,77 @@ from smelt.guards.guard_failures import Failure
 from smelt.guards.source import Source
 from smelt.plan.serialization import packed
 from smelt.reasons import Reason
+from smelt.shapes.expr import Values
 from smelt.size_marks import marked
 from smelt.tracing.record.trace_at_sizes import within_bounds
 from smelt.user_lines import is_own
 
 
-def export(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Program:
-    """The program of one call; see `smelt.export`."""
-    signature = _signature_of(model)
-    bound = signature.bind(*args, **kwargs)
-    declared = declarations(_by_parameter(bound), dynamic_shapes)
+@dataclass(frozen=True)
+class Call:
+    """An example call of a method, and the declarations of its sizes. `name`: of the method; empty: of the model itself."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dynamic_shapes: Any
+
+
+def export(model: Any, calls: Sequence[Call], gradients: bool) -> Program:
+    """The program of these calls; see `smelt.export`."""
+    contents = _Contents(ProgramState(model, gradients))
+    for call in calls:
+        _add_call(contents, model, call, gradients)
+    return Program(contents.finished())
+
+
+class _Contents:
+    """The contents of a program while methods are added. `graphs`: by their bytes, with their numbers."""
+
+    def __init__(self, state: ProgramState) -> None:
+        self.state = state
+        self.methods: list[Method] = []
+        self.targets: list[TargetData] = []
+        self.sections: dict[str, bytes] = {}
+
+    def add_graph(self, part: Part, sizes: Sequence[SizeRule], values: Values, config: Config) -> None:
+        """Add a graph and its plans."""
+        self.sections[f"graph.{part.number}"] = packed(encoded(as_data(part.graph, self.state.constant)))
+        target, plans = target_of(part, sizes, values, self.state.constant, config)
+        self.targets.append(target)
+        self.sections |= plans
+
+    def finished(self) -> Contents:
+        tables = Tables({"torch": str(torch.__version__)}, tuple(self.methods), tuple(self.targets))
+        return Contents(as_read(tables), self.sections, self.state.tensors())
+
+
+def _add_call(contents: _Contents, model: Any, call: Call, gradients: bool) -> None:
+    """Capture a call and add it as a method."""
+    target = getattr(model, call.name) if call.name else model
+    bound = _signature_of(target).bind(*call.args, **call.kwargs)
+    declared = declarations(_by_parameter(bound), call.dynamic_shapes)
     _check_examples(declared)
 
-    def captured(declared: Sequence[tuple[torch.Tensor, Declared]]) -> Contents:
+    def capture(declared: Sequence[tuple[torch.Tensor, Declared]], contents: _Contents) -> None:
         marks: dict[int, tuple[torch.Tensor, dict[int, Any]]] = {}
         for tensor, d in declared:
             marks.setdefault(id(tensor), (tensor, {}))[1][d.dim] = d.mark
-        with torch.no_grad(), marked(list(marks.values())):
-            return _Exporter(options.defaults(), model, args, dict(kwargs), bound).run(
-                [d for _, d in declared]
-            )
+        exporter = _Exporter(options.defaults(), target, call, bound, contents, gradients)
+        with torch.set_grad_enabled(gradients), marked(list(marks.values())):
+            exporter.run([d for _, d in declared])
 
     try:
-        return Program(captured(declared))
+        capture(declared, contents)
     except _Specialized as error:
         sizes = {d: tensor.shape[d.dim] for tensor, d in declared}
 
-        def merged(first: Declared, second: Declared) -> Contents:
+        def merged(first: Declared, second: Declared) -> None:
             def renamed(d: Declared) -> Declared:
                 same = d.name == second.name
                 return replace(d, name=first.name, min=first.min, max=first.max) if same else d
 
-            return captured([(t, renamed(d)) for t, d in declared])
+            capture([(t, renamed(d)) for t, d in declared], _Contents(ProgramState(model, gradients)))
 
         _check_equal(error, sizes, merged)
         raise ExportError(str(error)) from error.__cause__
@@ -90,7 +132,7 @@ class _Specialized(ExportError):
 
 
 def _check_equal(
-    error: _Specialized, sizes: Mapping[Declared, int], merged: Callable[[Declared, Declared], Contents]
+    error: _Specialized, sizes: Mapping[Declared, int], merged: Callable[[Declared, Declared], None]
 ) -> None:
     """Raise ExportError if it suffices that two dimensions are equal: capture succeeds with one name for both."""
     for d in error.dims:
@@ -150,30 +192,32 @@ class _Exporter(FrameCompiler):
     def __init__(
         self,
         config: Config,
-        model: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        target: Any,
+        call: Call,
         bound: inspect.BoundArguments,
+        contents: _Contents,
+        gradients: bool,
     ) -> None:
         super().__init__(backend_registry.lookup("smelt"), config, fullgraph=True)
         self.name = (
-            type(model).__qualname__
-            if isinstance(model, nn.Module)
-            else getattr(model, "__qualname__", "call")
+            type(target).__qualname__
+            if isinstance(target, nn.Module)
+            else getattr(target, "__qualname__", "call")
         )
-        self._model, self._args, self._kwargs, self._bound = model, args, kwargs, bound
-        self._contents: Contents | None = None
+        self._target, self._call, self._bound = target, call, bound
+        self._contents, self._gradients = contents, gradients
         self._refused: dict[Source, tuple[int, Reason | None]] = {}
         self._declared: list[Declared] = []
-        self._names = ArgumentNames(args, kwargs, bound)
+        self._names = ArgumentNames(call.args, call.kwargs, bound)
 
-    def run(self, declared: list[Declared]) -> Contents:
+    def run(self, declared: list[Declared]) -> None:
         """Capture the call. Raises ExportError and the exceptions of the call."""
         self._declared = declared
-        slots = (self._model, self._args, self._kwargs)
+        args, kwargs = self._call.args, dict(self._call.kwargs)
+        known = len(self._contents.methods)
         error: SmeltError | None = None
         try:
-            outcome = self(_call, slots)  # type: ignore[arg-type]
+            outcome = self(_call, (self._target, args, kwargs))  # type: ignore[arg-type]
         except ExportError:
             raise
         except SmeltError as e:
@@ -181,13 +225,12 @@ class _Exporter(FrameCompiler):
         if error is not None:
             raise ExportError(f"{self.name} cannot be exported as one graph: {error}") from error
         if callable(outcome):  # the program raised
-            _call(*slots[:1], *self._args, **self._kwargs)
+            _call(self._target, *args, **kwargs)
             outcome()
-        if self._contents is None:
+        if len(self._contents.methods) == known:
             raise ExportError(
                 f"{self.name} cannot be captured here: another tracer or a capture is active, or smelt is disabled"
             )
-        return self._contents
 
     def check_marks(self, name: str, sizes: Mapping[Source, int]) -> None:
         """Record which declared sizes are specialized."""
@@ -203,14 +246,16 @@ class _Exporter(FrameCompiler):
         why: Failure | None,
         begin: float,
     ) -> None:
-        """Build the program instead of installing an entry."""
+        """Add a method to the program instead of installing an entry."""
         self._check_captured(captured)
         traced = within_bounds(captured.traced)
-        state = CapturedState(self._model, captured, traced)
+        contents = self._contents
+        state = CapturedState(contents.state, captured, traced)
         reader = ArgumentChecks(self._names, captured, traced, self._declared, state.names)
-        stores = self._stores(captured, state, reader.text)
+        outputs = outputs_of(self.name, traced)
+        stores = self._stores(captured, state, outputs, reader.text)
         self._check_declared(reader, captured)
-        result = CapturedResult(captured, reader).nodes()
+        result = CapturedResult(captured, reader, outputs).nodes()
         values = {sym: size.hint for sym, size in traced.sizes.items()}
         inputs = (
             *(
@@ -219,32 +264,44 @@ class _Exporter(FrameCompiler):
             ),
             *(reader.number(n.symbol.expression) for n in traced.numbers),
         )
-        graph = traced.aten_graph
-        data = as_data(graph, state.constant)
-        target, plans = target_of(graph, reader.sizes, values, state.constant, self.config)
-        method = Method(
-            self.name,
-            0,
-            _parameters(self._bound.signature),
-            len(self._args),
-            tuple(self._kwargs),
-            tuple(reader.rules),
-            tuple(reader.sizes),
-            tuple(values.values()),
-            inputs,
-            stores,
-            tuple(result),
+        reals = [captured.env.trace.inputs.real(fake) for fake in traced.inputs]
+        number = len(contents.targets)
+        if traced.joint is None:
+            parts, gradients = [Part(number, traced.aten_graph)], None
+        else:
+            parts, gradients = cut(traced, number, self.config)
+        for part in parts:
+            contents.add_graph(part, reader.sizes, values, self.config)
+        contents.methods.append(
+            Method(
+                self._call.name or self.name,
+                number,
+                _parameters(self._bound.signature),
+                len(self._call.args),
+                tuple(self._call.kwargs),
+                tuple(reader.rules),
+                tuple(reader.sizes),
+                tuple(values.values()),
+                inputs,
+                stores,
+                tuple(result),
+                tuple(
+                    i
+                    for i, real in enumerate(reals)
+                    if self._gradients and real is not None and real.requires_grad
+                ),
+                gradients,
+            )
         )
-        producer = {"torch": str(torch.__version__)}
-        tables = Tables(producer, (method,), (target,))
-        sections = {"graph.0": packed(encoded(data)), **plans}
-        self._contents = Contents(as_read(tables), sections, state.tensors)
 
     def _stores(
-        self, captured: CapturedFrame, state: CapturedState, text: Callable[[Source], str]
+        self,
+        captured: CapturedFrame,
+        state: CapturedState,
+        outputs: Mapping[int, int],
+        text: Callable[[Source], str],
     ) -> tuple[tuple[str, int], ...]:
         """The buffers that outputs of the graph replace. Raises ExportError for other effects."""
-        outputs = {id(fake): i for i, fake in enumerate(captured.traced.outputs)}
         stores = []
         for effect in captured.effects:
             if isinstance(effect, CacheHit) or restores(effect, captured):
@@ -254,7 +311,7 @@ class _Exporter(FrameCompiler):
             if not isinstance(effect, SetItem) or name is None or output is None:
                 raise ExportError(effect_text(self.name, effect, captured, text))
             state.check_replaced(name, effect, captured)
-            spec, held = effect.value.spec, state.tensors[name]
+            spec, held = effect.value.spec, self._contents.state.reals[name]
             found = tuple(spec.shape), tuple(spec.stride), spec.dtype, spec.device
             if found != (tuple(held.shape), held.stride(), held.dtype, held.device):
                 raise ExportError(
@@ -265,7 +322,7 @@ class _Exporter(FrameCompiler):
         return tuple(stores)
 
     def _check_captured(self, captured: CapturedFrame) -> None:
-        """Raise ExportError for random draws, data-dependent sizes and gradients, which a program cannot hold."""
+        """Raise ExportError for random draws, data-dependent sizes and gradients that a program cannot hold."""
         traced = captured.traced
         if captured.draws:
             raise ExportError(
@@ -275,11 +332,15 @@ class _Exporter(FrameCompiler):
             raise ExportError(
                 f"{self.name} has sizes that data decide (nonzero, masks, item()): pass them as arguments"
             )
-        if traced.needs_grad:
+        if traced.needs_grad and not self._gradients:
             raise ExportError(
                 f"{self.name} uses gradients inside, or returns a view of a tensor that requires them: programs run without "
                 "them; wrap it in torch.no_grad(), or return a copy"
             )
+        if traced.needs_grad and traced.joint is None:
+            reason = self.record.no_joint_graph_reason
+            detail = "" if reason is None else f" ({reason.detail}{line_text(reason)})"
+            raise ExportError(f"{self.name} has gradients that cannot be compiled ahead of time{detail}")
 
     def _check_declared(self, reader: ArgumentChecks, captured: CapturedFrame) -> None:
         """Raise ExportError if the capture contradicts the declarations."""

@@ -7,7 +7,7 @@ other likely sizes with other outcomes of decisions, and last one for all sizes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,28 +32,42 @@ from smelt.shapes.substitute import substitute
 MOST_PLANS = 6  # symbolic plans of a program, besides the one for all sizes
 
 
-def compile_again(contents: Contents, method: Method) -> tuple[TargetData, dict[str, bytes]]:
-    """Compile the stored graph to plans for this machine. Raises the exceptions of the compiler."""
+@dataclass(frozen=True)
+class Part:
+    """A graph of a program, by its number. Of a forward or backward the passes have run, on the joint graph; `donated`: the
+    inputs whose memory its plan may reuse or free."""
+
+    number: int
+    graph: Graph
+    is_rewritten: bool = False
+    donated: frozenset[int] = frozenset()
+
+
+def compile_again(contents: Contents, method: Method, number: int) -> tuple[TargetData, dict[str, bytes]]:
+    """Compile a stored graph to plans for this machine. Raises the exceptions of the compiler."""
     symbols = {
         size.symbol: Sym(size.symbol.name, size.symbol.lo, size.symbol.hi, likely=example)
         for size, example in zip(method.sizes, method.examples)
     }
-    graph = substitute(restored(contents.graph(method.graph), contents.state), symbols)
+    graph = substitute(restored(contents.graph(number), contents.state), symbols)
     sizes = [replace(size, symbol=symbols[size.symbol]) for size in method.sizes]
     values = dict(zip(symbols.values(), method.examples))
     names = {id(tensor): name for name, tensor in contents.state.items()}
-    return target_of(graph, sizes, values, lambda t: names[id(t)], options.defaults())
+    backwards = method.gradients.backwards if method.gradients is not None else ()
+    donated = next((frozenset(b.donated) for b in backwards if b.graph == number), frozenset[int]())
+    part = Part(number, graph, method.gradients is not None, donated)
+    return target_of(part, sizes, values, lambda t: names[id(t)], options.defaults())
 
 
 def target_of(
-    graph: Graph,
+    part: Part,
     sizes: Sequence[SizeRule],
     values: Values,
     name_of: Callable[[torch.Tensor], str],
     config: Config,
 ) -> tuple[TargetData, dict[str, bytes]]:
-    """Compile `graph` to plans for this machine; also return the sections that hold the plans and their machine code."""
-    made = _plans(graph, sizes, values, config)
+    """Compile a graph to plans for this machine; also return the sections that hold the plans and their machine code."""
+    made = _plans(part, sizes, values, config)
     inner = [plan.plan if isinstance(plan, SymbolicPlan) else plan for plan in made]
     constants = tuple(tuple(map(name_of, plan.constants)) for plan in inner)
     bare = [
@@ -68,31 +82,31 @@ def target_of(
     except PlanError as error:
         raise ExportError(f"the program's plan has no form in a file: {error}") from error
     target = TargetData(
-        0,
+        part.number,
         code_for.triple,
         of_linux(code_for.needs),
         str(torch.__version__),
-        "code.0",
-        tuple(f"plan.0.{i}" for i in range(len(plans))),
+        f"code.{part.number}",
+        tuple(f"plan.{part.number}.{i}" for i in range(len(plans))),
         constants,
     )
     return target, {name: packed(data) for name, data in zip((target.code, *target.plans), (code, *plans))}
 
 
 def _plans(
-    graph: Graph, sizes: Sequence[SizeRule], values: Values, config: Config
+    part: Part, sizes: Sequence[SizeRule], values: Values, config: Config
 ) -> list[Plan | SymbolicPlan]:
-    devices = devices_of(graph)
+    devices = devices_of(part.graph)
     if any(device.type != "cpu" for device in devices):
         raise ExportError(f"programs run on CPUs; this one uses {', '.join(map(str, devices))}")
     syms = tuple(values)
-    plan = _template(graph, syms, config)
+    plan = _template(part, syms, config)
     if isinstance(plan, Plan):
         return [plan]
     if not isinstance(
         plan.launches, SymbolicLaunches
     ):  # generated products and windows are for concrete sizes
-        plan = _template(graph, syms, replace(config, native_gemm=False))
+        plan = _template(part, syms, replace(config, native_gemm=False))
     assert isinstance(plan, Template) and isinstance(plan.launches, SymbolicLaunches)
     found = [plan.symbolic(values)]
     for other in _probes(sizes, values):
@@ -102,17 +116,18 @@ def _plans(
             found.append(plan.symbolic(other))
     if any(p.conditions for p in found) and all(p.conditions for p in found):
         without = (
-            plan if not config.native_gemm else _template(graph, syms, replace(config, native_gemm=False))
+            plan if not config.native_gemm else _template(part, syms, replace(config, native_gemm=False))
         )
         assert isinstance(without, Template)
         found.append(without.universal(values))
     return list(found)
 
 
-def _template(graph: Graph, syms: tuple[Sym, ...], config: Config) -> Plan | Template:
+def _template(part: Part, syms: tuple[Sym, ...], config: Config) -> Plan | Template:
     """Run the pipeline (`pipeline.compile_graph`) up to the plan."""
+    graph = part.graph
     target = targets.factory(devices_of(graph))(config)
-    c = pipeline.Compilation(config, target, syms)
+    c = pipeline.Compilation(config, target, syms, part.donated, is_rewritten=part.is_rewritten)
     graph = pipeline.compile_subgraphs(pipeline.run_passes(graph, c), c)
     schedule = pipeline.fuse_program(pipeline.lower_graph(graph, c), c)
     return pipeline.plan_launches(

@@ -7,44 +7,43 @@ import functools
 import inspect
 import os
 import threading
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from smelt import _native, runtime
 from smelt.errors import InputError, ProgramError
 from smelt.exported import program_file
 from smelt.exported.aten_graphs import restored
-from smelt.exported.input_checks import ArgumentReader, NumberOf, check, same
-from smelt.exported.program_file import Contents, Method, Parameter, TargetData
+from smelt.exported.input_checks import ArgumentReader, NumberOf, TensorRule, check, same
+from smelt.exported.program_file import Contents, Method, Parameter
+from smelt.exported.program_plans import MethodPlans
 from smelt.exported.result_nest import build
 from smelt.graph.graph_printer import code
 
 if TYPE_CHECKING:
     from smelt.report.traces import GraphView
 
-_MOST_INSTANCES = 64  # plans for sizes of earlier calls
-_IDLE_ARENAS = 2  # that they hold between calls
-
 
 class Program:
-    """An exported call: `program(*args, **kwargs)` returns what the model would return, without gradients.
+    """An exported call: `program(*args, **kwargs)` returns what the model would return.
 
     Arguments bind to the model's signature. Raises TypeError for arguments that do not fit it, and InputError (a ValueError)
-    for arguments for which the program was not exported. Writes to buffers change `state`, not the model. Calls are not
-    synchronized: threads that share a program that writes its state need a lock.
+    for arguments for which the program was not exported. Without `gradients=True` at the export, calls compute no gradients
+    and raise InputError for an argument that requires them, unless grad mode is off. Writes to buffers change `state`, not
+    the model. Calls are not synchronized: threads that share a program that writes its state need a lock.
     """
 
     def __init__(self, contents: Contents) -> None:
         self._state = dict(contents.state)
+        self._lock = threading.Lock()  # for `update_weights`
         self._contents = replace(contents, state=self._state)
         self._method: Method = contents.tables.methods[0]
         named = {p.name for p in self._method.signature if p.kind != inspect.Parameter.VAR_KEYWORD}
         self._rest = [key for key in self._method.keywords if key not in named]  # those of `**kwargs`
-        self._plans = _Plans(self._contents, self._method)
+        self._without_gradient = _without_gradient(self._method)
+        self._plans = MethodPlans(self._contents, self._method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         method = self._method
@@ -61,8 +60,16 @@ class Program:
                 for at in method.inputs
             ]
         )
-        with torch.no_grad():
-            results = self._plans(tuple(values.values()))(inputs)
+        if torch.is_grad_enabled():
+            for i in self._without_gradient:
+                if isinstance(inputs[i], torch.Tensor) and inputs[i].requires_grad:
+                    raise InputError(_required(method, i))
+        run = self._plans(values)
+        if method.gradients is not None:
+            results = run(inputs)
+        else:
+            with torch.no_grad():
+                results = run(inputs)
         for name, output in method.stores:
             made = results[output]
             assert isinstance(made, torch.Tensor)
@@ -82,6 +89,15 @@ class Program:
         """The parameters, buffers and constants that the program reads, by name. Those of a loaded program are views of its
         file; writes to them do not change the file."""
         return self._state
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of the state that require grad, with their names: those of the model that did so at an export with
+        `gradients=True`. An optimizer may write them; later calls read what it wrote."""
+        return ((name, tensor) for name, tensor in self._state.items() if tensor.requires_grad)
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """The tensors of `named_parameters`, for an optimizer."""
+        return (tensor for _, tensor in self.named_parameters())
 
     @property
     def graph(self) -> str:
@@ -118,67 +134,24 @@ def load(path: str | os.PathLike[str]) -> Program:
     return Program(contents)
 
 
-class _Plans:
-    """The native plans of a method: one for fixed sizes, otherwise one for each set of sizes."""
-
-    def __init__(self, contents: Contents, method: Method) -> None:
-        self._names = [f"{size.name or size.text} = " for size in method.sizes]
-        self._lock = threading.Lock()
-        self._cached: dict[tuple[int, ...], _native.Plan] = {}
-        self._budget = _native.ArenaBudget(_IDLE_ARENAS)
-        self._loaded = self._load(contents, method)
-
-    def __call__(self, numbers: tuple[int, ...]) -> _native.Plan:
-        """The plan for these values of the size symbols."""
-        found = self._cached.get(numbers)
-        return self._made(numbers) if found is None else found
-
-    def _made(self, numbers: tuple[int, ...]) -> _native.Plan:
-        with self._lock:
-            found = self._loaded.at(numbers)
-            if found is None:
-                sizes = ", ".join(f"{name}{n}" for name, n in zip(self._names, numbers))
-                raise ProgramError(f"the program has no plan for {sizes}")
-            self._budget.add(runtime.track(found))
-            while len(self._cached) >= _MOST_INSTANCES:
-                del self._cached[next(iter(self._cached))]
-            self._cached[numbers] = found
-            return found
-
-    def _load(self, contents: Contents, method: Method) -> _native.ProgramPlans:
-        reasons = []
-        for target in contents.tables.targets:
-            reason = _refusal(target)
-            if target.graph == method.graph and reason is None:
-                try:
-                    return self._linked(contents, target)
-                except ValueError as error:  # such as an unknown operator
-                    reason = str(error)
-                except (LookupError, TypeError) as error:
-                    raise ProgramError(f"plans that do not fit the tables: {error!r}") from error
-            reasons.append(reason)
-        why = "; ".join(str(r) for r in reasons) or "it has no plans"
-        warnings.warn(f"smelt: the program is compiled again for this machine: {why}", stacklevel=5)
-        from smelt.exported.plan_making import compile_again  # noqa: PLC0415 (the compiler)
-
-        target, plans = compile_again(contents, method)
-        return self._linked(replace(contents, packed=plans), target)
-
-    def _linked(self, contents: Contents, target: TargetData) -> _native.ProgramPlans:
-        """The plans, best first, each decoded when a call needs it."""
-        pairs = zip(target.plans, target.constants, strict=True)
-        plans = tuple(
-            (contents.stored(name), tuple(contents.state[c] for c in names)) for name, names in pairs
-        )
-        return _native.ProgramPlans(contents.stored(target.code), plans)
+def _without_gradient(method: Method) -> list[int]:
+    """The inputs that must not require grad: gradients with respect to them would be lost."""
+    is_checked: tuple[type, ...] = (tuple,) if method.gradients is None else (tuple, str)
+    return [
+        i
+        for i, at in enumerate(method.inputs)
+        if isinstance(at, is_checked) and i not in method.differentiated
+    ]
 
 
-def _refusal(target: TargetData) -> str | None:
-    """The reason why the plans of a target do not run here; None if they run."""
-    wanted, found = (".".join(v.split(".")[:2]) for v in (target.torch, str(torch.__version__)))
-    if wanted != found:
-        return f"its plans are for torch {target.torch}, this is torch {torch.__version__}"
-    return _native.lacking(target.triple, target.needs)
+def _required(method: Method, i: int) -> str:
+    """Why input `i` must not require grad."""
+    at = method.inputs[i]
+    name = next((r.text for r in method.rules if isinstance(r, TensorRule) and r.path == at), at)
+    how = "pass it with .detach(), or call the program under torch.no_grad()"
+    if method.gradients is None:
+        return f"{name} requires grad, but the program was exported without gradients: export it with gradients=True, {how}"
+    return f"{name} requires grad, but did not at the export: export the program with one that does, {how}"
 
 
 def _bound(

@@ -22,9 +22,10 @@ from smelt.graph.ir import TensorSpec
 from smelt.plan import value_encoding
 from smelt.plan.value_encoding import decode
 from smelt.runtime.whole_files import written_whole
+from smelt.shapes.expr import Size
 
 MAGIC = b"smeltprg"
-VERSION = 2  # of the format
+VERSION = 3  # of the format
 ALIGNMENT = 64  # of each section, and of each weight in its section
 HEADER = struct.Struct(
     "<8sIIQI"
@@ -45,11 +46,63 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Sizes, strides and dtype of a tensor between forward and backward."""
+
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """A value that a backward reads, as `_native.Differentiable` takes it. `readers`: the tangents whose gradients read it;
+    `layout`: of a primal that is a tensor."""
+
+    kind: str
+    index: int
+    readers: tuple[int, ...]
+    layout: Layout | None
+    is_recomputed_from: bool
+    data: str
+
+
+@dataclass(frozen=True)
+class BackwardData:
+    """The backward for the tangents `defined`. `reach`: how far it computes; `donated`: the inputs that it may free."""
+
+    graph: int
+    defined: tuple[int, ...]
+    reach: int
+    donated: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """How a method is differentiated: what `_native.Differentiable` takes. Its graph returns `n_outputs` outputs, then the
+    temporaries that backwards read. `tangents`: an output and the layout of its gradient; `inputs`: those that have a
+    gradient, `leaves` of them first that are leaves; `backwards`: for all tangents of a group and for each alone."""
+
+    n_outputs: int
+    tangents: tuple[tuple[int, Layout], ...]
+    inputs: tuple[int, ...]
+    leaves: int
+    through: tuple[int, ...]
+    groups: tuple[tuple[tuple[int, ...], bool, bool], ...]
+    contributors: tuple[tuple[int, ...], ...]
+    direct: tuple[tuple[int, ...], ...]
+    conflicts: tuple[tuple[int, ...], ...]
+    saved: tuple[SavedValue, ...]
+    backwards: tuple[BackwardData, ...]
+
+
+@dataclass(frozen=True)
 class Method:
     """One callable of a program: how arguments become inputs of a graph, and its outputs a result.
 
     `n_args` and `keywords`: how the example passed its arguments. `inputs`: for each input of the graph a path in the
-    arguments, the name of a tensor of the state, or a number. `examples`: the sizes of the example.
+    arguments, the name of a tensor of the state, or a number. `examples`: the sizes of the example. `differentiated`: the
+    inputs that may require grad. `gradients`: None if calls compute none; otherwise `graph` is a forward.
     """
 
     name: str
@@ -63,6 +116,8 @@ class Method:
     inputs: tuple[str | Path | NumberOf, ...]
     stores: tuple[tuple[str, int], ...]
     result: tuple[ResultNode, ...]
+    differentiated: tuple[int, ...]
+    gradients: Gradients | None
 
 
 @dataclass(frozen=True)
@@ -111,7 +166,8 @@ class TargetData:
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of the state: a view of storage number `storage`."""
+    """A tensor of the state: a view of storage number `storage`. `requires_grad`: it is a parameter of a program with
+    gradients."""
 
     name: str
     storage: int
@@ -119,6 +175,7 @@ class Weight:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    requires_grad: bool
 
 
 @dataclass(frozen=True)
@@ -163,7 +220,7 @@ RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     for number, cls in {
         1: Parameter, 2: Method, 3: Ref, 4: GraphNode, 5: GraphData, 6: TargetData, 7: Weight, 8: Tables, 9: TensorRule,
         10: Rule, 11: SizeRule, 12: ResultNode, 13: TensorSpec,
-        14: NumberOf,
+        14: NumberOf, 15: Layout, 16: SavedValue, 17: BackwardData, 18: Gradients,
     }.items()
 }  # fmt: skip
 _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
@@ -255,7 +312,13 @@ def _stored(state: Mapping[str, torch.Tensor]) -> tuple[list[Any], list[Weight]]
         number, _ = storages.setdefault(storage.data_ptr() or id(storage), (len(storages), storage))
         weights.append(
             Weight(
-                name, number, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+                name,
+                number,
+                tensor.dtype,
+                tuple(tensor.shape),
+                tensor.stride(),
+                int(tensor.storage_offset()),
+                tensor.requires_grad,
             )
         )
     return [storage for _, storage in storages.values()], weights

@@ -144,6 +144,10 @@ State ProgramFile::state() const {
     for (const Weight& w : table.weights) {
         if (w.storage >= storages.size()) throw FormatError("a weight that cannot be: " + w.name);
         state.emplace_back(w.name, viewed(storages[w.storage], w));
+        if (!w.requires_grad) continue;
+        if (!at::isFloatingType(w.dtype) && !at::isComplexType(w.dtype))
+            throw FormatError("a weight that cannot be: " + w.name);
+        state.back().second.set_requires_grad(true);
     }
     return state;
 }

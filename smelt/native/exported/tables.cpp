@@ -25,12 +25,19 @@ enum Record : uint64_t {
     kRule = 10,
     kSizeRule = 11,
     kResultNode = 12,
-    kNumberOf = 14
+    kNumberOf = 14,
+    kLayout = 15,
+    kSavedValue = 16,
+    kBackward = 17,
+    kGradients = 18
 };
+constexpr size_t kMostOutputs = 1 << 24, kReaches = 3;
+
 const std::map<uint64_t, size_t>& fields() {
     static const std::map<uint64_t, size_t> made{
-        {kParameter, 5},   {kMethod, 11}, {kTarget, 7},    {kWeight, 6},     {kTables, 3},
-        {kTensorRule, 10}, {kRule, 5},    {kSizeRule, 10}, {kResultNode, 3}, {kNumberOf, 2}};
+        {kParameter, 5},   {kMethod, 13}, {kTarget, 7},     {kWeight, 7},     {kTables, 3},
+        {kTensorRule, 10}, {kRule, 5},    {kSizeRule, 10},  {kResultNode, 3}, {kNumberOf, 2},
+        {kLayout, 3},      {kSavedValue, 6}, {kBackward, 4}, {kGradients, 11}};
     return made;
 }
 
@@ -116,10 +123,12 @@ class MethodReader {
         for (const Value& v : values::tuple(f[8])) m_.inputs.push_back(input(v));
         for (const Value& v : values::tuple(f[9])) {
             const Items& store = values::tuple(v, 2);
-            m_.stores.emplace_back(values::text(store[0]), values::index(store[1], 1 << 24));
+            m_.stores.emplace_back(values::text(store[0]), values::index(store[1], kMostOutputs));
         }
         for (const Value& v : values::tuple(f[10])) m_.result.push_back(result_node(v));
         if (m_.result.empty()) throw FormatError("a method without a result");
+        m_.differentiated = indices(f[11], m_.inputs.size());
+        if (!f[12].is_none()) m_.gradients = gradients(f[12]);
         m_.program = std::move(program_.instructions);
         return std::move(m_);
     }
@@ -280,7 +289,7 @@ class MethodReader {
         ResultNode node{values::text(f[0]), size_t{0}, false,
                         values::each(f[2], [&](const Value& v) { return values::index(v, known); })};
         if (node.kind == "tensor") {
-            node.value = values::index(f[1], 1 << 24);
+            node.value = values::index(f[1], kMostOutputs);
         } else if (node.kind == "input") {  // the number of an input, or a path
             node.is_path = !f[1].get<int64_t>();
             node.value = node.is_path ? path(f[1]) : values::index(f[1], m_.inputs.size());
@@ -304,6 +313,86 @@ class MethodReader {
         } else if (kind != "tuple" && kind != "size" && kind != "list" && kind != "constant") {
             throw FormatError("an unknown kind of result, " + kind);
         }
+    }
+
+    static std::vector<size_t> indices(const Value& value, size_t end) {
+        return values::each(value, [end](const Value& v) { return values::index(v, end); });
+    }
+
+    // Lists of tangents, `count` of them.
+    static std::vector<std::vector<size_t>> lists(const Value& value, size_t count, size_t tangents) {
+        auto made = values::each(value, [=](const Value& v) { return indices(v, tangents); });
+        if (made.size() != count) throw FormatError("a list for each gradient or tangent is expected");
+        return made;
+    }
+
+    SizedLayout layout(const Value& value) {
+        const Items& f = record(value, kLayout);
+        const auto slot = [this](const Value& v) { return program_.slot(v); };
+        SizedLayout made{values::each(f[0], slot), values::each(f[1], slot),
+                         values::as<c10::ScalarType>(f[2], "a dtype")};
+        if (made.shape.size() != made.stride.size())
+            throw FormatError("a tensor with as many strides as sizes is expected");
+        return made;
+    }
+
+    SavedValue saved_value(const Value& value, const Gradients& g) {
+        const Items& f = record(value, kSavedValue);
+        const std::string& kind = values::text(f[0]);
+        const bool is_input = kind == "primal" || kind == "alias";
+        if (!is_input && kind != "output" && kind != "temporary")
+            throw FormatError("an unknown kind of saved value, " + kind);
+        const size_t end = is_input ? m_.inputs.size() : kind == "output" ? g.n_outputs : kMostOutputs;
+        SavedValue made{kind,
+                        values::index(f[1], end),
+                        indices(f[2], g.tangents.size()),
+                        {},
+                        values::boolean(f[4]),
+                        values::text(f[5])};
+        if (!f[3].is_none()) made.layout = layout(f[3]);
+        if (made.data != "old" && made.data != "new" && made.data != "mixed")
+            throw FormatError("an unknown kind of data, " + made.data);
+        return made;
+    }
+
+    Gradients gradients(const Value& value) {
+        const Items& f = record(value, kGradients);
+        Gradients g;
+        g.n_outputs = values::index(f[0], kMostOutputs);
+        for (const Value& v : values::tuple(f[1])) {
+            const Items& tangent = values::tuple(v, 2);
+            g.tangents.emplace_back(values::index(tangent[0], g.n_outputs), layout(tangent[1]));
+        }
+        const size_t n = g.tangents.size();
+        g.inputs = indices(f[2], m_.inputs.size());
+        g.leaves = values::index(f[3], g.inputs.size() + 1);
+        g.through = indices(f[4], g.n_outputs);
+        const size_t n_gradients = g.inputs.size() + g.through.size();
+        std::vector<bool> is_in_group(n);
+        for (const Value& v : values::tuple(f[5])) {
+            const Items& group = values::tuple(v, 3);
+            g.groups.push_back(
+                {indices(group[0], n), values::boolean(group[1]), values::boolean(group[2])});
+            if (g.groups.back().tangents.empty()) throw FormatError("a group without tangents");
+            for (const size_t k : g.groups.back().tangents) {
+                if (is_in_group[k]) throw FormatError("a tangent in two groups");
+                is_in_group[k] = true;
+            }
+        }
+        g.contributors = lists(f[6], n_gradients, n);
+        g.direct = lists(f[7], n_gradients, n);
+        g.conflicts = lists(f[8], n, n);
+        g.saved = values::each(f[9], [&](const Value& v) { return saved_value(v, g); });
+        for (const Value& v : values::tuple(f[10])) {
+            const Items& b = record(v, kBackward);
+            g.backwards.push_back(
+                {values::integer(b[0]), indices(b[1], n), values::index(b[2], kReaches)});
+            indices(b[3], g.saved.size() + n);
+        }
+        for (const size_t i : g.inputs)
+            if (std::find(m_.differentiated.begin(), m_.differentiated.end(), i) == m_.differentiated.end())
+                throw FormatError("the gradient of an input that must not require grad");
+        return g;
     }
 
     Method m_;
@@ -342,7 +431,7 @@ StateTable state_table(const Value& value) {
         const Items& f = record(item, kWeight);
         table.weights.push_back({values::text(f[0]), values::index(f[1], SIZE_MAX),
                                  values::as<c10::ScalarType>(f[2], "a dtype"), values::integers(f[3]),
-                                 values::integers(f[4]), values::integer(f[5])});
+                                 values::integers(f[4]), values::integer(f[5]), values::boolean(f[6])});
     }
     for (const Value& item : values::tuple(parts[1])) {
         const Items& span = values::tuple(item, 2);

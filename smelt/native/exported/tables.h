@@ -18,7 +18,7 @@
 
 namespace smelt::exported {
 
-constexpr uint32_t kFormatVersion = 2;
+constexpr uint32_t kFormatVersion = 3;
 
 // A path in the arguments of a call, as an index into Method::places.
 using Path = size_t;
@@ -81,6 +81,45 @@ struct ResultNode {
 
 using Input = std::variant<std::string, Path, NumberOf>;  // of the graph; a text names a tensor of the state
 
+// Sizes and strides as slots of Method::program.
+struct SizedLayout {
+    std::vector<size_t> shape, stride;
+    c10::ScalarType dtype;
+};
+
+// A value that a backward reads (autograd/node_spec.h).
+struct SavedValue {
+    std::string kind;
+    size_t index;
+    std::vector<size_t> readers;
+    std::optional<SizedLayout> layout;
+    bool is_recomputed_from;
+    std::string data;
+};
+
+// The backward for the tangents `defined`.
+struct BackwardData {
+    int64_t graph;
+    std::vector<size_t> defined;
+    size_t reach;
+};
+
+struct Gradients {
+    size_t n_outputs;
+    std::vector<std::pair<size_t, SizedLayout>> tangents;
+    std::vector<size_t> inputs;
+    size_t leaves;
+    std::vector<size_t> through;
+    struct Group {
+        std::vector<size_t> tangents;
+        bool whole, ends_at_last;
+    };
+    std::vector<Group> groups;
+    std::vector<std::vector<size_t>> contributors, direct, conflicts;
+    std::vector<SavedValue> saved;
+    std::vector<BackwardData> backwards;
+};
+
 struct Method {
     std::string name;
     int64_t graph;
@@ -92,8 +131,10 @@ struct Method {
     std::vector<Input> inputs;
     std::vector<std::pair<std::string, size_t>> stores;
     std::vector<ResultNode> result;
+    std::vector<size_t> differentiated;  // inputs that may require grad
+    std::optional<Gradients> gradients;
     std::vector<Place> places;
-    std::vector<shapes::Instruction> program;  // of sizes in rules; the first slots are the symbols
+    std::vector<shapes::Instruction> program;  // of sizes; the first slots are the symbols
 };
 
 struct Target {
@@ -116,6 +157,7 @@ struct Weight {
     c10::ScalarType dtype;
     std::vector<int64_t> shape, stride;
     int64_t offset;
+    bool requires_grad;
 };
 
 struct StateTable {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "exported/checksum.h"
+#include "exported/tables.h"
 
 extern "C" int mz_compress(unsigned char* to, unsigned long* to_bytes, const unsigned char* from, unsigned long from_bytes);
 
@@ -63,7 +64,7 @@ std::string file_of(const Sections& sections) {
         at = aligned(at + data.size());
     }
     std::string header = "smeltprg";
-    append<uint32_t>(header, 2);
+    append<uint32_t>(header, smelt::exported::kFormatVersion);
     append<uint32_t>(header, static_cast<uint32_t>(sections.size()));
     append<uint64_t>(header, at);
     append<uint32_t>(header, smelt::exported::Checksum::of(rows, smelt::exported::Checksum::of(header + std::string(4, '\0'))));

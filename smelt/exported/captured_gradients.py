@@ -1,0 +1,106 @@
+"""The gradients of a captured call as data: the joint graph, cut into a forward and backwards (`autograd/compile_joint.py`).
+
+A compiled call compiles a backward when its first gradient arrives. A program has them from the start: for each group of
+tangents one for all of them and one for each alone, as far as the group may reach. Gradients of some of several results are
+the sums of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from smelt.autograd.compile_joint import JointNode, backward_part
+from smelt.autograd.compile_joint import Part as BackwardPart
+from smelt.autograd.unsegmented_backward import Reach
+from smelt.backends.smelt import cut_for_training
+from smelt.config import Config
+from smelt.errors import ExportError
+from smelt.exported.plan_making import Part
+from smelt.exported.program_file import BackwardData, Gradients, Layout, SavedValue
+from smelt.graph.ir import NumberSpec, TensorSpec
+from smelt.tracing.backward.joint import Joint
+from smelt.tracing.record.traced import Traced
+
+
+def outputs_of(name: str, traced: Traced) -> Mapping[int, int]:
+    """The number of a tensor among the outputs of the graph, by its fake's identity. Raises ExportError where autograd must
+    see something of the call that is outside of the graph."""
+    joint = traced.joint
+    if joint is None:
+        return {id(fake): i for i, fake in enumerate(traced.outputs)}
+    reason = _outside(joint)
+    if reason is not None:
+        raise ExportError(f"{name} {reason}, which a program with gradients does not")
+    pairs = zip(traced.outputs, joint.results, strict=True)
+    return {id(fake): source.index for fake, source in pairs if source.kind == "value"}
+
+
+def _outside(joint: Joint) -> str | None:
+    if joint.flags:
+        return "sets requires_grad or retain_grad of its inputs"
+    if joint.freed:
+        return "returns a tensor whose graph it has freed"
+    if joint.writes:
+        return "writes an input with gradients (return the new value)"
+    if joint.epilogue or any(source.steps for source in joint.results):
+        return "returns a view of an input or of another result (return a copy)"
+    if any(source.retained for source in joint.results):
+        return "retains the gradient of a result"
+    return None
+
+
+def cut(traced: Traced, number: int, config: Config) -> tuple[list[Part], Gradients]:
+    """The forward, as graph `number`, the backwards, as the graphs after it, and how they belong together."""
+    joint, parts = cut_for_training(traced, config)
+    node = JointNode.of(joint, parts)
+    graphs = [Part(number, parts.forward, is_rewritten=True)]
+    backwards: list[BackwardData] = []
+    for defined, reach in _wanted(node):
+        undefined = frozenset(range(len(joint.tangents))) - {*defined}
+        graph, donated = backward_part(joint, parts, BackwardPart(undefined, reach))
+        graphs.append(Part(number + len(graphs), graph, is_rewritten=True, donated=donated))
+        backwards.append(BackwardData(graphs[-1].number, defined, int(reach), tuple(sorted(donated))))
+    flow = node.flow
+    saved = tuple(
+        SavedValue(
+            s.kind,
+            s.index,
+            tuple(readers),
+            _layout(s.spec) if s.kind == "primal" else None,
+            s.is_recomputed_from,
+            s.data,
+        )
+        for s, readers in zip(parts.saved, node.readers)
+    )
+    gradients = Gradients(
+        joint.n_outputs,
+        tuple((i, Layout(*layout)) for i, *layout in node.differentiable({})),
+        joint.gradients,
+        joint.leaves,
+        joint.cuts,
+        tuple((tuple(tangents), whole, at_last) for tangents, whole, at_last in node.groups),
+        _tuples(flow.contributors),
+        _tuples(flow.direct),
+        _tuples(joint.conflicts),
+        saved,
+        tuple(backwards),
+    )
+    return graphs, gradients
+
+
+def _tuples(lists: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, lists))
+
+
+def _layout(spec: TensorSpec | NumberSpec) -> Layout | None:
+    return Layout(spec.shape, spec.stride, spec.dtype) if isinstance(spec, TensorSpec) else None
+
+
+def _wanted(node: JointNode) -> Iterator[tuple[tuple[int, ...], Reach]]:
+    """The tangents and the reach of each backward that the program has."""
+    for tangents, whole, ends_at_last in node.groups:
+        reaches = [Reach.SEGMENT, *[Reach.TO_LAST] * ends_at_last, *[Reach.WHOLE] * whole]
+        alone = [(k,) for k in sorted(tangents)]
+        for defined in dict.fromkeys((tuple(sorted(tangents)), *alone)):
+            for reach in reaches:
+                yield defined, reach
