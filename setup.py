@@ -46,6 +46,7 @@ UNITS = {
     "bindings": "plan",
     "calls": "calls",
     "devices": "plan",
+    "differentiable": "autograd",
     "exported": "exported",
     "guards": "guards",
     "operators": "operators",

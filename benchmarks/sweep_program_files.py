@@ -20,12 +20,13 @@ from smelt.exported.cpp_project import write_project, write_runtime
 
 TORCH = Path(torch.__file__).parent
 SOURCES = Path(__file__).parent.parent / "tests/exported/cpp"
-PROGRAMS = ("run_program", "fuzz_program")
+PROGRAMS = ("run_program", "train_program", "fuzz_program")
 
 
 def build(folder: Path, *options: str) -> None:
     """Build the programs of tests/exported/cpp with the runtime, in as few units as it has. Raises CalledProcessError."""
-    units = [*write_runtime(folder / "smelt"), *(SOURCES / f"{name}.cpp" for name in PROGRAMS)]
+    runtime = write_runtime(folder / "smelt")
+    units = [*runtime, *(SOURCES / f"{name}.cpp" for name in PROGRAMS)]
     include = [folder / "smelt", folder / "smelt/include"]
     flags = [
         "-std=c++20",
@@ -49,7 +50,7 @@ def build(folder: Path, *options: str) -> None:
         "-ldl",
     ]
     for name in PROGRAMS:
-        objects = [f"{folder}/{stem}.o" for stem in ("plan", "exported", name)]
+        objects = [f"{folder}/{stem}.o" for stem in (*(unit.stem for unit in runtime), name)]
         subprocess.run(["g++", *options, *objects, *libraries, "-o", f"{folder}/{name}"], check=True)
 
 

@@ -1,7 +1,7 @@
 """A C++ project around an exported program: its file, the sources of the runtime, and an example with CMake.
 
 The runtime is the part of `smelt/native/` that knows no Python (tests/test_native_layers.py), compiled against the user's
-libtorch as two units: most of a compilation is the parsing of torch's headers.
+libtorch as three units: most of a compilation is the parsing of torch's headers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,17 @@ from smelt.exported.program_file import Method
 from smelt.shapes.expr import Expr, Size, contiguous_stride, evaluate
 
 NATIVE = Path(__file__).parent.parent / "native"
-HEADERS = ("tensor_layout.h", "torch.h", "torch_operators.h")
+HEADERS = (
+    "tensor_layout.h",
+    "torch.h",
+    "torch_autograd.h",
+    "torch_compiled_autograd.h",
+    "torch_generator.h",
+    "torch_operators.h",
+)
 # Folder -> the unit that compiles its sources.
 UNITS = {
+    "autograd": "autograd",
     "devices": "plan",
     "exported": "exported",
     "include": "plan",
@@ -45,7 +53,7 @@ endif()
 # cmake -DCMAKE_PREFIX_PATH=... : libtorch, or what python -c "import torch; print(torch.utils.cmake_prefix_path)" prints
 find_package(Torch REQUIRED)
 
-add_library(smelt STATIC smelt/units/plan.cpp smelt/units/exported.cpp)
+add_library(smelt STATIC smelt/units/autograd.cpp smelt/units/exported.cpp smelt/units/plan.cpp)
 target_include_directories(smelt PUBLIC smelt/include PRIVATE smelt)
 target_link_libraries(smelt PUBLIC ${TORCH_LIBRARIES} ${CMAKE_DL_LIBS})
 target_compile_definitions(smelt PRIVATE AT_PER_OPERATOR_HEADERS)

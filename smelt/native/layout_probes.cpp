@@ -5,7 +5,7 @@
 // these were compiled with the object's type.
 #include "cpython.h"
 
-#include "autograd/python_errors.h"
+#include "differentiable/python_errors.h"
 #include "calls/entries.h"
 #include "cpython_iterators.h"
 #include "cpython_sets.h"

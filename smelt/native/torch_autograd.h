@@ -5,7 +5,7 @@
 // 2.14 returns the node), `bump_version`; `FunctionPreHook`, `FunctionPostHook`; the `Batched` tensors of
 // `is_grads_batched`.
 #pragma once
-#include "torch_python.h"
+#include "torch.h"
 
 #include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/SavedTensorHooks.h>

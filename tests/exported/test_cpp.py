@@ -186,6 +186,116 @@ def test_sixteen_threads(driver: Path, tmp_path: Path) -> None:
     assert all(map(same, found, in_python(program, calls)))
 
 
+# ---- gradients
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(self.first(x)).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, n, c))
+        return x + self.mlp(self.second(x))
+
+
+class GPT(nn.Module):
+    """A small GPT; its head is tied to its embedding. Gives its loss and its logits."""
+
+    def __init__(self, words: int = 64, width: int = 32, length: int = 16) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(2)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        logits = self.head(self.norm(self.blocks(x)))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()), logits
+
+
+class Normed(nn.Module):
+    """Buffers that training writes; the loss alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.layers(x), y)
+
+
+def trained_in_python(
+    step: Any, named: Any, batches: list[Any], steps: int, rate: float
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The losses, and the gradients of the first step."""
+    named = dict(named)
+    optimizer = torch.optim.AdamW(named.values(), lr=rate, foreach=False)
+    losses, gradients = [], {}
+    for i in range(steps):
+        result = step(*batches[i % len(batches)])
+        loss = result if isinstance(result, torch.Tensor) else result[0]
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = gradients or {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, gradients
+
+
+def trained_in_cpp(built: Path, folder: Path, batches: list[Any], steps: int, rate: float) -> Any:
+    (folder / "batches.pt").write_bytes(torch._C._pickle_save(tuple(batches)))
+    command = [
+        built / "train_program", folder / "m.smelt", folder / "batches.pt", folder / "results.pt", steps, rate
+    ]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return torch._C._pickle_load_obj((folder / "results.pt").read_bytes())
+
+
+def test_training_a_gpt(built: Path, tmp_path: Path) -> None:
+    """Fifty steps of AdamW in C++: the losses of Python, where the compiled model and the program have the same bits."""
+    torch.manual_seed(0)
+    model = GPT()
+    batches = [(torch.randint(64, (4, 16)), torch.randint(64, (4, 16))) for _ in range(3)]
+    smelt.export(model, batches[0], gradients=True).save(tmp_path / "m.smelt")
+    losses, _, gradients = trained_in_cpp(built, tmp_path, batches, 50, 0.003)
+    program = smelt.load(tmp_path / "m.smelt")
+    wanted, wanted_gradients = trained_in_python(program, program.named_parameters(), batches, 50, 0.003)
+    run = smelt.compile(model, fullgraph=True)
+    assert trained_in_python(run, model.named_parameters(), batches, 50, 0.003)[0] == wanted
+    assert wanted[-1] < wanted[0] - 1
+    assert len(gradients) == 28 and same(gradients, wanted_gradients)
+    assert losses[0] == wanted[0] and losses == pytest.approx(
+        wanted, rel=1e-5
+    )  # libtorch's AdamW rounds otherwise
+
+
+@pytest.mark.parametrize("n", [6, 9])
+def test_training_with_buffers_and_other_sizes(n: int, built: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Normed()
+    example = torch.randn(6, 4), torch.randint(3, (6,))
+    rows = smelt.Dim("rows", min=2, max=9)
+    smelt.export(model, example, dynamic_shapes=({0: rows}, {0: rows}), gradients=True).save(
+        tmp_path / "m.smelt"
+    )
+    batches = [(torch.randn(n, 4), torch.randint(3, (n,)))]
+    losses, state, gradients = trained_in_cpp(built, tmp_path, batches, 5, 0.01)
+    program = smelt.load(tmp_path / "m.smelt")
+    wanted, wanted_gradients = trained_in_python(program, program.named_parameters(), batches, 5, 0.01)
+    assert gradients and same(gradients, wanted_gradients) and losses == pytest.approx(wanted, rel=1e-5)
+    for name, tensor in program.state.items():
+        assert torch.allclose(state[name], tensor, atol=1e-4), name
+
+
 # ---- files
 
 

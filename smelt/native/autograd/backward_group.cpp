@@ -6,10 +6,8 @@
 
 #include <algorithm>
 
-#include "autograd/python_errors.h"
 #include "autograd/backward_nodes.h"
 #include "autograd/double_backward_edges.h"
-#include "bindings/plan.h"
 
 namespace smelt::autograd {
 
@@ -50,20 +48,6 @@ bool is_wrapper(const at::Tensor& t) {
     return has_any(t, {c10::DispatchKey::Python});
 }
 
-// Calls the method by which a wrapper says what plain tensor it stands for (torch.compile's protocol). Returns `t` where it
-// has none.
-at::Tensor converted(at::Tensor t) {
-    const pybind11::gil_scoped_acquire gil;
-    THPObjectPtr object(checked(THPVariable_Wrap(t)));
-    THPObjectPtr convert(PyObject_GetAttrString(object, "__coerce_same_metadata_as_tangent__"));
-    if (!convert) {
-        PyErr_Clear();
-        return t;
-    }
-    THPObjectPtr plain(checked(PyObject_CallFunction(convert, "OO", Py_None, THPVariableClass)));
-    return THPVariable_Check(plain) ? THPVariable_Unpack(plain) : t;
-}
-
 // Converts a tangent to what the backward was compiled for: dense, materialized, with this layout.
 at::Tensor conform(const Layout& want, at::Tensor t) {
     using c10::DispatchKey;
@@ -92,53 +76,6 @@ at::Tensor restored(const Layout& want, at::Tensor t, const char* origin) {
     return once.copy_of(t).expand(want.shape);
 }
 
-at::Tensor as_gradient(PyObject* item) {
-    if (item == Py_None) return {};
-    if (!THPVariable_Check(item))
-        raise(PyExc_TypeError, std::string("Differentiable: the backward returned a ") +
-                                   Py_TYPE(item)->tp_name + " for a gradient");
-    return THPVariable_Unpack(item);
-}
-
-variable_list gradients_in(THPObjectPtr& result, size_t n_gradients) {
-    result = checked(PySequence_Fast(result, "Differentiable: the backward must return a sequence"));
-    const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(result.get()));
-    if (n != n_gradients)
-        raise(PyExc_RuntimeError, "Differentiable: the backward returned " + std::to_string(n) +
-                                      " gradients, " + std::to_string(n_gradients) + " are expected");
-    variable_list gradients;
-    gradients.reserve(n);
-    for (size_t i = 0; i < n; ++i)
-        gradients.push_back(as_gradient(PySequence_Fast_GET_ITEM(result.get(), static_cast<Py_ssize_t>(i))));
-    return gradients;
-}
-
-// The Python number that the tensor holds.
-PyObject* number_object(const at::Tensor& t) {
-    return t.scalar_type() == at::kDouble ? PyFloat_FromDouble(*t.const_data_ptr<double>())
-                                          : PyLong_FromLongLong(*t.const_data_ptr<int64_t>());
-}
-
-// `numbers[i]`: argument i represents a Python number.
-variable_list call_backward(PyObject* callable, variable_list&& arguments, const std::vector<bool>& numbers,
-                            size_t n_gradients) {
-    pybind11::gil_scoped_acquire gil;
-    THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(arguments.size()))));
-    for (size_t i = 0; i < arguments.size(); ++i) {
-        const at::Tensor& t = arguments[i];
-        PyObject* item = numbers[i] ? number_object(t) : THPVariable_Wrap(t);
-        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(item));
-    }
-    arguments.clear();
-    THPObjectPtr result;
-    {
-        const BelowAutograd beneath;
-        result = checked(PyObject_CallOneArg(callable, tuple));
-    }
-    tuple = nullptr;
-    return gradients_in(result, n_gradients);
-}
-
 // Whether the current engine call requests all gradients that it can compute.
 bool requests_all() {
     return current_task() < 0 || torch::autograd::get_current_graph_task_exec_info()->empty();
@@ -149,17 +86,6 @@ bool requests_any(const Node& node) {
     for (size_t i = 0; i < node.num_outputs(); ++i)
         if (node.task_should_compute_output(i)) return true;
     return false;
-}
-
-// The result of `Spec::substitute`, or an undefined tensor.
-at::Tensor call_substitute(PyObject* callable, size_t i, const std::vector<bool>& requested) {
-    pybind11::gil_scoped_acquire gil;
-    const THPObjectPtr index(checked(PyLong_FromSize_t(i)));
-    const THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(requested.size()))));
-    for (size_t k = 0; k < requested.size(); ++k)
-        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(k), PyBool_FromLong(requested[k]));
-    THPObjectPtr result(checked(PyObject_CallFunctionObjArgs(callable, index.get(), tuple.get(), nullptr)));
-    return as_gradient(result.get());
 }
 
 // Whether a hook observes the gradient of a node in the current engine call, or that call returns it to its caller.
@@ -373,10 +299,10 @@ variable_list Group::compute(const Mask& mask, variable_list&& tangents, const M
     bool wrapped = false;
     for (at::Tensor& t : tangents) {
         if (!t.defined() || !is_wrapper(t)) continue;
-        t = converted(std::move(t));
+        t = spec_->converted(std::move(t));
         wrapped |= is_wrapper(t);
     }
-    if ((c10::GradMode::is_enabled() || wrapped) && spec_->double_backward) {
+    if ((c10::GradMode::is_enabled() || wrapped) && spec_->has_double_backward) {
         variable_list primals, through;
         if (lock_double_backward_inputs(primals, through)) {
             unpack(mask, awaited, node);  // raises if a saved value was modified in place
@@ -391,7 +317,7 @@ variable_list Group::compute(const Mask& mask, variable_list&& tangents, const M
     const Reach reach = this->reach();
     const std::vector<bool> part = requested_part(mask, reach);
     const Backward* backward = spec_->find(mask, reach, part);
-    if (!backward) backward = &compile_backward(*spec_, mask, reach, part);
+    if (!backward) backward = &spec_->compile_backward(mask, reach, part);
     variable_list arguments = unpack(mask, awaited, node);
     if (reach != Reach::segment && !keeps_graph()) free_segments(reach);
     for (at::Tensor& t : tangents)
@@ -416,8 +342,8 @@ variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr
         try {
             values[i] = read();
         } catch (const c10::Error&) {
-            if (!spec_->substitute || requests_all()) throw;
-            values[i] = call_substitute(spec_->substitute, i, requested());
+            if (requests_all()) throw;
+            values[i] = spec_->substitute(i, requested());
             if (!values[i].defined()) throw;
             is_substitute[i] = true;
         }
@@ -639,27 +565,7 @@ bool Group::lock_double_backward_inputs(variable_list& primals, variable_list& t
 
 variable_list Group::run_double_backward(const variable_list& primals, const variable_list& through,
                                          const variable_list& tangents) const {
-    pybind11::gil_scoped_acquire gil;
-    auto pack = [](const variable_list& list, auto item) {
-        THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(list.size()))));
-        for (size_t i = 0; i < list.size(); ++i)
-            PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(item(i)));
-        return tuple;
-    };
-    auto tensors = [&](const variable_list& list) {
-        return pack(list, [&](size_t i) { return THPVariable_Wrap(list[i]); });
-    };
-    const THPObjectPtr inputs = pack(primals, [&](size_t i) {
-        return double_backward_inputs_.primals[i].is_number ? number_object(primals[i])
-                                                            : THPVariable_Wrap(primals[i]);
-    });
-    const THPObjectPtr outputs = tensors(through), tangent_tuple = tensors(tangents);
-    const THPObjectPtr state =
-        tensors(double_backward_inputs_.random_state ? double_backward_inputs_.random_state->tensors()
-                                                     : variable_list());
-    THPObjectPtr result(checked(PyObject_CallFunctionObjArgs(
-        spec_->double_backward, inputs.get(), outputs.get(), tangent_tuple.get(), state.get(), nullptr)));
-    variable_list gradients = gradients_in(result, n_gradients() + spec_->tangents.size());
+    variable_list gradients = spec_->differentiate_again(double_backward_inputs_, primals, through, tangents);
     const variable_list results(gradients.begin() + static_cast<std::ptrdiff_t>(n_gradients()),
                                 gradients.end());
     gradients.resize(n_gradients());
@@ -746,12 +652,11 @@ variable_list Group::run_batch(const Backward& backward, const Mask& mask, const
 
 variable_list Group::run(const Backward& backward, variable_list&& arguments) {
     c10::AutoGradMode no_grad(false);
-    if (backward.is_plan) return run_plan(backward.callable, std::move(arguments));
     std::vector<bool> numbers(arguments.size());
     size_t at = 0;
     for (const Bucket& bucket : group_.buckets)
         for (size_t i : bucket.saved) numbers[i] = saved_[at++].number.defined();
-    return call_backward(backward.callable, std::move(arguments), numbers, n_gradients());
+    return backward.run(std::move(arguments), numbers);
 }
 
 void Group::forbid_second(const variable_list& arguments, variable_list& gradients) const {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "autograd/differentiable_spec.h"
 #include "autograd/backward_streams.h"
+#include "autograd/node_spec.h"
 #include "tensor_layout.h"
 #include "torch_autograd.h"
 #include "torch_generator.h"
@@ -244,7 +244,7 @@ class Group : public c10::intrusive_ptr_target {
 
     bool is_tangent(const variable_list& arguments, const at::Tensor& t) const;
 
-    size_t n_gradients() const { return spec_->gradients.size() + spec_->through.size(); }
+    size_t n_gradients() const { return spec_->n_gradients(); }
 
     c10::intrusive_ptr<Spec> spec_;
     const NodeSpec& group_;

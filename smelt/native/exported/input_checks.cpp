@@ -569,13 +569,12 @@ std::vector<int64_t> check(const Method& method, ArgumentReader& read) {
     }
     std::vector<int64_t> slots;
     for (const SizeRule& size : method.sizes) slots.push_back(value_of(size, read));
-    std::vector<int64_t> sizes = slots;
     slots.resize(slots.size() + method.program.size());
-    if (shapes::run(method.program, sizes.size(), slots.data()) != shapes::Status::ok)
+    if (shapes::run(method.program, method.sizes.size(), slots.data()) != shapes::Status::ok)
         throw InputError("sizes of more than 64 bits");
     for (const auto& [rule, t] : tensors) check_sizes(*rule, t, slots);
     for (const Rule* rule : conditions) check_rule(*rule, read);
-    return sizes;
+    return slots;
 }
 
 }  // namespace smelt::exported

@@ -49,7 +49,8 @@ class ArgumentReader {
     std::vector<std::optional<c10::IValue>> seen_;
 };
 
-// Checks the arguments and returns the values of the size symbols. Throws InputError for arguments that break a rule.
+// Checks the arguments and returns the values of the size symbols, then those of Method::program. Throws InputError for
+// arguments that break a rule.
 std::vector<int64_t> check(const Method& method, ArgumentReader& read);
 
 // A constant as a boxed value. Throws InputError for one that has no C++ form.

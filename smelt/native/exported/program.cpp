@@ -11,9 +11,11 @@
 #include <set>
 #include <shared_mutex>
 
+#include "autograd/record_nodes.h"
 #include "exported/input_checks.h"
 #include "exported/processor.h"
 #include "exported/program_file.h"
+#include "exported/program_gradients.h"
 #include "exported/program_plans.h"
 #include "exported/tables.h"
 #include "plan/plan.h"
@@ -36,15 +38,22 @@ using values::Value;
 
 namespace exported {
 
-constexpr size_t kMostInstances = 64;  // plans for sizes of earlier calls
-constexpr size_t kIdleArenas = 2;      // that they hold between calls
+// What calls with certain sizes run. `spec`: of the autograd nodes; null for a method without gradients.
+struct Instance {
+    std::unique_ptr<plan::Plan> plan;
+    c10::intrusive_ptr<ProgramSpec> spec;
+};
 
-// The plans of a program by the sizes of calls. Thread-safe.
+// The instances of a method by the sizes of calls. Thread-safe.
 class PlanCache {
   public:
-    PlanCache(ProgramPlans& plans, const Method& method) : plans_(plans), method_(method) {}
+    PlanCache(ProgramPlans& plans, const Method& method, std::shared_ptr<BackwardPlans> backwards)
+        : plans_(plans), method_(method), backwards_(std::move(backwards)) {}
 
-    std::shared_ptr<plan::Plan> at(const std::vector<int64_t>& sizes) {
+    // `slots`: the sizes, then the values of Method::program.
+    std::shared_ptr<const Instance> at(const std::vector<int64_t>& slots) {
+        const std::vector<int64_t> sizes(slots.begin(),
+                                         slots.begin() + static_cast<std::ptrdiff_t>(method_.sizes.size()));
         {
             const std::shared_lock<std::shared_mutex> lock(mutex_);
             const auto found = cached_.find(sizes);
@@ -54,8 +63,12 @@ class PlanCache {
         if (const auto found = cached_.find(sizes); found != cached_.end()) return found->second;
         auto program = plans_.at(sizes);
         if (!program) throw ProgramError("the program has no plan for " + text(sizes));
-        auto made = std::make_shared<plan::Plan>(std::move(program));
-        made->idle.set_budget(budget_, plan::bytes_of(*made->program));
+        auto made = std::make_shared<Instance>();
+        made->plan = std::make_unique<plan::Plan>(std::move(program));
+        made->plan->idle.set_budget(budget_, plan::bytes_of(*made->plan->program));
+        if (method_.gradients)
+            made->spec =
+                c10::make_intrusive<ProgramSpec>(method_, *made->plan->program, sizes, slots, backwards_);
         if (order_.size() >= kMostInstances) {
             cached_.erase(order_.front());
             order_.pop_front();
@@ -77,10 +90,11 @@ class PlanCache {
 
     ProgramPlans& plans_;
     const Method& method_;
+    const std::shared_ptr<BackwardPlans> backwards_;
     const std::shared_ptr<plan::ArenaBudget> budget_ =
         std::make_shared<plan::ArenaBudget>(kIdleArenas, nullptr);
     std::shared_mutex mutex_;
-    std::map<std::vector<int64_t>, std::shared_ptr<plan::Plan>> cached_;
+    std::map<std::vector<int64_t>, std::shared_ptr<const Instance>> cached_;
     std::list<std::vector<int64_t>> order_;
 };
 
@@ -88,10 +102,10 @@ class PlanCache {
 
 namespace {
 
-const Target& target_here(const exported::Tables& tables, const Method& method) {
+const Target& target_here(const exported::Tables& tables, int64_t graph) {
     std::string reasons;
     for (const Target& target : tables.targets) {
-        if (target.graph != method.graph) continue;
+        if (target.graph != graph) continue;
         auto reason = exported::other_torch(target.torch);
         if (!reason) reason = exported::lacking(target.triple, target.needs);
         if (!reason) return target;
@@ -105,34 +119,19 @@ const Target& target_here(const exported::Tables& tables, const Method& method) 
 
 }  // namespace
 
-struct Program::Data {
-    explicit Data(const std::string& path) : file(path) {
-        exported::State loaded = file.state();
+namespace exported {
+
+// The names and tensors of the state. Thread-safe.
+class ProgramState {
+  public:
+    explicit ProgramState(State loaded) {
+        Tensors tensors;
         for (auto& [name, tensor] : loaded) {
             if (!names.emplace(name, names.size()).second) throw FormatError("two weights of one name");
-            state_.push_back(std::move(tensor));
+            ordered.push_back(name);
+            tensors.push_back(std::move(tensor));
         }
-        state = std::make_shared<const Tensors>(std::move(state_));
-        const exported::Tables tables = exported::read_tables(file.section("tables"));
-        if (tables.methods.empty()) throw FormatError("a program without methods");
-        method = tables.methods[0];
-        const Target& target = target_here(tables, method);
-        std::vector<ProgramPlans::Source> sources;
-        for (size_t i = 0; i < target.plans.size(); ++i) {
-            ProgramPlans::Source source;
-            for (const std::string& name : target.constants[i]) {
-                constants.insert(name);
-                source.constants.push_back((*state)[number_of(name)]);
-            }
-            source.section = [this, name = target.plans[i]] {
-                return exported::unpacked(file.section(name));
-            };
-            sources.push_back(std::move(source));
-        }
-        check();
-        plans =
-            std::make_unique<ProgramPlans>(exported::unpacked(file.section(target.code)), std::move(sources));
-        cache = std::make_unique<exported::PlanCache>(*plans, method);
+        tensors_ = std::make_shared<const Tensors>(std::move(tensors));
     }
 
     size_t number_of(const std::string& name) const {
@@ -141,44 +140,102 @@ struct Program::Data {
         return found->second;
     }
 
-    // What the tables refer to exists.
-    void check() {
+    std::shared_ptr<const Tensors> snapshot() const { return std::atomic_load(&tensors_); }
+
+    // The state with these tensors instead of its own.
+    void replace(const std::vector<std::pair<size_t, at::Tensor>>& tensors) {
+        const std::lock_guard<std::mutex> lock(replacing_);
+        auto changed = std::make_shared<Tensors>(*snapshot());
+        for (const auto& [number, tensor] : tensors) (*changed)[number] = tensor;
+        std::atomic_store(&tensors_, std::shared_ptr<const Tensors>(std::move(changed)));
+    }
+
+    std::map<std::string, size_t> names;
+    std::vector<std::string> ordered;
+    std::set<std::string> constants;  // that plans hold
+
+  private:
+    std::shared_ptr<const Tensors> tensors_;
+    std::mutex replacing_;
+};
+
+// A method, ready to be called.
+struct LoadedMethod {
+    LoadedMethod(Method of, const Tables& tables, const std::shared_ptr<const ProgramFile>& file,
+                 ProgramState& state)
+        : method(std::move(of)), plans(plans_of(method.graph, tables, file, state)) {
         for (const Input& input : method.inputs)
-            inputs_of_state.push_back(std::holds_alternative<std::string>(input)
-                                          ? static_cast<int64_t>(number_of(std::get<std::string>(input)))
-                                          : -1);
-        for (const auto& [name, output] : method.stores) stored.emplace_back(number_of(name), output);
+            inputs_of_state.push_back(
+                std::holds_alternative<std::string>(input)
+                    ? static_cast<int64_t>(state.number_of(std::get<std::string>(input)))
+                    : -1);
+        for (const auto& [name, output] : method.stores) stored.emplace_back(state.number_of(name), output);
         std::set<std::string> named;
         for (const exported::Parameter& p : method.signature)
             if (p.kind != 4) named.insert(p.name);
         for (const std::string& key : method.keywords)
             if (!named.count(key)) rest.push_back(key);
+        without_gradient.assign(method.inputs.size(), true);
+        for (const size_t i : method.differentiated) without_gradient[i] = false;
+        auto backwards = std::make_shared<BackwardPlans>();
+        if (method.gradients) add_backwards(*backwards, tables, file, state);
+        cache = std::make_unique<PlanCache>(*plans, method, std::move(backwards));
     }
 
-    std::shared_ptr<const Tensors> snapshot() const { return std::atomic_load(&state); }
-
-    // The state with these tensors instead of its own.
-    void replace(const std::vector<std::pair<size_t, at::Tensor>>& tensors) {
-        const std::lock_guard<std::mutex> lock(replacing);
-        auto changed = std::make_shared<Tensors>(*snapshot());
-        for (const auto& [number, tensor] : tensors) (*changed)[number] = tensor;
-        std::atomic_store(&state, std::shared_ptr<const Tensors>(std::move(changed)));
+    void add_backwards(BackwardPlans& backwards, const Tables& tables,
+                       const std::shared_ptr<const ProgramFile>& file, ProgramState& state) const {
+        std::map<int64_t, std::shared_ptr<ProgramPlans>> made;
+        for (const BackwardData& b : method.gradients->backwards) {
+            auto& plans = made[b.graph];
+            if (!plans) plans = plans_of(b.graph, tables, file, state);
+            backwards.add({b.defined, b.reach}, plans);
+        }
+        for (const Gradients::Group& group : method.gradients->groups)
+            for (const size_t k : group.tangents)
+                if (!backwards.has({{k}, 0})) throw FormatError("a result without a backward");
     }
 
-    const ProgramFile file;
-    std::map<std::string, size_t> names;  // of the state
-    std::shared_ptr<const Tensors> state;
-    std::mutex replacing;
-    Method method;
-    std::set<std::string> constants;       // of the state, that plans hold
+    static std::shared_ptr<ProgramPlans> plans_of(int64_t graph, const Tables& tables,
+                                                  const std::shared_ptr<const ProgramFile>& file,
+                                                  ProgramState& state) {
+        const Target& target = target_here(tables, graph);
+        const auto tensors = state.snapshot();
+        std::vector<ProgramPlans::Source> sources;
+        for (size_t i = 0; i < target.plans.size(); ++i) {
+            ProgramPlans::Source source;
+            for (const std::string& name : target.constants[i]) {
+                state.constants.insert(name);
+                source.constants.push_back((*tensors)[state.number_of(name)]);
+            }
+            source.section = [file, name = target.plans[i]] { return unpacked(file->section(name)); };
+            sources.push_back(std::move(source));
+        }
+        return std::make_shared<ProgramPlans>(unpacked(file->section(target.code)), std::move(sources));
+    }
+
+    const Method method;
+    const std::shared_ptr<ProgramPlans> plans;
     std::vector<int64_t> inputs_of_state;  // per input of the graph; -1: of the arguments
     std::vector<std::pair<size_t, size_t>> stored;
-    std::vector<std::string> rest;  // keywords of `**kwargs`
-    std::unique_ptr<ProgramPlans> plans;
-    std::unique_ptr<exported::PlanCache> cache;
+    std::vector<std::string> rest;       // keywords of `**kwargs`
+    std::vector<bool> without_gradient;  // per input: it must not require grad
+    std::unique_ptr<PlanCache> cache;
+};
 
-  private:
-    Tensors state_;
+}  // namespace exported
+
+struct Program::Data {
+    explicit Data(const std::string& path)
+        : file(std::make_shared<const ProgramFile>(path)), state(file->state()) {
+        const exported::Tables tables = exported::read_tables(file->section("tables"));
+        if (tables.methods.empty()) throw FormatError("a program without methods");
+        for (const Method& method : tables.methods)
+            methods.push_back(std::make_unique<exported::LoadedMethod>(method, tables, file, state));
+    }
+
+    const std::shared_ptr<const ProgramFile> file;
+    exported::ProgramState state;
+    std::vector<std::unique_ptr<exported::LoadedMethod>> methods;
 };
 
 namespace {
@@ -224,7 +281,7 @@ c10::IValue container(const ResultNode& node, std::vector<c10::IValue> items) {
 
 Program Program::load(const std::string& path) {
     try {
-        return Program(std::make_shared<Data>(path));
+        return {std::make_shared<Data>(path), 0};
     } catch (const FormatError& error) {
         throw ProgramError(path + ": " + error.what());
     } catch (const ProgramError& error) {
@@ -232,8 +289,56 @@ Program Program::load(const std::string& path) {
     }
 }
 
+namespace {
+
+// Why input `i` must not require grad.
+std::string required(const Method& method, size_t i) {
+    std::string name = "a tensor of the state";
+    if (const auto* text = std::get_if<std::string>(&method.inputs[i])) name = *text;
+    if (const auto* path = std::get_if<exported::Path>(&method.inputs[i]))
+        for (const auto& rule : method.rules)
+            if (const auto* r = std::get_if<exported::TensorRule>(&rule); r && r->path == *path)
+                name = r->text;
+    const std::string how = "pass it with .detach(), or call the program under torch.no_grad()";
+    return method.gradients
+               ? name + " requires grad, but did not at the export: export the program with one that does, " +
+                     how
+               : name +
+                     " requires grad, but the program was exported without gradients: export it with "
+                     "gradients=True, " +
+                     how;
+}
+
+// Runs a method under autograd, or without it if no input requires grad. An output that is an input is that tensor.
+std::vector<at::Tensor> run(const exported::Instance& instance, const std::vector<at::Tensor>& inputs) {
+    const plan::Program& p = *instance.plan->program;
+    const auto forward = [&] {
+        const at::NoGradGuard no_gradients;
+        return plan::run_borrowed(*instance.plan, inputs);
+    };
+    if (!instance.spec) return forward();
+    const autograd::CallInputs read{inputs, p.is_number, std::vector<char>(inputs.size())};
+    autograd::Recorder recorder(instance.spec, read);
+    if (!recorder.is_needed()) return forward();
+    recorder.start();
+    std::vector<at::Tensor> results = forward();
+    autograd::CallResults outcome;
+    for (size_t i = 0; i < results.size(); ++i) {
+        const plan::Reg r = p.outputs[i];
+        const bool is_input = p.is_input(r);
+        outcome.results.push_back(
+            {is_input ? inputs[static_cast<size_t>(r)] : std::move(results[i]), is_input});
+    }
+    recorder.record(outcome, [](size_t) {});
+    for (size_t i = 0; i < results.size(); ++i) results[i] = std::move(outcome.results[i].tensor);
+    return results;
+}
+
+}  // namespace
+
 c10::IValue Program::operator()(const Arguments& arguments, const Keywords& keywords) const {
-    Data& d = *data_;
+    exported::ProgramState& all = data_->state;
+    const exported::LoadedMethod& d = *data_->methods[method_];
     const Method& method = d.method;
     const Bound bound = exported::bound(method, arguments, keywords);
     if (d.rest.size() > 1) {
@@ -244,12 +349,10 @@ c10::IValue Program::operator()(const Arguments& arguments, const Keywords& keyw
             throw InputError("pass the keywords " + c10::Join(", ", d.rest) +
                              " in this order, as at the export");
     }
-    const std::shared_ptr<const Tensors> state = d.snapshot();
-    const at::NoGradGuard no_gradients;
-    ArgumentReader read(method, bound, *state, d.names);
-    const std::vector<int64_t> sizes = exported::check(method, read);
-    const std::shared_ptr<plan::Plan> plan = d.cache->at(sizes);
-    const plan::Program& p = *plan->program;
+    const std::shared_ptr<const Tensors> state = all.snapshot();
+    ArgumentReader read(method, bound, *state, all.names);
+    const std::shared_ptr<const exported::Instance> instance = d.cache->at(exported::check(method, read));
+    const plan::Program& p = *instance->plan->program;
     if (p.n_inputs != method.inputs.size()) throw ProgramError("a plan with other inputs than its program");
     std::vector<at::Tensor> inputs(p.n_inputs);
     std::vector<c10::IValue> passed(p.n_inputs);  // the objects, for results that are inputs
@@ -262,7 +365,12 @@ c10::IValue Program::operator()(const Arguments& arguments, const Keywords& keyw
             passed[i] = read(std::get<exported::Path>(method.inputs[i]));
         inputs[i] = input_of(p, i, passed[i]);
     }
-    const std::vector<at::Tensor> results = plan::run_borrowed(*plan, inputs);
+    if (c10::GradMode::is_enabled())
+        for (size_t i = 0; i < inputs.size(); ++i)
+            if (d.without_gradient[i] && inputs[i].defined() && inputs[i].requires_grad() &&
+                (method.gradients || d.inputs_of_state[i] < 0))
+                throw InputError(required(method, i));
+    const std::vector<at::Tensor> results = run(*instance, inputs);
     auto result = [&](size_t i) -> c10::IValue {
         if (i >= results.size()) throw ProgramError("a plan with other results than its program");
         const plan::Reg r = p.outputs[i];
@@ -273,7 +381,7 @@ c10::IValue Program::operator()(const Arguments& arguments, const Keywords& keyw
         std::vector<std::pair<size_t, at::Tensor>> replaced;
         for (const auto& [number, output] : d.stored)
             replaced.emplace_back(number, result(output).toTensor());
-        d.replace(replaced);
+        all.replace(replaced);
     }
     std::vector<c10::IValue> made;
     for (const ResultNode& node : method.result) {
@@ -293,20 +401,35 @@ c10::IValue Program::operator()(const Arguments& arguments, const Keywords& keyw
     return made.back();
 }
 
-const std::string& Program::name() const {
-    return data_->method.name;
+Program Program::method(const std::string& name) const {
+    std::string known;
+    for (size_t i = 0; i < data_->methods.size(); ++i) {
+        if (data_->methods[i]->method.name == name) return Program(data_, i);
+        known += (i ? ", " : "") + data_->methods[i]->method.name;
+    }
+    throw InputError("the program has no method " + name + ", only " + known);
 }
 
-std::vector<Parameter> Program::parameters() const {
+std::vector<std::string> Program::methods() const {
+    std::vector<std::string> found;
+    for (const auto& loaded : data_->methods) found.push_back(loaded->method.name);
+    return found;
+}
+
+const std::string& Program::name() const {
+    return data_->methods[method_]->method.name;
+}
+
+std::vector<Parameter> Program::signature() const {
     std::vector<Parameter> found;
-    for (const exported::Parameter& p : data_->method.signature)
+    for (const exported::Parameter& p : data_->methods[method_]->method.signature)
         found.push_back({p.name, static_cast<Parameter::Kind>(p.kind), p.has_default});
     return found;
 }
 
 std::vector<DynamicSize> Program::dynamic_sizes() const {
     std::vector<DynamicSize> found;
-    for (const exported::SizeRule& s : data_->method.sizes)
+    for (const exported::SizeRule& s : data_->methods[method_]->method.sizes)
         if (!s.is_remainder && !s.over)
             found.push_back({s.text, s.name, s.dim, s.low * s.divisor,
                              s.high < INT64_MAX / s.divisor ? s.high * s.divisor : s.high});
@@ -315,28 +438,43 @@ std::vector<DynamicSize> Program::dynamic_sizes() const {
 
 std::vector<std::string> Program::input_checks() const {
     std::vector<std::string> found;
-    for (const auto& rule : data_->method.rules)
+    for (const auto& rule : data_->methods[method_]->method.rules)
         if (const auto* any = std::get_if<exported::Rule>(&rule)) found.push_back(any->text);
     return found;
 }
 
 std::map<std::string, at::Tensor> Program::state() const {
-    const auto tensors = data_->snapshot();
+    const auto tensors = data_->state.snapshot();
     std::map<std::string, at::Tensor> found;
-    for (const auto& [name, number] : data_->names) found[name] = (*tensors)[number];
+    for (const auto& [name, number] : data_->state.names) found[name] = (*tensors)[number];
+    return found;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Program::named_parameters() const {
+    const auto tensors = data_->state.snapshot();
+    std::vector<std::pair<std::string, at::Tensor>> found;
+    for (size_t i = 0; i < tensors->size(); ++i)
+        if ((*tensors)[i].requires_grad()) found.emplace_back(data_->state.ordered[i], (*tensors)[i]);
+    return found;
+}
+
+std::vector<at::Tensor> Program::parameters() const {
+    std::vector<at::Tensor> found;
+    for (auto& [name, tensor] : named_parameters()) found.push_back(std::move(tensor));
     return found;
 }
 
 bool Program::writes_state() const {
-    if (!data_->stored.empty()) return true;
-    const std::vector<char> written = data_->plans->written_inputs();
-    for (size_t i = 0; i < data_->inputs_of_state.size() && i < written.size(); ++i)
-        if (data_->inputs_of_state[i] >= 0 && written[i]) return true;
+    const exported::LoadedMethod& d = *data_->methods[method_];
+    if (!d.stored.empty()) return true;
+    const std::vector<char> written = d.plans->written_inputs();
+    for (size_t i = 0; i < d.inputs_of_state.size() && i < written.size(); ++i)
+        if (d.inputs_of_state[i] >= 0 && written[i]) return true;
     return false;
 }
 
 void Program::update_weights(const std::map<std::string, at::Tensor>& weights) const {
-    Data& d = *data_;
+    exported::ProgramState& d = data_->state;
     const auto before = d.snapshot();
     for (const auto& [name, value] : weights) {
         const auto found = d.names.find(name);
@@ -357,7 +495,12 @@ void Program::update_weights(const std::map<std::string, at::Tensor>& weights) c
     // New storages, and all tensors of the state that are views of the earlier ones.
     std::map<const void*, at::Tensor> storages;
     for (const auto& [name, value] : weights) {
-        const c10::Storage& storage = (*before)[d.names[name]].storage();
+        const at::Tensor& known = (*before)[d.names[name]];
+        if (known.requires_grad()) {
+            known.copy_(value);
+            continue;
+        }
+        const c10::Storage& storage = known.storage();
         at::Tensor& copy = storages[storage.unsafeGetStorageImpl()];
         if (copy.defined()) continue;
         const auto bytes = static_cast<int64_t>(storage.nbytes());

@@ -14,6 +14,9 @@
 
 namespace smelt::exported {
 
+constexpr size_t kMostInstances = 64;  // plans for sizes of earlier calls
+constexpr size_t kIdleArenas = 2;      // that they hold between calls
+
 // Thread-safe.
 class ProgramPlans {
   public:

@@ -149,7 +149,9 @@ int main(int, char** argv) {
         try {
             const smelt::Program program = smelt::Program::load(argv[2]);
             ++loaded;
+            program.signature();
             program.parameters();
+            program.methods();
             program.dynamic_sizes();
             program.input_checks();
             program.writes_state();

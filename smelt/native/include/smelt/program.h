@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -75,33 +76,44 @@ class SMELT_PUBLIC Program {
     static Program load(const std::string& path);
 
     // Calls the program. Arguments are tensors, numbers, texts, None, and tuples, lists and dicts of these, as the model took
-    // them at the export. Named tuples and dataclasses in the result are dicts from field names to values. Computes no
-    // gradients. Throws InputError; ProgramError if no plan covers the sizes or a plan does not fit its program; and what
-    // operators throw.
+    // them at the export. Named tuples and dataclasses in the result are dicts from field names to values. Throws InputError;
+    // ProgramError if no plan covers the sizes or a plan does not fit its program; and what operators throw.
+    //
+    // A program with gradients (gradients=True at the export) records the call for autograd: results have a history, which
+    // `backward` follows, to arguments and `parameters` that require grad. Without gradients, an argument that requires grad is
+    // an InputError, unless grad mode is off.
     c10::IValue operator()(const Arguments& arguments, const Keywords& keywords = {}) const;
 
-    // The name of the exported call (of the module's class, or of the function), and what a call takes.
+    // The program that calls another method of the file. It shares the state. Throws InputError if there is none.
+    Program method(const std::string& name) const;
+    std::vector<std::string> methods() const;
+
+    // The name of the exported call (of the module's class, of the function or of the method), and what a call takes.
     const std::string& name() const;
-    std::vector<Parameter> parameters() const;
+    std::vector<Parameter> signature() const;
     std::vector<DynamicSize> dynamic_sizes() const;
     // The conditions on arguments that a call checks besides the metadata of tensors, as text.
     std::vector<std::string> input_checks() const;
 
     // The parameters, buffers and constants by name; writes to these tensors are visible to later calls, not in the file.
     std::map<std::string, at::Tensor> state() const;
+    // Those that require grad, in the order of the file, for an optimizer, which may write them between calls.
+    std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
+    std::vector<at::Tensor> parameters() const;
     // Whether a call writes or replaces tensors of the state.
     bool writes_state() const;
 
     // Copies the values into new memory; calls in progress keep the earlier weights. Tensors that share memory, such as tied
-    // weights, keep sharing it. Throws InputError, and replaces nothing, for an unknown name, another size, dtype, device or
+    // weights, keep sharing it. `parameters` are written in place, so that an optimizer keeps them. Throws InputError, and replaces nothing, for an unknown name, another size, dtype, device or
     // layout, and a constant that a plan holds.
     void update_weights(const std::map<std::string, at::Tensor>& weights) const;
 
   private:
     struct Data;
-    explicit Program(std::shared_ptr<Data> data) : data_(std::move(data)) {}
+    Program(std::shared_ptr<Data> data, std::size_t method) : data_(std::move(data)), method_(method) {}
 
     std::shared_ptr<Data> data_;
+    std::size_t method_;
 };
 
 }  // namespace smelt

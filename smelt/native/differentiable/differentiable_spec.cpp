@@ -1,43 +1,27 @@
-#include "cpython.h"
-
-#include "autograd/differentiable_spec.h"
+#include "differentiable/differentiable_spec.h"
 
 #include <algorithm>
-#include <queue>
 
-#include "autograd/python_errors.h"
+#include "autograd/backward_group.h"
+#include "differentiable/python_errors.h"
 #include "tensor_layout_reader.h"
 #include "bindings/plan.h"
 
 namespace smelt::autograd {
 
-Spec::~Spec() {
-    if (!Py_IsInitialized()) return;  // at interpreter shutdown: leaked
+PythonSpec::~PythonSpec() {
+    if (!Py_IsInitialized()) {  // at interpreter shutdown: leaked
+        backwards = nullptr;
+        return;
+    }
     pybind11::gil_scoped_acquire gil;
     Py_XDECREF(forward);
-    Py_XDECREF(compile_backward);
+    Py_XDECREF(compiler);
     Py_XDECREF(lock);
     Py_XDECREF(double_backward);
-    Py_XDECREF(substitute);
-    for (EpilogueStep& t : taken) Py_XDECREF(t.make);
-    for (Backward* b = backwards; b;) {
-        Backward* next = b->next;
-        Py_DECREF(b->callable);
-        delete b;
-        b = next;
-    }
-}
-
-size_t count_defined(const Mask& mask) {
-    size_t n = 0;
-    for (char defined : mask) n += defined;
-    return n;
-}
-
-bool intersect(const Mask& a, const Mask& b) {
-    for (size_t k = 0; k < a.size(); ++k)
-        if (a[k] && b[k]) return true;
-    return false;
+    Py_XDECREF(substitution);
+    for (PyObject* make : makes) Py_XDECREF(make);
+    delete_backwards();
 }
 
 namespace {
@@ -66,8 +50,7 @@ void check_backward(const Spec& spec, const Mask& mask, PyObject* callable) {
         if (PyCallable_Check(callable)) return;
         raise(PyExc_TypeError, "Differentiable: the compiled backward is not callable");
     }
-    if (plan_inputs(callable) != spec.saved.size() + count_defined(mask) ||
-        plan_outputs(callable) != spec.gradients.size() + spec.through.size())
+    if (!spec.fits(mask, plan_inputs(callable), plan_outputs(callable)))
         raise(PyExc_ValueError, "Differentiable: the backward's plan has other inputs or outputs");
 }
 
@@ -77,7 +60,7 @@ PyObject* owned(py::handle h) {
 
 class Reader {
   public:
-    explicit Reader(Spec& spec) : s_(spec) {}
+    explicit Reader(PythonSpec& spec) : s_(spec) {}
 
     void read(const py::dict& spec) {
         check_keys(spec);
@@ -92,12 +75,13 @@ class Reader {
             for (py::handle h : spec["through"]) s_.through.push_back(h.cast<size_t>());
         for (py::handle h : spec["saved"]) s_.saved.push_back(source(h.cast<py::tuple>()));
         read_groups(spec);
-        s_.compile_backward = owned(callable(spec, "backward"));
+        s_.compiler = owned(callable(spec, "backward"));
         s_.lock = spec.contains("lock") ? owned(spec["lock"])
                                         : py::module_::import("threading").attr("RLock")().release().ptr();
         if (spec.contains("double_backward") && !spec["double_backward"].is_none())
             s_.double_backward = owned(callable(spec, "double_backward"));
-        if (spec.contains("substitute")) s_.substitute = owned(callable(spec, "substitute"));
+        s_.has_double_backward = s_.double_backward;
+        if (spec.contains("substitute")) s_.substitution = owned(callable(spec, "substitute"));
         if (spec.contains("draws"))
             for (py::handle h : spec["draws"]) s_.draws.push_back(as_device(h.ptr()).value());
         if (spec.contains("devices"))
@@ -111,6 +95,7 @@ class Reader {
         count();
         s_.forward = owned(callable(spec, "forward"));
         s_.forward_is_plan = is_plan(s_.forward);
+        s_.writes_only_returned = s_.forward_is_plan;
         if (s_.forward_is_plan) read_plan();
     }
 
@@ -145,7 +130,7 @@ class Reader {
         if (!spec.contains("groups")) {
             std::vector<size_t> all(n);
             for (size_t k = 0; k < n; ++k) all[k] = k;
-            s_.groups.push_back(group({std::move(all)}, contributors));
+            s_.add_group({std::move(all)}, contributors);
             return;
         }
         for (py::handle h : spec["groups"]) {
@@ -153,62 +138,8 @@ class Reader {
             auto tangents = parts[0].cast<std::vector<size_t>>();
             for (size_t k : tangents)
                 if (k >= n) raise(PyExc_ValueError, "Differentiable: no such tangent");
-            s_.groups.push_back(
-                group({std::move(tangents), parts[1].cast<bool>(), parts[2].cast<bool>()}, contributors));
+            s_.add_group({std::move(tangents), parts[1].cast<bool>(), parts[2].cast<bool>()}, contributors);
         }
-    }
-
-    NodeSpec group(NodeSpec group, const std::vector<Mask>& contributors) const {
-        Mask own(s_.tangents.size());
-        for (size_t k : group.tangents) own[k] = 1;
-        auto within = [&](Mask mask) {
-            for (size_t k = 0; k < mask.size(); ++k) mask[k] &= own[k];
-            return mask;
-        };
-        for (size_t i = 0; i < contributors.size(); ++i)
-            if (const Mask mask = within(contributors[i]); count_defined(mask))
-                entry(group.ends, &End::tangents, mask).edges.push_back(i);
-        for (End& end : group.ends) end.edges = as_pushed(end.edges, s_.n_leaves);
-        if (group.is_single() && group.ends.empty()) group.ends.push_back({own, {}});
-        for (size_t i = 0; i < s_.saved.size(); ++i) {
-            const Mask& readers = s_.saved[i].readers;
-            if (const Mask mask = readers.empty() ? own : within(readers); count_defined(mask))
-                entry(group.buckets, &Bucket::readers, mask).saved.push_back(i);
-        }
-        for (Bucket& bucket : group.buckets) {
-            bucket.first = group.n_saved;
-            group.n_saved += bucket.saved.size();
-        }
-        return group;
-    }
-
-    // The order in which to pass `edges` to the engine. The first edges lead to leaves, in the order in which their
-    // gradients must be accumulated. In the engine's ready queue, a heap, all accumulations have equal priority,
-    // before all other nodes; an equal heap here predicts the order in which the engine pops them.
-    static std::vector<size_t> as_pushed(const std::vector<size_t>& edges, size_t n_leaves) {
-        struct Item {
-            bool is_leaf;
-            size_t position;
-        };
-        const auto comes_after = [](const Item& a, const Item& b) { return a.is_leaf < b.is_leaf; };
-        std::priority_queue<Item, std::vector<Item>, decltype(comes_after)> queue(comes_after);
-        for (size_t i = 0; i < edges.size(); ++i) queue.push({edges[i] < n_leaves, i});
-        std::vector<size_t> pushed = edges;
-        for (size_t i = 0; i < edges.size() && edges[i] < n_leaves; ++i) {
-            pushed[queue.top().position] = edges[i];
-            queue.pop();
-        }
-        return pushed;
-    }
-
-    // The entry with this mask, created if there is none.
-    template <class T>
-    static T& entry(std::vector<T>& entries, Mask T::* key, const Mask& mask) {
-        for (T& e : entries)
-            if (e.*key == mask) return e;
-        entries.emplace_back();
-        entries.back().*key = mask;
-        return entries.back();
     }
 
     std::vector<Mask> masks(py::handle lists) const {
@@ -239,7 +170,7 @@ class Reader {
     }
 
     EpilogueStep taken(const py::tuple& t) {
-        EpilogueStep result{t[0].cast<size_t>(), {}, nullptr, s_.n_epilogue, t[3].cast<size_t>()};
+        EpilogueStep result{t[0].cast<size_t>(), {}, s_.n_epilogue, t[3].cast<size_t>()};
         for (py::handle h : t[1]) {
             const auto [kind, index] = h.cast<std::pair<std::string, size_t>>();
             if (kind != "input") check_output(index);
@@ -247,7 +178,7 @@ class Reader {
         }
         if (!PyCallable_Check(t[2].ptr()))
             raise(PyExc_TypeError, "Differentiable: what is taken must be callable");
-        result.make = owned(t[2]);
+        s_.makes.push_back(owned(t[2]));
         s_.n_epilogue += result.count;
         return result;
     }
@@ -316,17 +247,69 @@ class Reader {
         }
     }
 
-    Spec& s_;
+    PythonSpec& s_;
 };
+
+at::Tensor as_gradient(PyObject* item) {
+    if (item == Py_None) return {};
+    if (!THPVariable_Check(item))
+        raise(PyExc_TypeError, std::string("Differentiable: the backward returned a ") +
+                                   Py_TYPE(item)->tp_name + " for a gradient");
+    return THPVariable_Unpack(item);
+}
+
+variable_list gradients_in(THPObjectPtr& result, size_t n_gradients) {
+    result = checked(PySequence_Fast(result, "Differentiable: the backward must return a sequence"));
+    const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(result.get()));
+    if (n != n_gradients)
+        raise(PyExc_RuntimeError, "Differentiable: the backward returned " + std::to_string(n) +
+                                      " gradients, " + std::to_string(n_gradients) + " are expected");
+    variable_list gradients;
+    gradients.reserve(n);
+    for (size_t i = 0; i < n; ++i)
+        gradients.push_back(as_gradient(PySequence_Fast_GET_ITEM(result.get(), static_cast<Py_ssize_t>(i))));
+    return gradients;
+}
+
+// The Python number that the tensor holds.
+PyObject* number_object(const at::Tensor& t) {
+    return t.scalar_type() == at::kDouble ? PyFloat_FromDouble(*t.const_data_ptr<double>())
+                                          : PyLong_FromLongLong(*t.const_data_ptr<int64_t>());
+}
 
 }  // namespace
 
-const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach,
-                                 const std::vector<bool>& requested) {
+PythonBackward::PythonBackward(Mask mask, Reach reach, std::vector<bool> requested, PyObject* callable,
+                               size_t n_gradients)
+    : Backward(std::move(mask), reach, std::move(requested)),
+      callable(callable),
+      is_plan(smelt::is_plan(callable)),
+      n_gradients(n_gradients) {}
+
+variable_list PythonBackward::run(variable_list&& arguments, const std::vector<bool>& numbers) const {
+    if (is_plan) return run_plan(callable, std::move(arguments));
     pybind11::gil_scoped_acquire gil;
-    Lock lock(spec.lock);
-    if (const Backward* made = spec.find(mask, reach, requested)) return *made;
-    const bool deterministic = at::globalContext().deterministicAlgorithms();
+    THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(arguments.size()))));
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        const at::Tensor& t = arguments[i];
+        PyObject* item = numbers[i] ? number_object(t) : THPVariable_Wrap(t);
+        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(item));
+    }
+    arguments.clear();
+    THPObjectPtr result;
+    {
+        const BelowAutograd beneath;
+        result = checked(PyObject_CallOneArg(callable, tuple));
+    }
+    tuple = nullptr;
+    return gradients_in(result, n_gradients);
+}
+
+const Backward& PythonSpec::compile_backward(const Mask& mask, Reach reach,
+                                             const std::vector<bool>& requested) {
+    pybind11::gil_scoped_acquire gil;
+    Lock held(lock);
+    if (const Backward* made = find(mask, reach, requested)) return *made;
     THPObjectPtr defined(checked(PyTuple_New(static_cast<Py_ssize_t>(mask.size()))));
     for (size_t i = 0; i < mask.size(); ++i)
         PyTuple_SET_ITEM(defined.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(mask[i]));
@@ -336,18 +319,69 @@ const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach,
     if (!requested.empty()) gradients = checked(PyTuple_New(static_cast<Py_ssize_t>(requested.size())));
     for (size_t i = 0; i < requested.size(); ++i)
         PyTuple_SET_ITEM(gradients.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(requested[i]));
-    THPObjectPtr callable(checked(PyObject_CallFunctionObjArgs(spec.compile_backward, defined.get(),
-                                                               further.get(), gradients.get(), nullptr)));
-    check_backward(spec, mask, callable);
-    auto* made = new Backward{
-        mask, reach, requested, deterministic, callable.get(), is_plan(callable), spec.backwards};
+    const bool deterministic = at::globalContext().deterministicAlgorithms();
+    THPObjectPtr callable(checked(
+        PyObject_CallFunctionObjArgs(compiler, defined.get(), further.get(), gradients.get(), nullptr)));
+    check_backward(*this, mask, callable);
+    auto made = std::make_unique<PythonBackward>(mask, reach, requested, callable.get(), n_gradients());
+    made->deterministic = deterministic;
     callable.release();
-    spec.backwards.store(made, std::memory_order_release);
-    return *made;
+    return add(std::move(made));
 }
 
-c10::intrusive_ptr<Spec> read_spec(PyObject* dict) {
-    auto made = c10::make_intrusive<Spec>();
+variable_list PythonSpec::differentiate_again(const DoubleBackwardInputs& double_backward_inputs,
+                                              const variable_list& primals, const variable_list& through,
+                                              const variable_list& tangents) const {
+    pybind11::gil_scoped_acquire gil;
+    auto pack = [](const variable_list& list, auto item) {
+        THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(list.size()))));
+        for (size_t i = 0; i < list.size(); ++i)
+            PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(item(i)));
+        return tuple;
+    };
+    auto tensors = [&](const variable_list& list) {
+        return pack(list, [&](size_t i) { return THPVariable_Wrap(list[i]); });
+    };
+    const THPObjectPtr inputs = pack(primals, [&](size_t i) {
+        return double_backward_inputs.primals[i].is_number ? number_object(primals[i])
+                                                           : THPVariable_Wrap(primals[i]);
+    });
+    const THPObjectPtr outputs = tensors(through), tangent_tuple = tensors(tangents);
+    const THPObjectPtr state =
+        tensors(double_backward_inputs.random_state ? double_backward_inputs.random_state->tensors()
+                                                    : variable_list());
+    THPObjectPtr result(checked(PyObject_CallFunctionObjArgs(double_backward, inputs.get(), outputs.get(),
+                                                             tangent_tuple.get(), state.get(), nullptr)));
+    return gradients_in(result, n_gradients() + this->tangents.size());
+}
+
+at::Tensor PythonSpec::substitute(size_t i, const std::vector<bool>& requested) const {
+    if (!substitution) return {};
+    pybind11::gil_scoped_acquire gil;
+    const THPObjectPtr index(checked(PyLong_FromSize_t(i)));
+    const THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(requested.size()))));
+    for (size_t k = 0; k < requested.size(); ++k)
+        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(k), PyBool_FromLong(requested[k]));
+    THPObjectPtr result(
+        checked(PyObject_CallFunctionObjArgs(substitution, index.get(), tuple.get(), nullptr)));
+    return as_gradient(result.get());
+}
+
+// Calls the method by which a wrapper says what plain tensor it stands for (torch.compile's protocol).
+at::Tensor PythonSpec::converted(at::Tensor t) const {
+    const pybind11::gil_scoped_acquire gil;
+    THPObjectPtr object(checked(THPVariable_Wrap(t)));
+    THPObjectPtr convert(PyObject_GetAttrString(object, "__coerce_same_metadata_as_tangent__"));
+    if (!convert) {
+        PyErr_Clear();
+        return t;
+    }
+    THPObjectPtr plain(checked(PyObject_CallFunction(convert, "OO", Py_None, THPVariableClass)));
+    return THPVariable_Check(plain) ? THPVariable_Unpack(plain) : t;
+}
+
+c10::intrusive_ptr<PythonSpec> read_spec(PyObject* dict) {
+    auto made = c10::make_intrusive<PythonSpec>();
     Reader(*made).read(py::reinterpret_borrow<py::dict>(dict));
     return made;
 }

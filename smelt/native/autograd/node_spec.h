@@ -1,18 +1,20 @@
-// The specification of a Differentiable, and the backwards compiled for it.
+// The specification of a compiled graph with its backward, and the backwards compiled for it.
 #pragma once
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
-#include <Python.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor_layout.h"
+#include "torch_autograd.h"
 
 namespace smelt::autograd {
 
@@ -69,14 +71,24 @@ enum class Reach : uint8_t { segment, to_last, whole };
 
 // A compiled backward for one set of defined tangents.
 struct Backward {
-    Mask mask;
-    Reach reach;
-    std::vector<bool> requested;  // per gradient; empty: all
-    bool deterministic;           // compiled while deterministic algorithms were requested
-    PyObject* callable;
-    bool is_plan;
-    Backward* next;
+    Backward(Mask mask, Reach reach, std::vector<bool> requested)
+        : mask(std::move(mask)), reach(reach), requested(std::move(requested)) {}
+    virtual ~Backward() = default;
+    Backward(const Backward&) = delete;
+    Backward& operator=(const Backward&) = delete;
+
+    // From (*saved, *defined tangents) to the gradients, below autograd. `numbers[i]`: argument i is a number.
+    virtual variable_list run(variable_list&& arguments, const std::vector<bool>& numbers) const = 0;
+
+    const Mask mask;
+    const Reach reach;
+    const std::vector<bool> requested;  // per gradient; empty: all
+    // Kernels for requested deterministic algorithms differ, and the request may be newer than the forward.
+    bool deterministic = at::globalContext().deterministicAlgorithms();
+    Backward* next = nullptr;
 };
+
+struct DoubleBackwardInputs;
 
 // Tensors that operators of the program create between the nodes (the mutation and view epilogue): views of an
 // output, an input that is modified in place.
@@ -87,24 +99,20 @@ struct EpilogueStep {
     };
     size_t after;  // how many nodes precede it
     std::vector<Operand> operands;
-    PyObject* make;
     size_t first;  // index of its first tensor among the epilogue's
     size_t count;
 };
 
-// State shared by all nodes of one Differentiable: the specification, and the backwards compiled so far. Its Python
-// objects are only used with the GIL held.
+// State shared by all nodes of a graph: the specification, and the backwards compiled so far. Who compiles and runs them is
+// up to the subclass: a Differentiable (differentiable/) or an exported program (exported/program_gradients.h).
 struct Spec : c10::intrusive_ptr_target {
     inline static std::atomic<uint64_t> count = 0;
 
     const uint64_t serial = count++;  // identifies the specification in this process
     std::string name;
-    PyObject* forward = nullptr;
-    PyObject* compile_backward = nullptr;
-    PyObject* lock = nullptr;             // held while a backward is compiled
-    PyObject* double_backward = nullptr;  // differentiates by running the forward again; null: none
-    PyObject* substitute = nullptr;       // for a saved value that no requested gradient needs; null: none
-    bool forward_is_plan = false;
+    bool has_double_backward = false;  // differentiates by running the forward again
+    bool writes_only_returned =
+        false;  // of the inputs that outputs are, the forward writes only `returned_inputs`
     std::vector<c10::Device>
         draws;  // devices whose generator states before the forward `double_backward` gets
     std::vector<c10::Device> devices;  // of a graph over several GPUs
@@ -125,7 +133,7 @@ struct Spec : c10::intrusive_ptr_target {
     std::vector<Mask> direct;      // per gradient: the tangents that contribute not only by a cut
     std::vector<Mask> conflicts;   // per tangent: with which others it shares what eager frees
     std::vector<SavedSource> saved;
-    std::vector<size_t> returned_inputs;         // what a plan returns as a differentiable output
+    std::vector<size_t> returned_inputs;         // what the forward returns as a differentiable output
     std::atomic<Backward*> backwards = nullptr;  // only ever grows, so it is walked without a lock
 
     // The gradients that were requested of backwards, where not all were, and how often.
@@ -138,11 +146,44 @@ struct Spec : c10::intrusive_ptr_target {
     std::vector<Request> requests;
     std::mutex requests_mutex;
 
-    ~Spec() override;
+    ~Spec() override { delete_backwards(); }
+
+    // The backward for these tangents, compiled now if necessary. Throws what the compilation raised.
+    virtual const Backward& compile_backward(const Mask& mask, Reach reach,
+                                             const std::vector<bool>& requested) = 0;
+
+    // For create_graph=True: the gradients with a history, then per tangent its output in the recomputed forward.
+    virtual variable_list differentiate_again(const DoubleBackwardInputs& inputs,
+                                              const variable_list& primals, const variable_list& through,
+                                              const variable_list& tangents) const;
+
+    // For saved value `i`, if none of the requested gradients needs it; else undefined.
+    virtual at::Tensor substitute(size_t i, const std::vector<bool>& requested) const;
+
+    // The plain tensor that a tensor subclass with operators of its own stands for; `t` where it stands for none.
+    virtual at::Tensor converted(at::Tensor t) const { return t; }
+
+    void delete_backwards();
+
+    // Adds a group. `contributors`: per gradient. `tangents`, `conflicts`, `saved` and `n_leaves` are set.
+    void add_group(NodeSpec group, const std::vector<Mask>& contributors);
+
+    // Checks a new backward's numbers of inputs and outputs.
+    bool fits(const Mask& mask, size_t inputs, size_t outputs) const {
+        return inputs == saved.size() + count_defined(mask) && outputs == gradients.size() + through.size();
+    }
+
+    // Adds a backward to those that `find` finds. One thread at a time.
+    const Backward& add(std::unique_ptr<Backward> made) {
+        made->next = backwards.load();
+        backwards.store(made.get(), std::memory_order_release);
+        return *made.release();
+    }
+
+    size_t n_gradients() const { return gradients.size() + through.size(); }
 
     bool is_epilogue_output(size_t output) const { return output >= n_outputs; }
 
-    // Kernels for requested deterministic algorithms differ, and the request may be newer than the forward.
     const Backward* find(const Mask& mask, Reach reach, const std::vector<bool>& requested = {}) const {
         const bool deterministic = at::globalContext().deterministicAlgorithms();
         for (const Backward* b = backwards.load(std::memory_order_acquire); b; b = b->next)
@@ -163,13 +204,5 @@ struct Spec : c10::intrusive_ptr_target {
         return false;
     }
 };
-
-// Reads the dict that `Differentiable(spec)` got. Throws python_error and what pybind11 throws.
-c10::intrusive_ptr<Spec> read_spec(PyObject* dict);
-
-// The backward for these tangents, compiled now if necessary. Acquires the GIL.
-// Throws the exception that the compilation raised.
-const Backward& compile_backward(Spec& spec, const Mask& mask, Reach reach,
-                                 const std::vector<bool>& requested);
 
 }  // namespace smelt::autograd

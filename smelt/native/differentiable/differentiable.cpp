@@ -5,8 +5,8 @@
 // of eager's nodes. So version checks, hooks, errors, gradient accumulation and freeing are those of autograd.
 //
 // differentiable_spec.h describes the arguments, differentiable_call.h a call, backward_nodes.h the backward.
-#include "autograd/differentiable_call.h"
-#include "autograd/differentiable_spec.h"
+#include "differentiable/differentiable_call.h"
+#include "differentiable/differentiable_spec.h"
 #include "module.h"
 #include "torch_python.h"
 // structmember.h needs Python.h before it.
@@ -18,7 +18,7 @@ namespace {
 
 struct DifferentiableObject {
     PyObject_HEAD vectorcallfunc vectorcall;
-    c10::intrusive_ptr<Spec> spec;
+    c10::intrusive_ptr<PythonSpec> spec;
     PyObject* weakrefs;
 };
 
@@ -53,7 +53,7 @@ PyObject* differentiable_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
     auto* self = as_differentiable(type->tp_alloc(type, 0));
     if (!self) return nullptr;
     self->vectorcall = differentiable_call;
-    new (&self->spec) c10::intrusive_ptr<Spec>(std::move(spec));
+    new (&self->spec) c10::intrusive_ptr<PythonSpec>(std::move(spec));
     return reinterpret_cast<PyObject*>(self);
     END_HANDLE_TH_ERRORS
 }
@@ -64,12 +64,13 @@ int differentiable_traverse(PyObject* object, visitproc visit, void* arg) {
     // An existing node owns these objects too, and the collector cannot traverse nodes.
     if (!spec || spec.use_count() != 1) return 0;
     Py_VISIT(spec->forward);
-    Py_VISIT(spec->compile_backward);
+    Py_VISIT(spec->compiler);
     Py_VISIT(spec->lock);
     Py_VISIT(spec->double_backward);
-    Py_VISIT(spec->substitute);
-    for (const EpilogueStep& t : spec->taken) Py_VISIT(t.make);
-    for (const Backward* b = spec->backwards; b; b = b->next) Py_VISIT(b->callable);
+    Py_VISIT(spec->substitution);
+    for (PyObject* make : spec->makes) Py_VISIT(make);
+    for (const Backward* b = spec->backwards.load(); b; b = b->next)
+        Py_VISIT(static_cast<const PythonBackward*>(b)->callable);
     return 0;
 }
 
@@ -103,7 +104,8 @@ PyObject* differentiable_backwards(PyObject* object, void*) {
         for (size_t i = 0; i < b->mask.size(); ++i) mask[i] = py::bool_(b->mask[i] != 0);
         const py::tuple key =
             b->reach == Reach::segment ? mask : py::make_tuple(mask, static_cast<int>(b->reach));
-        if (!result.contains(key)) result[key] = py::reinterpret_borrow<py::object>(b->callable);
+        if (!result.contains(key))
+            result[key] = py::reinterpret_borrow<py::object>(static_cast<const PythonBackward*>(b)->callable);
     }
     return result.release().ptr();
     END_HANDLE_TH_ERRORS

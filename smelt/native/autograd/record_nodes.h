@@ -1,0 +1,83 @@
+// One call of a compiled graph under autograd: what is read before its forward, and the nodes that become the history of its
+// outputs.
+#pragma once
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "autograd/backward_group.h"
+
+namespace smelt::autograd {
+
+// The inputs of a call. A number is passed as the tensor that torch creates for one.
+struct CallInputs {
+    variable_list tensors;
+    std::vector<char> is_number;
+    std::vector<char> is_alone;  // has no other owner
+};
+
+struct CallResult {
+    at::Tensor tensor;
+    bool is_input = false;
+};
+
+// The results of the forward, and the tensors that the mutation and view epilogue has created so far.
+struct CallResults {
+    std::vector<CallResult> results;
+    variable_list taken;
+
+    const at::Tensor& output(const Spec& spec, size_t i) const {
+        return spec.is_epilogue_output(i) ? taken[i - spec.n_outputs] : results[i].tensor;
+    }
+};
+
+// Detects which of the inputs that may be returned as differentiable outputs the forward modified in place.
+class Versions {
+  public:
+    Versions(const Spec& spec, const CallInputs& inputs);
+
+    bool changed(const at::Tensor& t) const {
+        for (const auto& [impl, version] : before_)
+            if (impl == t.unsafeGetTensorImpl()) return version != version_of(t);
+        return false;
+    }
+
+  private:
+    c10::SmallVector<std::pair<const c10::TensorImpl*, uint32_t>, 2> before_;
+};
+
+// Created before the forward, which may modify inputs in place and so change their history.
+class Recorder {
+  public:
+    // `inputs` must outlive it.
+    Recorder(c10::intrusive_ptr<Spec> spec, const CallInputs& inputs);
+
+    // Whether an input requires grad: otherwise the outputs have no history. Only then call `record`.
+    bool is_needed() const { return !edges_.empty(); }
+
+    // Reads the state before the forward.
+    void start();
+
+    // After the forward: detaches outputs that are views of the plan's own memory, and records the nodes. `take(n)` runs the
+    // epilogue steps that follow the first n nodes.
+    void record(CallResults& outcome, const std::function<void(size_t)>& take) const;
+
+  private:
+    // State before the forward that a double backward needs.
+    struct StateBefore {
+        variable_list copies;  // of `Spec::copied`
+        std::shared_ptr<const RandomState> random_state;
+    };
+
+    c10::intrusive_ptr<Group> group(const NodeSpec& made_for, const CallResults& outcome) const;
+    DoubleBackwardInputs double_backward_inputs(const CallResults& outcome) const;
+
+    const c10::intrusive_ptr<Spec> spec_;
+    const CallInputs& inputs_;
+    edge_list edges_;
+    std::optional<Versions> versions_;
+    StateBefore before_;
+};
+
+}  // namespace smelt::autograd

@@ -1,0 +1,51 @@
+// The autograd nodes of an exported program: backwards that are plans of its file.
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "autograd/node_spec.h"
+#include "exported/program_plans.h"
+#include "exported/tables.h"
+
+namespace smelt::exported {
+
+// The backwards of a method, which autograd's graphs own together: they may outlive the program. Thread-safe.
+class BackwardPlans {
+  public:
+    // By tangents and reach; the tables have each once.
+    using Key = std::pair<std::vector<size_t>, size_t>;
+
+    void add(Key key, std::shared_ptr<ProgramPlans> plans) { plans_[std::move(key)] = std::move(plans); }
+
+    // A plan for these sizes. Throws ProgramError if there is none.
+    std::shared_ptr<plan::Plan> at(const Key& key, const std::vector<int64_t>& sizes);
+    bool has(const Key& key) const { return plans_.count(key) != 0; }
+
+  private:
+    std::map<Key, std::shared_ptr<ProgramPlans>> plans_;
+    const std::shared_ptr<plan::ArenaBudget> budget_ =
+        std::make_shared<plan::ArenaBudget>(kIdleArenas, nullptr);
+};
+
+// The node of a method for the sizes of a call.
+class ProgramSpec : public autograd::Spec {
+  public:
+    // `slots`: the values of Method::program. `forward` outlives no call of the program. Throws ProgramError if it does not fit.
+    ProgramSpec(const Method& method, const plan::Program& forward, std::vector<int64_t> sizes,
+                const std::vector<int64_t>& slots, std::shared_ptr<BackwardPlans> backwards);
+
+    const autograd::Backward& compile_backward(const autograd::Mask& mask, autograd::Reach reach,
+                                               const std::vector<bool>& requested) override;
+
+  private:
+    std::shared_ptr<plan::Plan> plan_for(std::vector<size_t> tangents, autograd::Reach reach);
+
+    const std::vector<int64_t> sizes_;
+    const std::shared_ptr<BackwardPlans> backward_plans_;
+    std::mutex mutex_;
+};
+
+}  // namespace smelt::exported
