@@ -54,11 +54,12 @@ def build(folder: Path, *options: str) -> None:
         subprocess.run(["g++", *options, *objects, *libraries, "-o", f"{folder}/{name}"], check=True)
 
 
-def program(path: Path) -> None:
+def program(path: Path, gradients: bool) -> None:
     """Write a small program with a dynamic size."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
-    smelt.export(model, (torch.randn(3, 4),), dynamic_shapes=[{0: smelt.Dim("n", max=9)}]).save(path)
+    dims = [{0: smelt.Dim("n", max=9)}]
+    smelt.export(model, (torch.randn(3, 4),), dynamic_shapes=dims, gradients=gradients).save(path)
 
 
 def build_project(path: Path, folder: Path) -> str:
@@ -80,19 +81,18 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        program(folder / "m.smelt")
+        program(folder / "m.smelt", gradients=True)
         print(build_project(folder / "m.smelt", folder / "project"), end="")
         build(folder, "-fsanitize=address", "-g1")
-        command = [
-            folder / "fuzz_program",
-            folder / "m.smelt",
-            folder / "damaged.smelt",
-            options.files,
-            options.seed,
-        ]
+        files = folder / "m.smelt", folder / "damaged.smelt"
+        command = [folder / "fuzz_program", *files, options.files, options.seed]
         # Detect uses of freed memory, not leaks: torch keeps memory until exit.
         environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
-        return subprocess.run(list(map(str, command)), env=environment).returncode
+        failed = 0
+        for gradients in (False, True):
+            program(files[0], gradients)
+            failed |= subprocess.run(list(map(str, command)), env=environment).returncode
+        return failed
 
 
 if __name__ == "__main__":

@@ -230,6 +230,7 @@ def export(
     *,
     dynamic_shapes: Any = None,
     gradients: bool = False,
+    methods: Mapping[str, tuple[Any, ...] | dict[str, Any]] | None = None,
 ) -> Program:
     """Return one call of `model` as a program that runs without the model's code and the compiler, also in another process:
     `smelt.export(model, (x,)).save("m.smelt")`, then `smelt.load("m.smelt")(x)` (docs/export.md).
@@ -245,6 +246,9 @@ def export(
             `smelt.Dim`, `Dim.AUTO` or None. Other sizes are those of the call.
         gradients: also export the backward, for parameters and arguments that require grad. Results then have a `grad_fn`,
             and `Program.parameters` are for an optimizer. By default a program computes no gradients.
+        methods: instead of `args`, the arguments of several methods, which share weights: a tuple, or a dict of keyword
+            arguments, for each name; "forward" is the model itself. `dynamic_shapes` are then by method.
+            `Program.method(name)` calls one.
 
     Raises:
         ExportError: the call is not one graph, has effects outside of buffers, or contradicts `dynamic_shapes`; the message
@@ -255,7 +259,7 @@ def export(
     Exceptions of `model` propagate.
     """
     exporter: Any = _compiler()
-    program: Program = exporter.export(model, args, kwargs, dynamic_shapes, gradients)
+    program: Program = exporter.export(model, args, kwargs, dynamic_shapes, gradients, methods)
     return program
 
 

@@ -17,7 +17,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -477,8 +477,15 @@ def explain(fn: Any, anew: Callable[[Any], Any], differently: bool, times: int) 
     return explained(compiled, times)
 
 
-def export(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, gradients: bool) -> Any:
-    """The program of one call of `model`, which may be compiled."""
+def export(
+    model: Any,
+    args: Any,
+    kwargs: Any,
+    dynamic_shapes: Any,
+    gradients: bool,
+    methods: Mapping[str, Any] | None,
+) -> Any:
+    """The program of one call of `model`, which may be compiled, or of calls of its methods."""
     if model is None or not callable(model) or isinstance(model, type):
         raise TypeError(f"smelt.export: model must be a function, a callable or an nn.Module, got {model!r}")
     if not isinstance(args, tuple) or not isinstance(kwargs or {}, dict):
@@ -490,8 +497,15 @@ def export(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, gradients: b
         model = model._orig_mod
     elif isinstance(model, _native.Wrapped):
         model = model._smelt_original
-    call = export_call.Call("", args, kwargs or {}, dynamic_shapes)
-    return export_call.export(model, [call], gradients)
+    if methods is None:
+        calls = [export_call.Call("", args, kwargs or {}, dynamic_shapes)]
+    else:
+        if args or kwargs:
+            raise TypeError(
+                "smelt.export: pass the arguments of the model itself as methods={'forward': ...}"
+            )
+        calls = export_call.calls_of(methods, dynamic_shapes)
+    return export_call.export(model, calls, gradients)
 
 
 def reset() -> None:

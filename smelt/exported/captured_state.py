@@ -141,7 +141,8 @@ def _held(real: torch.Tensor, copied: set[int], copies: dict[int, torch.UntypedS
 
 def _name_of(source: Source) -> str:
     """A readable name of a tensor that is neither a parameter nor a buffer."""
-    return source.source.removeprefix("L['target'].").replace("L['target']", "model")
+    text = source.source.replace("L['target'].__self__", "L['target']")
+    return text.removeprefix("L['target'].").replace("L['target']", "model")
 
 
 def restores(effect: Effect, captured: CapturedFrame) -> bool:
@@ -207,4 +208,4 @@ def effect_phrase(effect: Effect, captured: CapturedFrame, text: Callable[[Sourc
 
 def _readable_text(source: str) -> str:
     """The text of a source, with the model by that name."""
-    return source.replace("L['target']", "the model")
+    return source.replace("L['target'].__self__", "the model").replace("L['target']", "the model")

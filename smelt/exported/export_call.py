@@ -63,6 +63,22 @@ class Call:
     dynamic_shapes: Any
 
 
+def calls_of(methods: Mapping[str, Any], dynamic_shapes: Any) -> list[Call]:
+    """The calls of methods. Raises TypeError for arguments of another form."""
+    shapes = {} if dynamic_shapes is None else dynamic_shapes
+    if not isinstance(shapes, Mapping) or not shapes.keys() <= methods.keys() or not methods:
+        raise TypeError("smelt.export: with methods, dynamic_shapes is a dict by the names of methods")
+    calls = []
+    for name, of in methods.items():
+        if not isinstance(of, (tuple, dict)):
+            raise TypeError(
+                f"smelt.export: the arguments of the method {name} are a tuple, or a dict by parameter, got {of!r}"
+            )
+        args, kwargs = (of, {}) if isinstance(of, tuple) else ((), of)
+        calls.append(Call(name, args, kwargs, shapes.get(name)))
+    return calls
+
+
 def export(model: Any, calls: Sequence[Call], gradients: bool) -> Program:
     """The program of these calls; see `smelt.export`."""
     contents = _Contents(ProgramState(model, gradients))
@@ -94,7 +110,7 @@ class _Contents:
 
 def _add_call(contents: _Contents, model: Any, call: Call, gradients: bool) -> None:
     """Capture a call and add it as a method."""
-    target = getattr(model, call.name) if call.name else model
+    target = model if call.name in ("", "forward") else getattr(model, call.name)
     bound = _signature_of(target).bind(*call.args, **call.kwargs)
     declared = declarations(_by_parameter(bound), call.dynamic_shapes)
     _check_examples(declared)

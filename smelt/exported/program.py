@@ -20,6 +20,7 @@ from smelt.exported.input_checks import ArgumentReader, NumberOf, TensorRule, ch
 from smelt.exported.program_file import Contents, Method, Parameter
 from smelt.exported.program_plans import MethodPlans
 from smelt.exported.result_nest import build
+from smelt.exported.weight_updates import updated
 from smelt.graph.graph_printer import code
 
 if TYPE_CHECKING:
@@ -36,14 +37,21 @@ class Program:
     """
 
     def __init__(self, contents: Contents) -> None:
-        self._state = dict(contents.state)
-        self._lock = threading.Lock()  # for `update_weights`
-        self._contents = replace(contents, state=self._state)
-        self._method: Method = contents.tables.methods[0]
+        shared = _Shared(contents)
+        shared.programs = {
+            method.name: self if i == 0 else object.__new__(type(self))
+            for i, method in enumerate(contents.tables.methods)
+        }
+        for method in contents.tables.methods:
+            shared.programs[method.name]._set_up(shared, method)
+
+    def _set_up(self, shared: _Shared, method: Method) -> None:
+        self._shared = shared
+        self._method = method
         named = {p.name for p in self._method.signature if p.kind != inspect.Parameter.VAR_KEYWORD}
         self._rest = [key for key in self._method.keywords if key not in named]  # those of `**kwargs`
         self._without_gradient = _without_gradient(self._method)
-        self._plans = MethodPlans(self._contents, self._method)
+        self._plans = MethodPlans(shared.contents(), method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         method = self._method
@@ -51,7 +59,7 @@ class Program:
             args, kwargs = _bound(method, args, kwargs)
         if len(self._rest) > 1 and [key for key in kwargs if key in self._rest] != self._rest:
             raise InputError(f"pass the keywords {', '.join(self._rest)} in this order, as at the export")
-        state = self._state
+        state = self._shared.state
         read = ArgumentReader(args, kwargs, state)
         values = check(method.rules, method.sizes, read)
         inputs = tuple(
@@ -73,7 +81,7 @@ class Program:
         for name, output in method.stores:
             made = results[output]
             assert isinstance(made, torch.Tensor)
-            self._state[name] = made
+            self._shared.state[name] = made
         return build(
             method.result, results, lambda path: inputs[path] if isinstance(path, int) else read(path)
         )
@@ -82,18 +90,43 @@ class Program:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program with its state to a file, whole or not at all. Raises OSError."""
-        program_file.write(path, self._contents)
+        program_file.write(path, self._shared.contents())
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of the program's methods. The first is the one that the program itself calls."""
+        return tuple(self._shared.programs)
+
+    def method(self, name: str) -> Program:
+        """The program that calls another method of this one: `program.method("encode")(x)`. It shares the state. Raises
+        KeyError if there is none."""
+        if name not in self._shared.programs:
+            raise KeyError(f"the program has no method {name}, only {', '.join(self.methods)}")
+        return self._shared.programs[name]
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy these values into the state. Calls in progress in other threads keep the earlier ones, and later calls read
+        all of the new ones. Tensors that share memory, such as tied weights, keep sharing it. The tensors of `parameters`
+        are written in place, so that an optimizer keeps them.
+
+        Raises InputError, and replaces nothing, for an unknown name, another size, dtype, device or layout, and for a
+        constant that a plan holds.
+        """
+        with self._shared.lock:
+            self._shared.state = updated(self._shared.state, weights, self._shared.constants)
 
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
         """The parameters, buffers and constants that the program reads, by name. Those of a loaded program are views of its
         file; writes to them do not change the file."""
-        return self._state
+        return self._shared.state
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors of the state that require grad, with their names: those of the model that did so at an export with
         `gradients=True`. An optimizer may write them; later calls read what it wrote."""
-        return ((name, tensor) for name, tensor in self._state.items() if tensor.requires_grad)
+        return (
+            (name, tensor) for name, tensor in self.state.items() if tensor.requires_grad and tensor.is_leaf
+        )
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """The tensors of `named_parameters`, for an optimizer."""
@@ -102,7 +135,7 @@ class Program:
     @property
     def graph(self) -> str:
         """The aten graph as a Python program, with the user's lines. Comments name the tensors of the state."""
-        graph = restored(self._contents.graph(self._method.graph), self.state)
+        graph = restored(self._shared.contents().graph(self._method.graph), self.state)
         inputs = zip(graph.placeholders, self._method.inputs)
         names = [f"# {p.name} is {name}\n" for p, name in inputs if isinstance(name, str)]
         return "".join(names) + code(graph)
@@ -112,7 +145,9 @@ class Program:
         the compiler."""
         from smelt.report.traces import GraphView  # noqa: PLC0415 (the compiler)
 
-        return GraphView(restored(self._contents.graph(self._method.graph), self.state)).lower(operators)
+        return GraphView(restored(self._shared.contents().graph(self._method.graph), self.state)).lower(
+            operators
+        )
 
     @property
     def signature(self) -> inspect.Signature:
@@ -129,9 +164,25 @@ class Program:
 def load(path: str | os.PathLike[str]) -> Program:
     """The program in a file that `Program.save` wrote. Raises OSError, and ProgramError for another or a damaged file."""
     contents = program_file.read(path)
-    if not contents.tables.methods:
-        raise ProgramError(f"{os.fspath(path)}: a program without methods")
+    names = {method.name for method in contents.tables.methods}
+    if not names or len(names) < len(contents.tables.methods):
+        raise ProgramError(f"{os.fspath(path)}: a program without methods, or with two of one name")
     return Program(contents)
+
+
+class _Shared:
+    """What the methods of a program share. `state` is replaced as a whole when weights are updated: each call reads one."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self.state = dict(contents.state)
+        self.lock = threading.Lock()
+        self.constants = {c for t in contents.tables.targets for names in t.constants for c in names}
+        self.programs: dict[str, Program] = {}
+
+    def contents(self) -> Contents:
+        """The contents with the state of now."""
+        return replace(self._contents, state=self.state)
 
 
 def _without_gradient(method: Method) -> list[int]:

@@ -318,7 +318,7 @@ def _stored(state: Mapping[str, torch.Tensor]) -> tuple[list[Any], list[Weight]]
                 tuple(tensor.shape),
                 tensor.stride(),
                 int(tensor.storage_offset()),
-                tensor.requires_grad,
+                tensor.requires_grad and tensor.is_leaf,
             )
         )
     return [storage for _, storage in storages.values()], weights

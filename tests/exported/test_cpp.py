@@ -186,6 +186,84 @@ def test_sixteen_threads(driver: Path, tmp_path: Path) -> None:
     assert all(map(same, found, in_python(program, calls)))
 
 
+# ---- methods and weights
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.relu(self.inner(x))
+
+    def decode(self, z: torch.Tensor) -> Any:
+        return self.outer(z), self.calls * 1
+
+
+def test_methods_and_new_weights(driver: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, z = torch.randn(3, 4), torch.randn(3, 6)
+    rows = {0: smelt.Dim("rows", max=8)}
+    program = smelt.export(
+        Pair(), methods={"encode": (x,), "decode": (z,)}, dynamic_shapes={"decode": {"z": rows}}
+    )
+    other = {name: tensor.detach() for name, tensor in Pair().named_parameters()}
+    calls: list[Any] = [
+        ((x,), (), "encode"),
+        ((z,), (), "decode"),
+        ((torch.randn(8, 6),), (), "decode"),
+        ((torch.randn(9, 6),), (), "decode"),
+        ((x,), (), "code"),
+        ((x,), (), None, other),
+        ((x,), (), "encode"),
+        ((z,), (), "decode", {"outer.bias": other["outer.bias"] + 1}),
+        ((x,), (), None, {"outer.bias": torch.zeros(4), "inner.bias": torch.zeros(4)}),
+        ((x,), (), None, {"outer.bias": torch.zeros(4, dtype=torch.int64)}),
+        ((x,), (), None, {"bias": torch.zeros(4)}),
+        ((z,), (), "decode"),
+        ((x.clone().requires_grad_(),), (), "encode"),
+    ]
+
+    def in_python(args: Any, kwargs: Any, method: Any, weights: Any = None) -> Any:
+        try:
+            if weights is not None:
+                program.update_weights(weights)
+            return (program if method is None else program.method(method))(*args)
+        except (InputError, KeyError) as error:
+            return f"InputError: {error.args[0]}"
+
+    program.save(tmp_path / "m.smelt")
+    (tmp_path / "calls.pt").write_bytes(torch._C._pickle_save(tuple(calls)))
+    command = [driver, tmp_path / "m.smelt", tmp_path / "calls.pt", tmp_path / "results.pt"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    found = torch._C._pickle_load_obj((tmp_path / "results.pt").read_bytes())
+    wanted = [in_python(*call) for call in calls]
+    assert [isinstance(w, str) for w in wanted].count(True) == 6
+    for f, w in zip(found, wanted, strict=True):
+        assert same(f, w), (f, w)
+
+
+def test_weights_change_while_threads_run(driver: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 4)
+    smelt.export(nn.Linear(4, 64), (x,)).save(tmp_path / "m.smelt")
+    sets = tuple({n: p.detach() for n, p in nn.Linear(4, 64).named_parameters()} for _ in range(2))
+    (tmp_path / "sets.pt").write_bytes(torch._C._pickle_save(sets))
+    (tmp_path / "calls.pt").write_bytes(torch._C._pickle_save((((x,), ()),)))
+    command = [
+        driver,
+        *(tmp_path / name for name in ("m.smelt", "calls.pt", "results.pt")),
+        4,
+        tmp_path / "sets.pt",
+    ]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- gradients
 
 
@@ -226,7 +304,9 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+        )
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(self.layers(x), y)
@@ -299,12 +379,13 @@ def test_training_with_buffers_and_other_sizes(n: int, built: Path, tmp_path: Pa
 # ---- files
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+@pytest.fixture(scope="module", params=[False, True], ids=["inference", "gradients"])
+def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
     path = tmp_path_factory.mktemp("whole") / "m.smelt"
-    smelt.export(model, (torch.randn(3, 4),), dynamic_shapes=[{0: smelt.Dim("n", max=9)}]).save(path)
+    dims = [{0: smelt.Dim("n", max=9)}]
+    smelt.export(model, (torch.randn(3, 4),), dynamic_shapes=dims, gradients=request.param).save(path)
     return path.read_bytes()
 
 

@@ -23,11 +23,12 @@ from tests.harness.exported import same, section, with_section
 X = torch.randn(3, 4)
 
 
-@pytest.fixture(scope="module")
-def program() -> Program:
+@pytest.fixture(scope="module", params=[False, True], ids=["inference", "gradients"])
+def program(request: pytest.FixtureRequest) -> Program:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
-    return smelt.export(model, (X,), dynamic_shapes=[{0: smelt.Dim("n", max=9)}])
+    dims = [{0: smelt.Dim("n", min=2, max=9)}]
+    return smelt.export(model, (X,), dynamic_shapes=dims, gradients=request.param)
 
 
 @pytest.fixture(scope="module")

@@ -229,8 +229,11 @@ struct Program::Data {
         : file(std::make_shared<const ProgramFile>(path)), state(file->state()) {
         const exported::Tables tables = exported::read_tables(file->section("tables"));
         if (tables.methods.empty()) throw FormatError("a program without methods");
-        for (const Method& method : tables.methods)
+        std::set<std::string> known;
+        for (const Method& method : tables.methods) {
+            if (!known.insert(method.name).second) throw FormatError("two methods of one name");
             methods.push_back(std::make_unique<exported::LoadedMethod>(method, tables, file, state));
+        }
     }
 
     const std::shared_ptr<const ProgramFile> file;
@@ -454,7 +457,8 @@ std::vector<std::pair<std::string, at::Tensor>> Program::named_parameters() cons
     const auto tensors = data_->state.snapshot();
     std::vector<std::pair<std::string, at::Tensor>> found;
     for (size_t i = 0; i < tensors->size(); ++i)
-        if ((*tensors)[i].requires_grad()) found.emplace_back(data_->state.ordered[i], (*tensors)[i]);
+        if ((*tensors)[i].requires_grad() && (*tensors)[i].is_leaf())
+            found.emplace_back(data_->state.ordered[i], (*tensors)[i]);
     return found;
 }
 
@@ -473,6 +477,20 @@ bool Program::writes_state() const {
     return false;
 }
 
+namespace {
+
+// As Python shows it (smelt/exported/weight_updates.py).
+std::string text_of(const at::Tensor& t) {
+    std::string text = "torch." + std::string(values::name_of(t.scalar_type())) + " of (";
+    for (size_t d = 0; d < t.sizes().size(); ++d) text += (d ? ", " : "") + std::to_string(t.sizes()[d]);
+    text += t.dim() == 1 ? ",)" : ")";
+    if (t.layout() != c10::Layout::Strided)
+        text += ", torch." + std::string(values::name_of(t.layout())) + ",";
+    return text;
+}
+
+}  // namespace
+
 void Program::update_weights(const std::map<std::string, at::Tensor>& weights) const {
     exported::ProgramState& d = data_->state;
     const auto before = d.snapshot();
@@ -484,11 +502,9 @@ void Program::update_weights(const std::map<std::string, at::Tensor>& weights) c
         if (!value.defined() || value.sizes() != known.sizes() ||
             value.scalar_type() != known.scalar_type() || !value.device().is_cpu() ||
             value.layout() != c10::Layout::Strided)
-            throw InputError("the weight " + name + " must be " +
-                             described(known.scalar_type(), known.sizes()) + " on the CPU, got " +
-                             (value.defined() ? described(value.scalar_type(), value.sizes()) + " on " +
-                                                    value.device().str()
-                                              : "an undefined tensor"));
+            throw InputError(
+                "the weight " + name + " must be " + text_of(known) + " on the CPU, got " +
+                (value.defined() ? text_of(value) + " on " + value.device().str() : "an undefined tensor"));
     }
     const at::NoGradGuard no_gradients;
     const c10::InferenceMode ordinary(false);

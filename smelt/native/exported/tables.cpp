@@ -35,9 +35,9 @@ constexpr size_t kMostOutputs = 1 << 24, kReaches = 3;
 
 const std::map<uint64_t, size_t>& fields() {
     static const std::map<uint64_t, size_t> made{
-        {kParameter, 5},   {kMethod, 13}, {kTarget, 7},     {kWeight, 7},     {kTables, 3},
-        {kTensorRule, 10}, {kRule, 5},    {kSizeRule, 10},  {kResultNode, 3}, {kNumberOf, 2},
-        {kLayout, 3},      {kSavedValue, 6}, {kBackward, 4}, {kGradients, 11}};
+        {kParameter, 5},   {kMethod, 13},    {kTarget, 7},    {kWeight, 7},     {kTables, 3},
+        {kTensorRule, 10}, {kRule, 5},       {kSizeRule, 10}, {kResultNode, 3}, {kNumberOf, 2},
+        {kLayout, 3},      {kSavedValue, 6}, {kBackward, 4},  {kGradients, 11}};
     return made;
 }
 
@@ -343,12 +343,8 @@ class MethodReader {
         if (!is_input && kind != "output" && kind != "temporary")
             throw FormatError("an unknown kind of saved value, " + kind);
         const size_t end = is_input ? m_.inputs.size() : kind == "output" ? g.n_outputs : kMostOutputs;
-        SavedValue made{kind,
-                        values::index(f[1], end),
-                        indices(f[2], g.tangents.size()),
-                        {},
-                        values::boolean(f[4]),
-                        values::text(f[5])};
+        SavedValue made{kind, values::index(f[1], end), indices(f[2], g.tangents.size()),
+                        {},   values::boolean(f[4]),    values::text(f[5])};
         if (!f[3].is_none()) made.layout = layout(f[3]);
         if (made.data != "old" && made.data != "new" && made.data != "mixed")
             throw FormatError("an unknown kind of data, " + made.data);
@@ -371,22 +367,23 @@ class MethodReader {
         std::vector<bool> is_in_group(n);
         for (const Value& v : values::tuple(f[5])) {
             const Items& group = values::tuple(v, 3);
-            g.groups.push_back(
-                {indices(group[0], n), values::boolean(group[1]), values::boolean(group[2])});
+            g.groups.push_back({indices(group[0], n), values::boolean(group[1]), values::boolean(group[2])});
             if (g.groups.back().tangents.empty()) throw FormatError("a group without tangents");
             for (const size_t k : g.groups.back().tangents) {
                 if (is_in_group[k]) throw FormatError("a tangent in two groups");
                 is_in_group[k] = true;
             }
         }
+        for (size_t i = 0; i + 1 < g.groups.size(); ++i)
+            if (g.groups[i].tangents.size() != 1)
+                throw FormatError("a group of several tangents before another");
         g.contributors = lists(f[6], n_gradients, n);
         g.direct = lists(f[7], n_gradients, n);
         g.conflicts = lists(f[8], n, n);
         g.saved = values::each(f[9], [&](const Value& v) { return saved_value(v, g); });
         for (const Value& v : values::tuple(f[10])) {
             const Items& b = record(v, kBackward);
-            g.backwards.push_back(
-                {values::integer(b[0]), indices(b[1], n), values::index(b[2], kReaches)});
+            g.backwards.push_back({values::integer(b[0]), indices(b[1], n), values::index(b[2], kReaches)});
             indices(b[3], g.saved.size() + n);
         }
         for (const size_t i : g.inputs)

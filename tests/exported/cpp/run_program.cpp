@@ -1,9 +1,12 @@
 // Runs calls of programs in a process without Python, for tests/exported/test_cpp.py.
 //
-//     run_program FILE CALLS RESULTS [THREADS]
+//     run_program FILE CALLS RESULTS [THREADS [WEIGHTS]]
 //
-// CALLS and RESULTS are pickles of torch: a tuple of calls, each (arguments, (name, value)*), and the result of each, or the
-// text of its error with its class. With THREADS, so many threads make all calls, which must give the same.
+// CALLS and RESULTS are pickles of torch: a tuple of calls, each (arguments, (name, value)*) and perhaps the name of a method and
+// weights by name, with which the program is updated first; and the result of each, or the text of its error with its class.
+// With THREADS, so many threads make all calls, which must give the same. With WEIGHTS, a pickle of two sets of weights, each of
+// their first calls must give the result of one of the sets, while they are updated to one after the other, and in the end that
+// of the last.
 #include <smelt/program.h>
 #include <torch/serialize.h>
 
@@ -11,6 +14,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +26,12 @@ std::vector<char> read(const char* path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
+std::map<std::string, at::Tensor> weights_of(const c10::IValue& dict) {
+    std::map<std::string, at::Tensor> weights;
+    for (const auto& entry : dict.toGenericDict()) weights[entry.key().toStringRef()] = entry.value().toTensor();
+    return weights;
+}
+
 c10::IValue call(const smelt::Program& program, const c10::IValue& given) {
     const auto& parts = given.toTupleRef().elements();
     const auto& positional = parts[0].toTupleRef().elements();
@@ -29,7 +39,9 @@ c10::IValue call(const smelt::Program& program, const c10::IValue& given) {
     for (const c10::IValue& pair : parts[1].toTupleRef().elements())
         keywords.emplace_back(pair.toTupleRef().elements()[0].toStringRef(), pair.toTupleRef().elements()[1]);
     try {
-        return program(smelt::Program::Arguments(positional.begin(), positional.end()), keywords);
+        if (parts.size() > 3) program.update_weights(weights_of(parts[3]));
+        const smelt::Program called = parts.size() > 2 && parts[2].isString() ? program.method(parts[2].toStringRef()) : program;
+        return called(smelt::Program::Arguments(positional.begin(), positional.end()), keywords);
     } catch (const smelt::InputError& error) {
         return "InputError: " + std::string(error.what());
     }
@@ -50,6 +62,33 @@ bool same(const c10::IValue& a, const c10::IValue& b) {
     return x.size() == y.size();
 }
 
+// Whether threads see one set of weights or the other, and all of them the last one.
+bool update_while_running(const smelt::Program& program, const c10::IValue& given, const c10::IValue& sets, int n_threads) {
+    c10::IValue wanted[2];
+    for (size_t i = 0; i < 2; ++i) {
+        program.update_weights(weights_of(sets.toTupleRef().elements()[i]));
+        wanted[i] = call(program, given);
+    }
+    std::atomic<bool> is_over{false};
+    std::atomic<int> wrong{0}, calls{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < n_threads; ++t)
+        threads.emplace_back([&] {
+            while (!is_over) {
+                const c10::IValue found = call(program, given);
+                wrong += !same(found, wanted[0]) && !same(found, wanted[1]);
+                ++calls;
+            }
+            wrong += !same(call(program, given), wanted[1]);
+        });
+    for (size_t i = 0; i < 200 || calls < 100; ++i)
+        program.update_weights(weights_of(sets.toTupleRef().elements()[i % 2]));
+    program.update_weights(weights_of(sets.toTupleRef().elements()[1]));
+    is_over = true;
+    for (std::thread& thread : threads) thread.join();
+    return wrong == 0 && !same(wanted[0], wanted[1]);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -68,6 +107,9 @@ int main(int argc, char** argv) {
             });
         for (std::thread& thread : threads) thread.join();
         if (wrong) return std::fprintf(stderr, "%d calls of threads differ\n", wrong.load()), 1;
+        if (argc > 5 && !update_while_running(program, calls.toTupleRef().elements()[0], torch::pickle_load(read(argv[5])),
+                                              std::stoi(argv[4])))
+            return std::fprintf(stderr, "threads saw other weights\n"), 1;
         const std::vector<char> data = torch::pickle_save(c10::ivalue::Tuple::create(std::move(results)));
         std::ofstream(argv[3], std::ios::binary).write(data.data(), static_cast<std::streamsize>(data.size()));
         return 0;

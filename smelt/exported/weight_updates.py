@@ -1,0 +1,66 @@
+"""New values for the tensors of a program's state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+
+from smelt.errors import InputError
+
+
+def updated(
+    state: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], constants: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """The state with these values: in new memory, but for tensors that require grad, which are written. Tensors that share
+    memory keep sharing it. Raises InputError, and writes nothing, for values that do not fit."""
+    for name, value in weights.items():
+        _check(name, value, state, constants)
+    with torch.no_grad():
+        replaced: dict[int, torch.UntypedStorage] = {}
+        for name, value in weights.items():
+            known = state[name]
+            if known.requires_grad:
+                known.copy_(value)
+            elif _memory(known) not in replaced:
+                replaced[_memory(known)] = known.untyped_storage().clone()
+        made = {name: _moved(tensor, replaced) for name, tensor in state.items()}
+        for name, value in weights.items():
+            if not made[name].requires_grad:
+                made[name].copy_(value)
+    return made
+
+
+def _check(
+    name: str, value: torch.Tensor, state: Mapping[str, torch.Tensor], constants: Collection[str]
+) -> None:
+    if name not in state:
+        raise InputError(f"the program has no weight {name}")
+    if name in constants:
+        raise InputError(f"{name} is a constant of the program's plans")
+    known = state[name]
+    if not isinstance(value, torch.Tensor):
+        found = f"a {type(value).__name__}"
+    else:
+        fits = value.shape == known.shape and value.dtype == known.dtype
+        if fits and value.device.type == "cpu" and value.layout is torch.strided:
+            return
+        found = f"{_text(value)} on {value.device}"
+    raise InputError(f"the weight {name} must be {_text(known)} on the CPU, got {found}")
+
+
+def _text(tensor: torch.Tensor) -> str:
+    layout = "" if tensor.layout is torch.strided else f", {tensor.layout},"
+    return f"{tensor.dtype} of {tuple(tensor.shape)}{layout}"
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _moved(tensor: torch.Tensor, replaced: Mapping[int, torch.UntypedStorage]) -> torch.Tensor:
+    storage = replaced.get(_memory(tensor))
+    if storage is None:
+        return tensor
+    made = torch.empty(0, dtype=tensor.dtype)
+    return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[arg-type]
