@@ -88,7 +88,7 @@ def test_lengths_have_the_compiled_calls_bits() -> None:
 def test_the_last_plan_is_for_all_sizes() -> None:
     """Called alone, for sizes that other plans are for."""
     program = smelt.export(softmax, (torch.randn(4, 24),), dynamic_shapes=({1: smelt.Dim("n", max=300)},))
-    contents = program._contents
+    contents = program._shared.contents()
     [target] = contents.tables.targets
     assert len(target.plans) > 2
     last = (contents.stored(target.plans[-1]), tuple(contents.state[name] for name in target.constants[-1]))
@@ -232,7 +232,7 @@ def test_tied_weights_and_views_share_memory(tmp_path: Path) -> None:
 
 
 def compiled_again(program: Program, tmp_path: Path, **changes: Any) -> tuple[Program, list[str]]:
-    contents = program._contents
+    contents = program._shared.contents()
     targets = tuple(replace(t, **changes) for t in contents.tables.targets)
     changed = replace(contents, tables=replace(contents.tables, targets=targets))
     program_file.write(tmp_path / "other.smelt", changed)
@@ -262,5 +262,5 @@ def test_another_machine_compiles_again(tmp_path: Path, changes: Any, why: str) 
 
 def test_this_processor_has_the_features_of_its_code() -> None:
     program = smelt.export(mlp(), (torch.randn(8, 16),))
-    [target] = program._contents.tables.targets
+    [target] = program._shared.contents().tables.targets
     assert _native.lacking(target.triple, target.needs) is None

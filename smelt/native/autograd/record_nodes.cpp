@@ -162,7 +162,8 @@ void save(Group& group, const SavedSource& s, const CallInputs& inputs, const Ca
         group.save(inputs.tensors[s.index]);
     } else if (is_of_input) {
         const at::Tensor& t = inputs.tensors[s.index];
-        TORCH_CHECK_TYPE(t.defined(), "smelt: a tensor or number is expected for input ", s.index);
+        TORCH_CHECK_TYPE(t.defined(), "smelt: cannot save input ", s.index,
+                         ", which is neither a tensor nor a number");
         group.save(s.kind == SavedSource::Kind::alias ? alias_of(t) : t, false, false);
     } else if (s.kind == SavedSource::Kind::temporary) {
         group.save(outcome.results[group.spec().n_outputs + s.index].tensor, false, false);

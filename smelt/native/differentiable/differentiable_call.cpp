@@ -20,7 +20,7 @@ bool is_differentiated(const Spec& spec, PyObject* inputs) {
            });
 }
 
-CallInputs call_inputs(PyObject* inputs) {
+CallInputs call_inputs(const Spec& spec, PyObject* inputs) {
     const auto n = static_cast<size_t>(PyTuple_GET_SIZE(inputs));
     CallInputs made{variable_list(n), std::vector<char>(n), std::vector<char>(n)};
     for (size_t i = 0; i < n; ++i) {
@@ -29,7 +29,7 @@ CallInputs call_inputs(PyObject* inputs) {
             Py_REFCNT(item) == 1;  // a tensor that only C++ refers to also holds its Python object
         if (THPVariable_Check(item)) {
             made.tensors[i] = THPVariable_Unpack(item);
-        } else {
+        } else if (PyFloat_CheckExact(item) || PyLong_CheckExact(item) || spec.has_double_backward) {
             made.is_number[i] = 1;
             made.tensors[i] = number_tensor(item);
         }
@@ -137,7 +137,7 @@ PyObject* call(const c10::intrusive_ptr<PythonSpec>& spec, PyObject* inputs) {
             take(*spec, inputs, node, outcome);
         return as_tuple(*spec, outcome);
     }
-    const CallInputs read = call_inputs(inputs);
+    const CallInputs read = call_inputs(*spec, inputs);
     Recorder recorder(spec, read);
     recorder.start();
     Outcome outcome(forward(), spec->n_epilogue);
