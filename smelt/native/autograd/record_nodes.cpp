@@ -235,7 +235,7 @@ c10::intrusive_ptr<Group> Recorder::group(const NodeSpec& made_for, const CallRe
     return group;
 }
 
-void Recorder::record(CallResults& outcome, const std::function<void(size_t)>& take) const {
+void Recorder::record(CallResults& outcome, c10::function_ref<void(size_t)> take) const {
     // A plan may return a view of its own memory. Autograd must not see it as a view.
     for (const Tangent& t : spec_->tangents) {
         if (spec_->is_epilogue_output(t.output)) continue;

@@ -1,7 +1,8 @@
 // One call of a compiled graph under autograd: what is read before its forward, and the nodes that become the history of its
 // outputs.
 #pragma once
-#include <functional>
+#include <c10/util/FunctionRef.h>
+
 #include <memory>
 #include <utility>
 #include <vector>
@@ -12,9 +13,11 @@ namespace smelt::autograd {
 
 // The inputs of a call. A number is passed as the tensor that torch creates for one.
 struct CallInputs {
-    variable_list tensors;
-    std::vector<char> is_number;
-    std::vector<char> is_alone;  // has no other owner
+    explicit CallInputs(size_t n) : tensors(n), is_number(n), is_alone(n) {}
+
+    c10::SmallVector<at::Tensor, 8> tensors;
+    c10::SmallVector<char, 8> is_number;
+    c10::SmallVector<char, 8> is_alone;  // has no other owner
 };
 
 struct CallResult {
@@ -24,7 +27,7 @@ struct CallResult {
 
 // The results of the forward, and the tensors that the mutation and view epilogue has created so far.
 struct CallResults {
-    std::vector<CallResult> results;
+    c10::SmallVector<CallResult, 6> results;
     variable_list taken;
 
     const at::Tensor& output(const Spec& spec, size_t i) const {
@@ -61,7 +64,7 @@ class Recorder {
 
     // After the forward: detaches outputs that are views of the plan's own memory, and records the nodes. `take(n)` runs the
     // epilogue steps that follow the first n nodes.
-    void record(CallResults& outcome, const std::function<void(size_t)>& take) const;
+    void record(CallResults& outcome, c10::function_ref<void(size_t)> take) const;
 
   private:
     // State before the forward that a double backward needs.

@@ -22,7 +22,7 @@ bool is_differentiated(const Spec& spec, PyObject* inputs) {
 
 CallInputs call_inputs(const Spec& spec, PyObject* inputs) {
     const auto n = static_cast<size_t>(PyTuple_GET_SIZE(inputs));
-    CallInputs made{variable_list(n), std::vector<char>(n), std::vector<char>(n)};
+    CallInputs made(n);
     for (size_t i = 0; i < n; ++i) {
         PyObject* item = PyTuple_GET_ITEM(inputs, i);
         made.is_alone[i] =
@@ -79,7 +79,7 @@ struct Outcome : CallResults {
         return checked(object);
     }
 
-    std::vector<PyObject*> objects;  // borrowed
+    c10::SmallVector<PyObject*, 6> objects;  // borrowed
 };
 
 // Runs the epilogue steps that follow the first `nodes` nodes.

@@ -320,7 +320,11 @@ std::vector<at::Tensor> run(const exported::Instance& instance, const std::vecto
         return plan::run_borrowed(*instance.plan, inputs);
     };
     if (!instance.spec) return forward();
-    const autograd::CallInputs read{inputs, p.is_number, std::vector<char>(inputs.size())};
+    autograd::CallInputs read(inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+        read.tensors[i] = inputs[i];
+        read.is_number[i] = p.is_number[i];
+    }
     autograd::Recorder recorder(instance.spec, read);
     if (!recorder.is_needed()) return forward();
     recorder.start();
