@@ -1,8 +1,10 @@
 """The ten models with a dynamic batch, and text with a dynamic length: a program gives the compiled call's bits in another
-process, without the compiler."""
+process, without the compiler. And with gradients: their gradients."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,3 +41,33 @@ def test_model(name: str, tmp_path: Path) -> None:
     storages = {w.untyped_storage().data_ptr(): w.untyped_storage() for w in program.state.values()}
     weights = sum(storage.nbytes() for storage in storages.values())
     assert (tmp_path / "m.smelt").stat().st_size - weights < 250_000
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_step(name: str, tmp_path: Path) -> None:
+    """Two steps in training mode: results, accumulated gradients and buffers."""
+    torch.manual_seed(0)
+    model, call = MODELS[name]()
+    model = model.train()
+    ref = copy.deepcopy(model)
+    parameters = inspect.signature(model.forward).parameters
+    if "x" in call:
+        call = {next(iter(parameters)): call["x"]}
+    elif "use_cache" in parameters:
+        call["use_cache"] = False
+    smelt.export(model, (), call, gradients=True).save(tmp_path / "m.smelt")
+    program = smelt.load(tmp_path / "m.smelt")
+    results = []
+    for run in (smelt.compile(ref, fullgraph=True), program):
+        torch.manual_seed(1)
+        for _ in range(2):
+            found = [t for t in tensors(run(**call)) if t.requires_grad]
+            torch.stack([t.square().mean() for t in found]).sum().backward()
+        results.append(found)
+    assert results[0] and all(map(same, *results))
+    found_parameters = dict(program.named_parameters())
+    assert set(found_parameters) == {name for name, p in ref.named_parameters() if p.requires_grad}
+    for name, p in found_parameters.items():
+        wanted = ref.get_parameter(name).grad
+        assert p.grad is None if wanted is None else p.grad is not None and same(p.grad, wanted), name
+    assert all(same(b, program.state[name]) for name, b in ref.named_buffers() if name in program.state)
