@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -37,8 +38,12 @@ def build(folder: Path, *options: str) -> None:
         *(f"-I{p}" for p in include),
     ]
     flags += [f"-isystem{TORCH}/include", f"-isystem{TORCH}/include/torch/csrc/api/include"]
-    for unit in units:
+
+    def compile_unit(unit: Path) -> None:
         subprocess.run(["g++", *flags, "-c", str(unit), "-o", f"{folder}/{unit.stem}.o"], check=True)
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        list(pool.map(compile_unit, units))
     openmp = [str(p) for p in sorted(TORCH.glob("lib/libgomp*.so*"))[:1]] or ["-lgomp"]
     libraries = [
         f"-L{TORCH}/lib",

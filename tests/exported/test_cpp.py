@@ -19,7 +19,10 @@ from smelt.errors import InputError
 from smelt.exported.program import Program
 from tests.harness.exported import exported_model, same, section, tensors, with_section
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler"),
+    pytest.mark.timeout(900),  # most of it is the compilation of the runtime
+]
 
 
 @pytest.fixture(scope="module")
