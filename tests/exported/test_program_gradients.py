@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -220,6 +221,17 @@ torch.save([p.grad for p in program.parameters()], folder + "/grads.pt")
 """)
     assert done.returncode == 0, done.stderr
     assert all(map(same, torch.load(tmp_path / "grads.pt"), grads(program.parameters())))
+
+
+def test_a_graph_outlives_its_program(tmp_path: Path) -> None:
+    x = torch.randn(8, 16, requires_grad=True)
+    program = smelt.export(mlp(), (x,), gradients=True)
+    program.save(tmp_path / "m.smelt")
+    y = smelt.load(tmp_path / "m.smelt")(x)
+    gc.collect()
+    [found] = torch.autograd.grad(y.square().sum(), x)
+    [wanted] = torch.autograd.grad(program(x).square().sum(), x)
+    assert same(found, wanted)
 
 
 def test_what_autograd_checks() -> None:

@@ -37,6 +37,8 @@ class ProgramSpec : public autograd::Spec {
     ProgramSpec(const Method& method, const plan::Program& forward, std::vector<int64_t> sizes,
                 const std::vector<int64_t>& slots, std::shared_ptr<BackwardPlans> backwards);
 
+    ~ProgramSpec() override { delete_backwards(); }  // before their machine code
+
     const autograd::Backward& compile_backward(const autograd::Mask& mask, autograd::Reach reach,
                                                const std::vector<bool>& requested) override;
 
