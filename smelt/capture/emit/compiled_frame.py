@@ -121,13 +121,14 @@ def emit(
     _bind_parameters(writer, outputs)
     if any(fake.subclass for fake in (*outputs, *(fake for fake, _ in inputs))):
         _bind_instances(writer, outputs)
+    writer.stored_to = frozenset(reachable.source_of(store.operands[0]) for store in stores if store.operands)
     exit_lines = frame_exit.write(writer, resume_functions)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
     if wrapper_gradients is not None and targets:
         _protect_wrappers(writer, targets, saved_wrappers)
     writer.finish()
     call = _graph_call(writer, targets, input_texts, symbols) if graph is not None else []
-    rest = [*writer.lines, *statements, *exit_lines]
+    rest = [*writer.lines, *statements, *writer.states_after_stores(), *exit_lines]
     if user_modes:
         draw_lines, rest = (_under_no_modes(lines, user_modes) for lines in (draw_lines, rest))
     if call and original is not None and rerun is not None and (rerun.expected or statements or has_handlers):

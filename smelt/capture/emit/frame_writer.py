@@ -71,6 +71,8 @@ class Writer:
         self.collect = list(collect)
         self.head: list[str] = []
         self.lines: list[str] = []
+        self.stored_to: frozenset[Source | None] = frozenset()  # the environment objects that stores change
+        self._states: dict[str, str] = {}  # of iterators over such lists, by name
         self.scope: dict[str, object] = {}
         self.functions: list[tuple[str, CodePosition, list[str]]] = []
         self._names: dict[int, str] = {}  # id of an object -> the local or global name that holds it
@@ -108,6 +110,25 @@ class Writer:
             name = self._names[id(x)] = hint if is_builtin else self.fresh_name(hint)
             self.scope[name] = x
         return name
+
+    def iterator_at(self, over: object, iterator: str, state: str) -> str:
+        """The expression of an iterator with its state. One over a list that stores change is named, for
+        `states_after_stores`."""
+        made = f"iterator_with_state({iterator}, {state})"
+        source = self.reachable.source_of(over)
+        if source is None or source not in self.stored_to:
+            return made
+        name = self.fresh_name("iterator")
+        self._states[name] = state
+        return f"({name} := {made})"
+
+    def states_after_stores(self) -> list[str]:
+        """Statements that set states again, of iterators that are made before the stores: where the list was shorter, the
+        state was cut to its length."""
+        made = "\n".join(self.lines)
+        return [
+            f"{name}.__setstate__({state})" for name, state in self._states.items() if f"({name} := " in made
+        ]
 
     def unless_created(self, x: object, hint: str) -> str:
         """`constant` for an environment object; an object that the trace created is reconstructed."""

@@ -79,7 +79,7 @@ def _reduced_text(x: object, text: Expressions) -> str:
     if state is None:
         return call
     shown = f"({', '.join(map(text, state))},)" if type(state) is tuple else text(state)
-    return f"iterator_with_state({call}, {shown})"
+    return text.iterator_at(arguments[0] if arguments else None, call, shown)
 
 
 def _argument_text(x: object, text: Expressions, compiles: bool) -> str:

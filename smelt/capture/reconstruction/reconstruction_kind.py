@@ -27,6 +27,10 @@ class Expressions(Protocol):
         """The expression of an object that is embedded unless capture created it."""
         ...
 
+    def iterator_at(self, over: object, iterator: str, state: str) -> str:
+        """The expression of an iterator over `over`, written `iterator`, whose state is set to `state`."""
+        ...
+
     def number(self, x: torch.SymInt | torch.SymFloat) -> str:
         """The expression of a symbolic number."""
         ...
