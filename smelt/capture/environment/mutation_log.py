@@ -623,8 +623,8 @@ def _changes(
         if i >= in_order or unmoved[id(key)][0] is not value or _has_key(marks.stored, key)
     ]
     if not guarded and all(_has_key(marks.stored, key) for key, _ in changed):
-        places = {key: place for place, key in enumerate(marks.stored)}
-        changed.sort(key=lambda pair: places[pair[0]])
+        positions = {key: position for position, key in enumerate(marks.stored)}
+        changed.sort(key=lambda pair: positions[pair[0]])
     yield from changed
 
 
