@@ -1,8 +1,8 @@
 """The gradients of a captured call as data: the joint graph, cut into a forward and backwards (`autograd/compile_joint.py`).
 
-A compiled call compiles a backward when its first gradient arrives. A program has them from the start: for each group of
-tangents one for all of them and one for each alone, as far as the group may reach. Gradients of some of several results are
-the sums of theirs.
+A compiled call compiles a backward when its first gradient arrives. A program holds its backwards: for each group of
+tangents one for all of them and one for each alone, at every `Reach` that the group allows. If only some tangents of a group
+are defined, their gradients are added up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def outputs_of(name: str, traced: Traced) -> Mapping[int, int]:
         return {id(fake): i for i, fake in enumerate(traced.outputs)}
     reason = _outside(joint)
     if reason is not None:
-        raise ExportError(f"{name} {reason}, which a program with gradients does not")
+        raise ExportError(f"{name} {reason}, which a program with gradients cannot do")
     pairs = zip(traced.outputs, joint.results, strict=True)
     return {id(fake): source.index for fake, source in pairs if source.kind == "value"}
 

@@ -88,7 +88,7 @@ def export(model: Any, calls: Sequence[Call], gradients: bool) -> Program:
 
 
 class _Contents:
-    """The contents of a program while methods are added. `graphs`: by their bytes, with their numbers."""
+    """The contents of a program while methods are added."""
 
     def __init__(self, state: ProgramState) -> None:
         self.state = state
@@ -109,7 +109,7 @@ class _Contents:
 
 
 def _add_call(contents: _Contents, model: Any, call: Call, gradients: bool) -> None:
-    """Capture a call and add it as a method."""
+    """Capture a call and add it to the program as a method."""
     target = model if call.name in ("", "forward") else getattr(model, call.name)
     bound = _signature_of(target).bind(*call.args, **call.kwargs)
     declared = declarations(_by_parameter(bound), call.dynamic_shapes)

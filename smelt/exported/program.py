@@ -1,4 +1,4 @@
-"""`Program`: an exported call that runs. Loading and running it do not import the compiler, unless the file has no plans for
+"""`Program`: exported calls that run. Loading and running it do not import the compiler, unless the file has no plans for
 this processor or this torch."""
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """An exported call: `program(*args, **kwargs)` returns what the model would return.
+    """An exported call: `program(*args, **kwargs)` returns what the model would return. `method` returns the program of
+    another method of the same file.
 
     Arguments bind to the model's signature. Raises TypeError for arguments that do not fit it, and InputError (a ValueError)
     for arguments for which the program was not exported. Without `gradients=True` at the export, calls compute no gradients
@@ -105,9 +106,9 @@ class Program:
         return self._shared.programs[name]
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copy these values into the state. Calls in progress in other threads keep the earlier ones, and later calls read
-        all of the new ones. Tensors that share memory, such as tied weights, keep sharing it. The tensors of `parameters`
-        are written in place, so that an optimizer keeps them.
+        """Copy these values into the state. Calls in progress in other threads read the old values, later calls the new
+        ones. The tensors of `parameters` are different: they are written in place, so that an optimizer keeps them, and
+        calls in progress may read old and new values. Tensors that share memory, such as tied weights, keep sharing it.
 
         Raises InputError, and replaces nothing, for an unknown name, another size, dtype, device or layout, and for a
         constant that a plan holds.

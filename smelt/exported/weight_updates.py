@@ -12,8 +12,8 @@ from smelt.errors import InputError
 def updated(
     state: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], constants: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """The state with these values: in new memory, but for tensors that require grad, which are written. Tensors that share
-    memory keep sharing it. Raises InputError, and writes nothing, for values that do not fit."""
+    """The state with these values: in new memory, except tensors that require grad, which are written in place. Tensors that
+    share memory keep sharing it. Raises InputError, and writes nothing, for values that do not fit."""
     for name, value in weights.items():
         _check(name, value, state, constants)
     with torch.no_grad():

@@ -4,9 +4,9 @@
 //
 // CALLS and RESULTS are pickles of torch: a tuple of calls, each (arguments, (name, value)*) and perhaps the name of a method and
 // weights by name, with which the program is updated first; and the result of each, or the text of its error with its class.
-// With THREADS, so many threads make all calls, which must give the same. With WEIGHTS, a pickle of two sets of weights, each of
-// their first calls must give the result of one of the sets, while they are updated to one after the other, and in the end that
-// of the last.
+// With THREADS, that many threads make all calls, and their results must be equal. WEIGHTS is a pickle of two sets of weights:
+// while the program is updated to one after the other, each thread repeats the first call, which must give the result of one of
+// the sets, and after the last update that of the last set.
 #include <smelt/program.h>
 #include <torch/serialize.h>
 

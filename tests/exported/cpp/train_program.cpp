@@ -2,9 +2,8 @@
 //
 //     train_program FILE BATCHES RESULTS STEPS RATE
 //
-// BATCHES is a pickle of torch: a tuple of batches, each a tuple of arguments, used in turn. The first result of the program, or
-// the result itself, is the loss. RESULTS: the losses, the state after training, and the gradients of the
-// first step.
+// BATCHES is a pickle of torch: a tuple of batches, each a tuple of arguments, used in turn. The loss is the result of the
+// program, or the first of several. RESULTS: the losses, the state after training, and the gradients of the first step.
 #include <smelt/program.h>
 #include <torch/optim/adamw.h>
 #include <torch/serialize.h>

@@ -97,15 +97,16 @@ class SMELT_PUBLIC Program {
 
     // The parameters, buffers and constants by name; writes to these tensors are visible to later calls, not in the file.
     std::map<std::string, at::Tensor> state() const;
-    // Those that require grad, in the order of the file, for an optimizer, which may write them between calls.
+    // The tensors of the state that require grad, in the order of the file. An optimizer may write them between calls.
     std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
     std::vector<at::Tensor> parameters() const;
     // Whether a call writes or replaces tensors of the state.
     bool writes_state() const;
 
-    // Copies the values into new memory; calls in progress keep the earlier weights. Tensors that share memory, such as tied
-    // weights, keep sharing it. `parameters` are written in place, so that an optimizer keeps them. Throws InputError, and replaces nothing, for an unknown name, another size, dtype, device or
-    // layout, and a constant that a plan holds.
+    // Copies the values into new memory: calls in progress read the old values, later calls the new ones. `parameters` are
+    // different: they are written in place, so that an optimizer keeps them, and calls in progress may read old and new values.
+    // Tensors that share memory, such as tied weights, keep sharing it. Throws InputError, and replaces nothing, for an unknown
+    // name, another size, dtype, device or layout, and a constant that a plan holds.
     void update_weights(const std::map<std::string, at::Tensor>& weights) const;
 
   private:
