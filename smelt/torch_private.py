@@ -490,7 +490,7 @@ def compiler_stance() -> str:
 
 
 def original_of_torch_compile(compiled: Any) -> Any:
-    """What torch's own compiler compiled as `compiled`; other objects as they are."""
+    """The original of a callable that torch.compile compiled; another object unchanged."""
     torchs = sys.modules.get("torch._dynamo.eval_frame")
     if torchs is None:
         return compiled

@@ -42,8 +42,8 @@ def location(filename: str, line: int) -> str:
 
 
 def parameters_called(function: FunctionType) -> tuple[str, ...]:
-    """The positional parameters that the items of `*args` of smelt's own `function` are for, which calls a module or object
-    with them: names of the user's function, up to one that `function` has, too. Empty for the user's functions."""
+    """The user's names for the items of `*args` of smelt's own `function`, which passes them to the user's function as
+    positional arguments. They end before a name that `function` uses itself. Empty for the user's functions."""
     called, own = getattr(function, "__wrapped__", None), function.__code__
     if not is_own(own.co_filename) or not isinstance(called, FunctionType):
         return ()

@@ -1,4 +1,4 @@
-"""What is behind a callable that `smelt.compile` returned, and behind a module that was compiled in place."""
+"""The native callable and the original of what `smelt.compile` returned, or of a module that was compiled in place."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def native_callable(compiled: Any) -> _native.Wrapped | None:
 
 
 def eager_callable(compiled: Any) -> Any:
-    """The callable that computes eagerly what `compiled` computes, which smelt or torch.compile compiled; other objects as
-    they are."""
+    """The original of a callable that smelt or torch.compile compiled; another object unchanged."""
     compiled = original_of_torch_compile(compiled)
     state = getattr(compiled, "_smelt", None)
     if state is not None:

@@ -76,9 +76,8 @@ class CompileAgain:
         return pipeline.compile_graph(graph, compilation)
 
     def _graph(self, name: str) -> Graph:
-        named = {
-            Sym(sym.name, sym.lo, sym.hi): sym for sym in self._symbols
-        }  # bytes do not say what is likely
+        # A stored graph has its symbols without `likely`.
+        named = {Sym(sym.name, sym.lo, sym.hi): sym for sym in self._symbols}
         return substitute(restored(self._graphs[name], self._constants), named)
 
     @cached_property

@@ -27,7 +27,7 @@ from smelt.torch_private import OpOverload, OpOverloadPacket
 DEPTH = 12  # of objects within objects
 
 
-# In place of the only constant of generated code that Python's compiler does not make.
+# Stands in stored code for `release_arguments`, the only constant that no compiler of Python makes.
 _RELEASE = "smelt", "release_arguments"
 
 

@@ -239,7 +239,7 @@ def _compiled(frame: dict[str, Any], graph: Any, read: FormReader, resume: Resum
 
 
 def _warning_globals(module: str) -> dict[str, object]:
-    """As `CodePosition.warning_globals`."""
+    """The globals by which a warning names this module (`CodePosition.warning_globals`)."""
     return {
         "__name__": module,
         "__warningregistry__": vars(sys.modules[module]).setdefault("__warningregistry__", {}),

@@ -61,9 +61,8 @@ class FirstCalls:
             with collections_postponed():  # a lookup makes many objects, and a collection takes milliseconds
                 if self._find(fn, slots):
                     return True
-        if (
-            self._make is None and self._parent is not None
-        ):  # a found resume function, which only entries know
+        # A found resume function has no compiler: only the stored entries have its code.
+        if self._make is None and self._parent is not None:
             self._parent.drop_found()
             return False
         return self.compiler()(fn, slots)

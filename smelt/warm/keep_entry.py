@@ -85,13 +85,13 @@ def _plans(new: NewEntry, config: Config) -> list[MadePlan]:
     if traced.needs_grad and traced.sizes:
         raise Unstorable("it computes gradients with sizes that are symbols")
     if traced.needs_grad and traced.joint is None:
-        raise Unstorable("autograd records its graph as it runs")
+        raise Unstorable("its graph runs operator by operator under autograd")
     if traced.joint is not None:
         expected: type = _native.Differentiable
     else:
         expected = _native.SizeDispatch if traced.sizes else _native.Plan
     if type(new.entry.graph) is not expected or len(made) != 1:
-        raise Unstorable("its graph is not one plan, or writes or views are among its results with gradients")
+        raise Unstorable("its graph is not one plan, or it has gradients and writes inputs or returns views")
     return made
 
 

@@ -66,13 +66,13 @@ class StoredPlan:
 
     @property
     def row(self) -> list[Any]:
-        """What the table of plans has of it."""
+        """The plan's row in the entry's list of plans."""
         return [self.role, self.sizes, self.constants]
 
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """`data`: guards, frame and graph; `graphs`: aten graphs, or nothing; `plans` grow with what calls need."""
+    """`data`: guards, frame and graph; `graphs`: aten graphs, or nothing; `plans`: calls may add more."""
 
     data: dict[str, Any]
     graphs: bytes

@@ -35,10 +35,9 @@ class Entry:
     """One compiled variant of a function.
 
     `facts` are its guards as data, `guards` as text; `source` is the compiled frame; `reason` is the failed guard of the
-    older entry that the call fitted best; `graph` is what the backend returned;
-    `tree` is the native guard tree and `callees` what runs if it accepts a call, as `_native.add_entry` takes them;
-    `seconds` is the compile time, failed attempts included; `sizes` are the values of its symbolic sizes in the call that it
-    was compiled for, by their paths.
+    older entry that the call fitted best; `graph` is what the backend returned; `tree` is the native guard tree and
+    `callees` what runs if it accepts a call, as `_native.add_entry` takes them; `seconds` is the compile time, failed
+    attempts included; `sizes` are the values of its symbolic sizes in the call that it was compiled for, by their paths.
     """
 
     name: str
@@ -97,7 +96,7 @@ class Record:
 
 
 class MadePlans:
-    """The plans of one entry: those made so far, which then go to `forward`, as those that later calls need."""
+    """The plans of one entry. It collects them until `forward` is called, and then passes each new one on."""
 
     def __init__(self) -> None:
         self._made: list[MadePlan] = []

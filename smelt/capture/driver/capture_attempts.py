@@ -432,7 +432,8 @@ def _final(attempt: Attempt, error: Exception, backend_error: BackendError | Non
 
 
 def _of_changing_size(error: Unsupported) -> Unsupported:
-    """`error`; one that no rule answers by specializing a size is due to a size that kept causing recompiles."""
+    """`error`, with the reason `changing-value` if it needs a fixed size: no rule could specialize the size, because it kept
+    causing recompiles."""
     if not isinstance(error, NeedsFixedSize):
         return error
     return Unsupported(replace(error.reason, kind=CHANGING_VALUE))

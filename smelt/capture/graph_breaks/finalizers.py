@@ -179,7 +179,7 @@ def check_overwritten(vm: VM, roots: Iterable[object]) -> None:
 
 
 def guard_overwritten(vm: VM) -> None:
-    """Guard that no finalizer belongs to what the environment held where the trace stored or deleted something, if none does
+    """Guard that the objects which the trace overwrote or deleted in the environment have no finalizers, if they have none
     now."""
     for item in vm.env.log.overwritten():
         source = vm.env.sources.get(id(item.owner))
