@@ -232,8 +232,9 @@ def export(
     gradients: bool = False,
     methods: Mapping[str, tuple[Any, ...] | dict[str, Any]] | None = None,
 ) -> Program:
-    """Return one call of `model` as a program that runs without the model's code and the compiler, also in another process:
-    `smelt.export(model, (x,)).save("m.smelt")`, then `smelt.load("m.smelt")(x)` (docs/export.md).
+    """Return a call of `model`, or calls of several methods, as a program that runs without the model's code and the
+    compiler, also in another process: `smelt.export(model, (x,)).save("m.smelt")`, then `smelt.load("m.smelt")(x)`
+    (docs/export.md).
 
     smelt captures the call without computing it. The program checks its arguments for the facts on which the capture
     depended; globals, attributes of modules and settings of torch keep their values of the export.
