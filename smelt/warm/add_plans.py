@@ -47,4 +47,5 @@ class AddPlans:
             plan = stored_plan(made)
         except Unstorable:
             return
-        keep(self.key, StoredEntry(self.entry.data, self.entry.graphs, (plan,)).to_bytes(), self.config)
+        content = StoredEntry(self.entry.data, self.entry.graphs, (plan,)).to_bytes()
+        keep(self.key, content, self.config, is_new=False)

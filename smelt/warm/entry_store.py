@@ -51,19 +51,24 @@ def _decoded(digest: bytes, content: bytes) -> Iterator[tuple[bytes, StoredEntry
         return
 
 
-def keep(key: str, content: bytes, config: Config) -> bytes:
-    """Store an entry, if possible, with the plans that it had before, and return its digest. Raises Damaged."""
+def keep(key: str, content: bytes, config: Config, *, is_new: bool = True) -> bytes:
+    """Store an entry, if possible, with the plans that it had before, and return its digest. Unless `is_new`, only add its
+    plans where the entry still is. Raises Damaged."""
     digest = entry_digest(content)
     known = _known.setdefault(key, {})
-    known[digest] = content = merged(known[digest], content) if digest in known else content
+    if digest in known:
+        known[digest] = content = merged(known[digest], content)
+    elif is_new:
+        known[digest] = content
     store = disk_cache.store(config)
     if store is not None:
         kept = [store.get(_slot_key(key, slot)) for slot in range(SLOTS)]
         at = _slot_of(digest, kept)
         earlier = kept[at]
-        if earlier is not None and _is(digest, earlier):
+        is_stored = earlier is not None and _is(digest, earlier)
+        if earlier is not None and is_stored:
             content = merged(earlier, content)
-        if content != earlier:
+        if content != earlier and (is_new or is_stored):
             store.put(_slot_key(key, at), content)
     return digest
 

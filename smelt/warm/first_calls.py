@@ -33,8 +33,8 @@ _blocked = 0  # by `looking_nowhere`
 
 
 class FirstCalls:
-    """The callback of one compiled function. `make` makes its frame compiler; `config`: its options. `parent`: of a resume
-    function, the callback of the function that it continues."""
+    """The callback of one compiled function. `make` makes its frame compiler; `config`: its options. `root`: of a resume
+    function, the callback of the compiled function that it is a part of."""
 
     def __init__(
         self,
@@ -42,17 +42,18 @@ class FirstCalls:
         config: Config,
         fullgraph: bool,
         dynamic: bool | None,
-        parent: FirstCalls | None = None,
+        root: FirstCalls | None = None,
     ) -> None:
         self._make, self._config, self._dynamic = make, config, dynamic
-        self._parent = parent
+        self._root = self if root is None else root
         self._settings = settings_of(config, fullgraph, dynamic)
         self._found: list[Found] = []
-        self._continued: list[tuple[str, bytes]] = []  # keys and digests of stored entries whose graph breaks
+        # of the root: keys and digests of the stored entries, also of resume functions, whose graph breaks
+        self._continued: list[tuple[str, bytes]] = []
         self._compiler: FrameCompiler | None = None
         self._seen: set[bytes] = set()  # digests of the stored entries that were added or made here
         self._key = ""  # of the latest miss
-        self._may_find = True
+        self._may_find = True  # of the root
         self.target: Callable[[], _native.Wrapped | None] = lambda: None
         _alive.add(self)
 
@@ -61,9 +62,14 @@ class FirstCalls:
             with collections_postponed():  # a lookup makes many objects, and a collection takes milliseconds
                 if self._find(fn, slots):
                     return True
-        # A found resume function has no compiler: only the stored entries have its code.
-        if self._make is None and self._parent is not None:
-            self._parent.drop_found()
+        if self._make is None:  # a found resume function has no compiler: only the stored entries have its code
+            stance = compiler_stance()
+            if stance == "fail_on_recompile":
+                from smelt.capture.driver.cache_misses import recompile_message  # noqa: PLC0415 (capture)
+
+                raise RuntimeError(recompile_message((), fn.__code__, slots))
+            if stance != "eager_on_recompile":
+                self._root.drop_found()
             return False
         return self.compiler()(fn, slots)
 
@@ -104,11 +110,12 @@ class FirstCalls:
         return made
 
     def drop_found(self) -> None:
-        """Drop the entries that were found, and look for no more: a call needs code that no entry has."""
-        if self._parent is not None:
-            self._parent.drop_found()
+        """Drop the entries that were found, also those of resume functions, and look for no more: a call needs code that no
+        entry has."""
         self._may_find = False
-        self.forget()
+        for each in list(_alive):
+            if each._root is self:
+                each.forget()
 
     def forget(self) -> None:
         """Drop the entries that were found."""
@@ -122,7 +129,7 @@ class FirstCalls:
 
     def _may_look(self) -> bool:
         return (
-            self._may_find
+            self._root._may_find
             and not (_blocked or thread.disabled or thread.capturing or forward_mode_level() >= 0)
             and (compiler_stance() == "default")
         )
@@ -135,8 +142,7 @@ class FirstCalls:
         except Unstorable:
             return False
         for digest, stored in entries_under(self._key, self._seen, self._config):
-            root = self if self._parent is None else self._parent
-            make = partial(found, key=self._key, config=self._config, resume=root.resume)
+            make = partial(found, key=self._key, config=self._config, resume=self._root.resume)
             entry = None if target is None else make(stored, fn, slots)
             if entry is not None and target is not None:
                 self._seen.add(digest)
@@ -159,7 +165,7 @@ class FirstCalls:
             digest = keep(self._key, entry.to_bytes(), self._config)
             self._seen.add(digest)
             if any(kind in CONTINUATIONS for kind, *_ in entry.data["frame"]["scope"].values()):
-                self._continued.append((self._key, digest))
+                self._root._continued.append((self._key, digest))
             new.plans.forward(AddPlans(self._key, entry, self._config))
             return
         except Unstorable as reason:
@@ -167,8 +173,8 @@ class FirstCalls:
         except Exception as error:  # the entry itself is right
             self._compiler.record.not_kept.append(f"storing it failed: {type(error).__name__}: {error}")
         new.plans.forward(lambda made: None)
-        if self._parent is not None:
-            self._parent._withdraw(self._compiler.record.not_kept[-1])
+        if self._root is not self:
+            self._root._withdraw(self._compiler.record.not_kept[-1])
 
     def _withdraw(self, why: str) -> None:
         """Drop the stored entries whose graph breaks: what continues after a break is not stored, because of `why`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 
 from smelt.capture.driver.cache_entries import Entry, Record
@@ -76,9 +76,9 @@ def recompile_limit_reason(record: Record, latest: Failure | None, code: CodeTyp
     return Reason(RECOMPILE_LIMIT, detail, line)
 
 
-def recompile_message(record: Record, code: CodeType, slots: Sequence[object]) -> str:
+def recompile_message(entries: Iterable[Entry], code: CodeType, slots: Sequence[object]) -> str:
     """The error for a cache miss where `torch.compiler.set_stance` forbids recompiles; its first sentence is torch's."""
-    failures = [explain_cache_miss(entry, slots) for entry in record.entries]
+    failures = [explain_cache_miss(entry, slots) for entry in entries]
     lines = [
         "Detected recompile when torch.compile stance is 'fail_on_recompile'. "
         f"filename: '{code.co_filename}', function name: '{code.co_name}', line number: {code.co_firstlineno}",

@@ -227,7 +227,7 @@ class FrameCompiler:
         stance is "fail_on_recompile". Native code handles "force_eager", under which no entries are looked up."""
         stance = compiler_stance()
         if stance == "fail_on_recompile":
-            raise RuntimeError(recompile_message(self.record, fn.__code__, slots))
+            raise RuntimeError(recompile_message(self.record.entries, fn.__code__, slots))
         is_first = not self.record.entries and not self.record.ran_eagerly_first
         if stance.endswith("eager_then_compile") and is_first:
             self.record.ran_eagerly_first = True

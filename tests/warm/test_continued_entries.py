@@ -1,0 +1,99 @@
+"""Stored entries whose graph breaks: what continues after the break must be found, too."""
+
+import pytest
+import torch
+
+import smelt
+from smelt import config
+from smelt.config import Config
+from smelt.report import inspect
+from smelt.warm import entry_store
+
+x = torch.ones(2, 3)
+
+
+def program():
+    def f(x):
+        x = x + 1
+        smelt.graph_break()
+        x = x * 2
+        smelt.graph_break()
+        return x * 3
+
+    return f
+
+
+def hashed_at_the_end(x):
+    x = x + 1
+    smelt.graph_break()
+    x = x * 2
+    smelt.graph_break()
+    return x * 3, hash("text")
+
+
+@pytest.fixture(autouse=True)
+def warm():
+    entry_store.forget()
+    with config.set(warm_start=True, kernel_cache=False), torch.no_grad():
+        yield
+    entry_store.forget()
+
+
+def entries(compiled):
+    return [len(record.entries) for _, record in inspect.records(compiled)]
+
+
+def test_code_after_a_break_whose_entry_is_gone_compiles():
+    smelt.compile(program())(x)
+    *_, last = entry_store.known()
+    for digest, _ in list(entry_store.entries_under(last, (), Config())):
+        entry_store.drop(last, digest, Config())
+    compiled = smelt.compile(program())
+    for _ in range(3):
+        assert torch.equal(compiled(x), program()(x))
+    assert entries(compiled) == [1, 1, 1]
+
+
+def test_no_part_is_kept_if_the_last_one_cannot_be():
+    compiled = smelt.compile(hashed_at_the_end)
+    compiled(x)
+    assert entries(compiled) == [1, 1, 1]
+    assert not list(entry_store.known())
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_plans_for_other_sizes_bring_back_no_entry(is_gone):
+    compiled = smelt.compile(lambda x: x.sum(0) * 3, dynamic=True)
+    compiled(torch.ones(3, 4))
+    [key] = entry_store.known()
+    [(digest, _)] = entry_store.entries_under(key, (), Config())
+    if is_gone:
+        entry_store.drop(key, digest, Config())
+    for n in (2, 5, 64, 1000):
+        compiled(torch.ones(n, n))
+    assert bool(list(entry_store.known())) is not is_gone
+
+
+FACTOR = 2
+
+
+def reads_a_global():
+    def f(x):
+        x = x + 1
+        smelt.graph_break()
+        return x * FACTOR
+
+    return f
+
+
+def test_stances_hold_for_code_after_a_break(monkeypatch):
+    smelt.compile(reads_a_global())(x)
+    compiled = smelt.compile(reads_a_global())
+    compiled(x)
+    assert not any(entries(compiled))  # it was found
+    monkeypatch.setitem(globals(), "FACTOR", 3)
+    with torch.compiler.set_stance("eager_on_recompile"):
+        assert torch.equal(compiled(x), (x + 1) * 3)
+    with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="recompile"):
+        compiled(x)
+    assert torch.equal(compiled(x), (x + 1) * 3)
