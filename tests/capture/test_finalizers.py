@@ -1,6 +1,7 @@
 """Finalizers of files, temporary directories, coroutines and other objects run when eager runs them, also around a break."""
 
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -410,4 +411,39 @@ def test_an_entry_is_for_dropped_objects_of_classes_without_a_finalizer():
         for run in (fn, compiled):
             Deleted.made = before
             found.append((run(torch.ones(2), {"key": create()})[0].item(), Deleted.made))
+        assert found[0] == found[1]
+
+
+def as_default(thing):
+    return lambda x=thing: x
+
+
+def in_generator(thing):
+    made = (x for x in [1, thing])
+    next(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda x: functools.partial(print, x),
+        lambda x: iter([x]),
+        lambda x: map(str, [x]),
+        as_default,
+        in_generator,
+    ],
+)
+def test_an_entry_is_for_dropped_holders_of_objects_without_a_finalizer(hold):
+    def fn(x, holder):
+        holder["key"] = None
+        return x + Deleted.made
+
+    compiled = smelt.compile(fn, backend="eager")
+    for create in (Thing, Thing, Deleted, Thing, Deleted):
+        before = Deleted.made
+        found = []
+        for run in (fn, compiled):
+            Deleted.made = before
+            found.append((run(torch.ones(2), {"key": hold(create())})[0].item(), Deleted.made))
         assert found[0] == found[1]

@@ -55,11 +55,6 @@ bool is_bare_tensor(PyObject* x) {
     return !attributes || !*attributes;
 }
 
-bool holds_others(PyObject* x) {
-    return PyDict_Check(x) || PyList_Check(x) || PyTuple_Check(x) || PyAnySet_Check(x) || PyCell_Check(x) ||
-           PyMethod_Check(x) || PyObject_TypeCheck(x, deque_type) || made_by_python(Py_TYPE(x));
-}
-
 int add(PyObject* x, void* pending) {
     if (!is_plain(x) && !lives_on(x)) static_cast<std::vector<PyObject*>*>(pending)->push_back(x);
     return 0;
@@ -77,9 +72,11 @@ bool is_silent(PyObject* value) {
         if (is_bare_tensor(x)) continue;
         if (!PyGen_CheckExact(x) && _PyType_Lookup(Py_TYPE(x), del)) return false;
         if (!seen.insert(x).second) continue;
-        if (PyFunction_Check(x)) {
-            if (PyObject* cells = PyFunction_GET_CLOSURE(x)) add(cells, &pending);
-        } else if (holds_others(x) && Py_TYPE(x)->tp_traverse) {
+        if (PyFunction_Check(x)) {  // a module has its globals
+            for (PyObject* held :
+                 {PyFunction_GET_CLOSURE(x), PyFunction_GET_DEFAULTS(x), PyFunction_GET_KW_DEFAULTS(x)})
+                if (held) add(held, &pending);
+        } else if (PyObject_IS_GC(x) && Py_TYPE(x)->tp_traverse) {
             Py_TYPE(x)->tp_traverse(x, add, &pending);
         }
     }
