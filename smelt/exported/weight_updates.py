@@ -12,22 +12,18 @@ from smelt.errors import InputError
 def updated(
     state: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], constants: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """The state with these values: in new memory, except tensors that require grad, which are written in place. Tensors that
-    share memory keep sharing it. Raises InputError, and writes nothing, for values that do not fit."""
+    """The state with these values: in new memory, except tensors that require grad and those that share their memory, which
+    are written in place. Tensors that share memory keep sharing it. Raises InputError, and writes nothing, for values that
+    do not fit."""
     for name, value in weights.items():
         _check(name, value, state, constants)
     with torch.no_grad():
-        replaced: dict[int, torch.UntypedStorage] = {}
-        for name, value in weights.items():
-            known = state[name]
-            if known.requires_grad:
-                known.copy_(value)
-            elif _memory(known) not in replaced:
-                replaced[_memory(known)] = known.untyped_storage().clone()
+        kept = {_memory(tensor) for tensor in state.values() if tensor.requires_grad}
+        storages = {_memory(state[name]): state[name].untyped_storage() for name in weights}
+        replaced = {memory: storage.clone() for memory, storage in storages.items() if memory not in kept}
         made = {name: _moved(tensor, replaced) for name, tensor in state.items()}
         for name, value in weights.items():
-            if not made[name].requires_grad:
-                made[name].copy_(value)
+            made[name].copy_(value)
     return made
 
 

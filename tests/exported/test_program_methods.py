@@ -144,6 +144,17 @@ def test_new_weights(gradients: bool, tmp_path: Path) -> None:
         assert all(p.grad is not None for p in program.parameters())
 
 
+def test_a_buffer_that_shares_the_memory_of_a_parameter() -> None:
+    model = nn.Linear(3, 3)
+    model.register_buffer("alias", model.weight.detach())
+    model.forward = lambda x: x @ model.weight + model.get_buffer("alias")  # type: ignore[method-assign]
+    program = smelt.export(model, (torch.ones(3, 3),), gradients=True)
+    [parameter] = program.parameters()
+    program.update_weights({"alias": torch.full((3, 3), 5.0)})
+    assert [id(p) for p in program.parameters()] == [id(parameter)]
+    assert torch.equal(program(torch.ones(3, 3)), torch.full((3, 3), 20.0))
+
+
 def test_wrong_weights_are_named_and_change_nothing() -> None:
     x = torch.randn(3, 4)
     program = smelt.export(nn.Linear(4, 2), (x,))

@@ -20,6 +20,7 @@
 #include "exported/tables.h"
 #include "plan/plan.h"
 #include "torch.h"
+#include "values/decode.h"
 
 namespace smelt {
 
@@ -512,15 +513,19 @@ void Program::update_weights(const std::map<std::string, at::Tensor>& weights) c
     }
     const at::NoGradGuard no_gradients;
     const c10::InferenceMode ordinary(false);
+    // Storages of tensors that require grad, which stay.
+    std::set<const void*> kept;
+    for (const at::Tensor& t : *before)
+        if (t.requires_grad()) kept.insert(t.storage().unsafeGetStorageImpl());
     // New storages, and all tensors of the state that are views of the earlier ones.
     std::map<const void*, at::Tensor> storages;
     for (const auto& [name, value] : weights) {
         const at::Tensor& known = (*before)[d.names[name]];
-        if (known.requires_grad()) {
+        const c10::Storage& storage = known.storage();
+        if (kept.count(storage.unsafeGetStorageImpl())) {
             known.copy_(value);
             continue;
         }
-        const c10::Storage& storage = known.storage();
         at::Tensor& copy = storages[storage.unsafeGetStorageImpl()];
         if (copy.defined()) continue;
         const auto bytes = static_cast<int64_t>(storage.nbytes());

@@ -103,10 +103,11 @@ class SMELT_PUBLIC Program {
     // Whether a call writes or replaces tensors of the state.
     bool writes_state() const;
 
-    // Copies the values into new memory: calls in progress read the old values, later calls the new ones. `parameters` are
-    // different: they are written in place, so that an optimizer keeps them, and calls in progress may read old and new values.
-    // Tensors that share memory, such as tied weights, keep sharing it. Throws InputError, and replaces nothing, for an unknown
-    // name, another size, dtype, device or layout, and a constant that a plan holds.
+    // Copies the values into new memory: calls in progress read the old values, later calls the new ones. `parameters`, and
+    // what shares their memory, are different: they are written in place, so that an optimizer keeps them, and calls in
+    // progress may read old and new values. Tensors that share memory, such as tied weights, keep sharing it. Throws
+    // InputError, and replaces nothing, for an unknown name, another size, dtype, device or layout, and a constant that a
+    // plan holds.
     void update_weights(const std::map<std::string, at::Tensor>& weights) const;
 
   private:
