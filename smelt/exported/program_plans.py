@@ -17,7 +17,6 @@ from smelt.exported.program_file import Contents, Gradients, Layout, Method, Sav
 from smelt.shapes.expr import Expr, Size, evaluate
 
 _MOST_INSTANCES = 64  # plans for sizes of earlier calls
-_IDLE_ARENAS = 2  # that they hold between calls
 
 Run = Callable[[tuple[Any, ...]], Sequence[Any]]
 
@@ -83,7 +82,7 @@ class GraphPlans:
 
     def __init__(self, contents: Contents, method: Method, number: int) -> None:
         self._names = [f"{size.name or size.text} = " for size in method.sizes]
-        self._budget = _native.ArenaBudget(_IDLE_ARENAS)
+        self._budget = _native.ArenaBudget(runtime.IDLE_ARENAS)
         self._loaded = _load(contents, method, number)
 
     def at(self, numbers: tuple[int, ...]) -> _native.Plan:

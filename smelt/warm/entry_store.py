@@ -99,7 +99,7 @@ def _is(digest: bytes, content: bytes) -> bool:
 
 def save(path: str | os.PathLike[str]) -> int:
     """Write the entries that this process has found or made to a file; return their number. Raises OSError."""
-    rows = [(key, content) for key, contents in _known.items() for content in contents.values()]
+    rows = [(key, content) for key, contents in list(_known.items()) for content in list(contents.values())]
     with written_whole(path) as file:
         file.write(_MAGIC)
         for key, content in rows:
@@ -138,7 +138,7 @@ def load(path: str | os.PathLike[str]) -> int:
 
 def known() -> Iterator[str]:
     """The keys of the entries that this process has found, made or loaded."""
-    return iter([key for key, contents in _known.items() if contents])
+    return iter([key for key, contents in list(_known.items()) if contents])
 
 
 def forget() -> None:

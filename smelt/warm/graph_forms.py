@@ -34,6 +34,7 @@ _SPACES = (
     "torch._C._linalg", "torch._C._special", "torch._C._fft", "_operator", "math", "torch._C", "torch._VF",
     "smelt.graph.torch_settings",
 )  # fmt: skip
+_GETATTR = "builtins:getattr"  # reads a property of a tensor, such as `T`
 
 
 def stored_graphs(
@@ -98,7 +99,7 @@ def double_backward(form: Mapping[str, Any], state: Mapping[str, torch.Tensor]) 
 @functools.cache
 def _names() -> dict[int, str]:
     """The names of functions, by id: `module:name`."""
-    found: dict[int, str] = {}
+    found = {id(getattr): _GETATTR}
     for space in _SPACES:
         for name, value in vars(sys.modules[space]).items():
             if callable(value) and not isinstance(value, type):
@@ -122,6 +123,8 @@ def _torch_function(node: GraphNode) -> Any:
 
 
 def _function(name: str) -> Any:
+    if name == _GETATTR:
+        return getattr
     space, _, attribute = name.partition(":")
     if space == "torch.Tensor":
         return getattr(torch.Tensor, attribute)

@@ -3,8 +3,11 @@
     entry  := number lengths json graphs plans (libraries steps)*
                                                    number of sections and their lengths: 8 bytes each, little-endian
     json   := {table, facts, nodes, collect, weak, frame, graph}
-    graph  := {sizes, symbols, constants, title}   sizes: what each symbol is read from (`_native.SizeDispatch`)
-    graphs := bytes                                the aten graphs, where a call may need another plan (`compile_again.py`)
+    graph  := {sizes, symbols, constants, title}   sizes: what each symbol is read from (`_native.SizeDispatch`);
+                                                   constants: of `graphs`
+            and with gradients {node, substitutes, counters, temporaries, has_double_backward}
+                                                   node: what `_native.Differentiable` takes (`JointNode.data`)
+    graphs := bytes                                the graphs, where a call may need another plan (`compile_again.py`)
     plans  := [role, sizes | null, constants]*     sizes: of a plan for these alone; in JSON
     constants := [dtype, sizes, strides, hex]*
     table  := as in live_objects.py, digests in hexadecimal
@@ -16,7 +19,9 @@
             | ["b", hex] | ["c", real, imag] | ["l", form, form, form] | ["g", a, b, c] | ["e"] | ["n"]
                                                    bytes, complex, slice, range, Ellipsis, NotImplemented
     value  := form | ["F", number] | ["C", names, parts] | ["T", number of facts, reads] | ["A", registration*]
-    frame  := {source, name, label, flags, scope, direct}   scope: what each global of the source is
+    frame  := {source, name, label, flags, scope, positions, direct}
+                                                   scope: what each global of the source is; positions: the code of
+                                                   functions that show lines of the program
 
 Readers trust nothing: bytes that are no entry raise Damaged, a form that does not fit raises that or an ordinary error
 (KeyError, TypeError), or Missing. `find_entry` treats all of these as a miss.
