@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -49,14 +50,15 @@ class MethodPlans:
             return made
 
     def _node(self, g: Gradients, forward: Run, numbers: tuple[int, ...], values: Values) -> Run:
-        def alone(tangents: tuple[int, ...], reach: int) -> _native.Plan:
+        @functools.cache  # also of several sets of requested gradients
+        def plan(tangents: tuple[int, ...], reach: int) -> _native.Plan:
             return self._backwards[tangents, reach]().at(numbers)
 
         def backward(defined: tuple[bool, ...], reach: int = 0, requested: tuple[bool, ...] = ()) -> Run:
             tangents = tuple(k for k, is_defined in enumerate(defined) if is_defined)
             if (tangents, reach) in self._backwards:
-                return alone(tangents, reach)
-            return _Sum(len(g.saved), [alone((k,), reach) for k in tangents])
+                return plan(tangents, reach)
+            return _Sum(len(g.saved), [plan((k,), reach) for k in tangents])
 
         return _native.Differentiable(
             {

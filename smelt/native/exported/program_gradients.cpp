@@ -134,12 +134,14 @@ const Backward& ProgramSpec::compile_backward(const Mask& mask, Reach reach,
     return add(std::make_unique<PlannedBackward>(mask, reach, requested, saved.size(), std::move(plans)));
 }
 
-std::shared_ptr<plan::Plan> ProgramSpec::plan_for(std::vector<size_t> tangents, Reach reach) {
-    const Mask mask = mask_of(tangents, this->tangents.size());
-    auto made = backward_plans_->at({std::move(tangents), static_cast<size_t>(reach)}, sizes_);
-    if (!fits(mask, made->program->n_inputs, made->program->outputs.size()))
+std::shared_ptr<plan::Plan> ProgramSpec::plan_for(const std::vector<size_t>& tangents, Reach reach) {
+    const BackwardPlans::Key key{tangents, static_cast<size_t>(reach)};
+    if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
+    auto made = backward_plans_->at(key, sizes_);
+    if (!fits(mask_of(tangents, this->tangents.size()), made->program->n_inputs,
+              made->program->outputs.size()))
         throw ProgramError("a plan with other results than its program");
-    return made;
+    return plans_[key] = std::move(made);
 }
 
 }  // namespace smelt::exported

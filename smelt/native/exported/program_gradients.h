@@ -43,10 +43,12 @@ class ProgramSpec : public autograd::Spec {
                                                const std::vector<bool>& requested) override;
 
   private:
-    std::shared_ptr<plan::Plan> plan_for(std::vector<size_t> tangents, autograd::Reach reach);
+    // One plan for all sets of requested gradients. The caller holds the mutex.
+    std::shared_ptr<plan::Plan> plan_for(const std::vector<size_t>& tangents, autograd::Reach reach);
 
     const std::vector<int64_t> sizes_;
     const std::shared_ptr<BackwardPlans> backward_plans_;
+    std::map<BackwardPlans::Key, std::shared_ptr<plan::Plan>> plans_;
     std::mutex mutex_;
 };
 
