@@ -62,7 +62,9 @@ class FirstCalls:
             with collections_postponed():  # a lookup makes many objects, and a collection takes milliseconds
                 if self._find(fn, slots):
                     return True
-        if self._make is None:  # a found resume function has no compiler: only the stored entries have its code
+        if (
+            self._make is None
+        ):  # a found resume function has no compiler: only the stored entries have its code
             stance = compiler_stance()
             if stance == "fail_on_recompile":
                 from smelt.capture.driver.cache_misses import recompile_message  # noqa: PLC0415 (capture)

@@ -6,6 +6,7 @@ A store gives a class a new version. The guard on the class then compares the at
 
 from __future__ import annotations
 
+from smelt._native import isinstance
 from smelt.capture.base.value_kinds import CellType, instance_dict, is_identity, is_lookup_key
 from smelt.capture.environment.environment import Environment
 from smelt.errors import Unsupported

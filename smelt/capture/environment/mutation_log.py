@@ -583,7 +583,7 @@ def _content_differences(
 
 
 def _replay_item_by_item(
-    before: list[Any], now: list[Any], stored: dict[object, None], guarded: bool
+    before: list[object], now: list[object], stored: dict[object, None], guarded: bool
 ) -> bool:
     """Whether the changes of a list are replayed as stores of its items and as an extension. If it grew and other items
     changed too, one assignment is better: other threads never see a part of an insertion."""

@@ -11,7 +11,7 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -39,12 +39,13 @@ from smelt.capture.semantics.values.lengths import checked_length, container_len
 from smelt.capture.semantics.values.subscripts import lookup_key
 from smelt.capture.vm.vm import VM
 from smelt.guards.leaf_equality import same_leaf
+from smelt.guards.source import Source
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.numpy_numbers import NUMPY_NUMBERS, NumpyNumber
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
-from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, specialize
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, Int, specialize
 from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, without_proxies
 
 _Items = Sequence[object]
@@ -460,17 +461,12 @@ def _class_of(value: object) -> type:
     return value.scalar if isinstance(value, NumpyNumber) else type(value)
 
 
-def _is_same_number(env: Environment, left: Any, right: Any) -> bool:
+def _is_same_number(env: Environment, left: object, right: object) -> bool:
     """`left is right` of two numbers, one of them symbolic. Guards whether an object of the environment is another."""
-    numbers = [v if type(v) in NUMBERS else None for v in (left, right)]
-    a, b = (
-        env.sources.get(id(v)) or env.sources.const(v) if n is None else env.numbers.source_of(n)
-        for v, n in zip((left, right), numbers)
-    )
+    (a, first), (b, second) = _located(env, left), _located(env, right)
     if a is None or b is None:  # a result
-        plain = specialize(left)
+        plain: object = specialize(left)
         return same_leaf(plain, specialize(right)) and is_interned(plain)
-    first, second = (v if n is None else n.node.value for v, n in zip((left, right), numbers))
     a, b = (b, a) if a.kind == "const" else (a, b)
     if first is not second:
         env.facts.guard("distinct", a, (a, b), key=b)
@@ -479,6 +475,13 @@ def _is_same_number(env: Environment, left: Any, right: Any) -> bool:
     else:
         env.facts.guard("alias", b, a)
     return first is second
+
+
+def _located(env: Environment, number: object) -> tuple[Source | None, object]:
+    """Where the environment holds a number (None for a symbolic result), and the object of this call."""
+    if isinstance(number, (Int, Float)):
+        return env.numbers.source_of(number), number.node.value
+    return env.sources.get(id(number)) or env.sources.const(number), number
 
 
 def _among(vm: VM, value: object, candidates: Iterable[object]) -> bool:
