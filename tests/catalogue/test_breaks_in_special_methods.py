@@ -314,9 +314,9 @@ def lengths():
 
 @program(
     graphs=2,
-    later=4,
+    later=3,
     breaks=["graph-break-requested"] * 5,
-    unlike=JUMPS | since("3.13", INLINED, 2, later=4, breaks=["graph-break-requested"] * 7),
+    unlike=JUMPS | since("3.13", INLINED, 2, later=3, breaks=["graph-break-requested"] * 7),
 )
 def containment():
     def fn(x, n):

@@ -114,7 +114,7 @@ def vars_and_dict_updates():
     return fn, [(tensor(3),)] * 3, b
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)  # the names that are replaced are guarded
 def dict_replaced():
     b = Box(3)
 

@@ -429,7 +429,7 @@ def the_buffers_of_a_module_are_replaced():
     return fn, [(tensor(3),)] * 3, lambda: net.shift
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def keys_that_are_set_have_their_places():
     def fn(x, table):
         table["d"] = x

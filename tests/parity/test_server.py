@@ -39,11 +39,11 @@ def test_another_thread_during_capture(kind: type[server.Model], monkeypatch: py
         found.append([] if torch.equal(model.kept(), before) else ["another tensor"])
         found.append([] if gc.isenabled() and sys.getrecursionlimit() == limit else ["a setting"])
 
-    def effects_and_look(log: MutationLog) -> object:
+    def effects_and_look(log: MutationLog, *args: object) -> object:
         looking = threading.Thread(target=look)
         looking.start()
         looking.join()
-        return effects(log)
+        return effects(log, *args)
 
     monkeypatch.setattr(MutationLog, "effects", effects_and_look)
     with torch.no_grad():
