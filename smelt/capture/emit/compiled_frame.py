@@ -6,8 +6,8 @@
 
 It takes the frame's argument slots and the objects that the guard tree collects: the graph's input tensors first, then other
 environment objects that the result or a store needs. It calls the graph, constructs all values, then runs all stores in
-program order. An object that was reached twice is again one object, cycles included; an input tensor among the results is
-the input itself.
+program order; iterators over what the stores change are made after them. An object that was reached twice is again one
+object, cycles included; an input tensor among the results is the input itself.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def emit(
         _protect_wrappers(writer, targets, saved_wrappers)
     writer.finish()
     call = _graph_call(writer, targets, input_texts, symbols) if graph is not None else []
-    rest = [*writer.lines, *statements, *writer.states_after_stores(), *exit_lines]
+    before, after = writer.split_lines(statements)
+    rest = [*before, *statements, *after, *exit_lines]
     if user_modes:
         draw_lines, rest = (_under_no_modes(lines, user_modes) for lines in (draw_lines, rest))
     if call and original is not None and rerun is not None and (rerun.expected or statements or has_handlers):

@@ -45,6 +45,10 @@ _MAX_NAME = 20  # characters of a text in its name
 _NESTING = 20  # maximum nesting of expressions: the parser has a limit
 
 
+def _words(line: str) -> set[str]:
+    return set(re.findall(r"\w+", line))
+
+
 class Writer:
     """Writes the body. Calling it returns the expression for an object, after writing the statements that construct it.
 
@@ -72,7 +76,7 @@ class Writer:
         self.head: list[str] = []
         self.lines: list[str] = []
         self.stored_to: frozenset[Source | None] = frozenset()  # the environment objects that stores change
-        self._states: dict[str, str] = {}  # of iterators over such lists, by name
+        self._iterators: list[str] = []  # the expressions of iterators over these
         self.scope: dict[str, object] = {}
         self.functions: list[tuple[str, CodePosition, list[str]]] = []
         self._names: dict[int, str] = {}  # id of an object -> the local or global name that holds it
@@ -111,24 +115,30 @@ class Writer:
             self.scope[name] = x
         return name
 
-    def iterator_at(self, over: object, iterator: str, state: str) -> str:
-        """The expression of an iterator with its state. One over a list that stores change is named, for
-        `states_after_stores`."""
-        made = f"iterator_with_state({iterator}, {state})"
-        source = self.reachable.source_of(over)
-        if source is None or source not in self.stored_to:
-            return made
-        name = self.fresh_name("iterator")
-        self._states[name] = state
-        return f"({name} := {made})"
+    def iterator_over(self, container: object, expression: str) -> str:
+        """`expression`, which makes an iterator over `container`; it is evaluated after the stores if they change that."""
+        source = self.reachable.source_of(container)
+        if source is not None and source in self.stored_to:
+            self._iterators.append(expression)
+        return expression
 
-    def states_after_stores(self) -> list[str]:
-        """Statements that set states again, of iterators that are made before the stores: where the list was shorter, the
-        state was cut to its length."""
-        made = "\n".join(self.lines)
-        return [
-            f"{name}.__setstate__({state})" for name, state in self._states.items() if f"({name} := " in made
-        ]
+    def split_lines(self, statements: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The lines before and after the statements that store. After them come iterators over what they change, and what
+        holds such iterators, unless a statement refers to one."""
+        if not self._iterators:
+            return self.lines, []
+        before: list[str] = []
+        after: list[str] = []
+        names: set[str] = set()
+        for line in self.lines:
+            if any(each in line for each in self._iterators) or not names.isdisjoint(_words(line)):
+                after.append(line)
+                names.add(line.partition(" = ")[0])
+            else:
+                before.append(line)
+        if any(not names.isdisjoint(_words(statement)) for statement in statements):
+            return self.lines, []
+        return before, after
 
     def unless_created(self, x: object, hint: str) -> str:
         """`constant` for an environment object; an object that the trace created is reconstructed."""

@@ -79,7 +79,7 @@ def _reduced_text(x: object, text: Expressions) -> str:
     if state is None:
         return call
     shown = f"({', '.join(map(text, state))},)" if type(state) is tuple else text(state)
-    return text.iterator_at(arguments[0] if arguments else None, call, shown)
+    return text.iterator_over(arguments[0] if arguments else None, f"iterator_with_state({call}, {shown})")
 
 
 def _argument_text(x: object, text: Expressions, compiles: bool) -> str:
@@ -158,7 +158,8 @@ def _entries_text(x: object, text: Expressions) -> str:
     option = ", backwards=True" if backwards else ""
     if over is None:
         return f"entries_from({{}}, {view!r}, 0{option})"
-    return f"entries_from({text(over)}, {view!r}, {len(over) - len(left)}{option})"
+    consumed = len(over) - len(left)
+    return text.iterator_over(over, f"entries_from({text(over)}, {view!r}, {consumed}{option})")
 
 
 def entries_from(
@@ -178,7 +179,9 @@ def _elements_needs(x: object) -> list[object]:
 
 def _elements_text(x: object, text: Expressions) -> str:
     over, left = _iteration(x)
-    return "iter(set())" if over is None else f"elements_from({text(over)}, {list_text(left, text)})"
+    if over is None:
+        return "iter(set())"
+    return text.iterator_over(over, f"elements_from({text(over)}, {list_text(left, text)})")
 
 
 def elements_from(over: Set[object], left: list[object]) -> Iterator[object]:

@@ -27,8 +27,8 @@ class Expressions(Protocol):
         """The expression of an object that is embedded unless capture created it."""
         ...
 
-    def iterator_at(self, over: object, iterator: str, state: str) -> str:
-        """The expression of an iterator over `over`, written `iterator`, whose state is set to `state`."""
+    def iterator_over(self, container: object, expression: str) -> str:
+        """`expression`, which makes an iterator over `container`."""
         ...
 
     def number(self, x: torch.SymInt | torch.SymFloat) -> str:
