@@ -21,14 +21,17 @@ MINOR = ".".join(torch.__version__.split(".")[:2])
 NAME = f"smelt-{smelt.__version__}+torch{MINOR}-cp{sys.version_info.major}{sys.version_info.minor}"
 
 OBJECTS = ROOT / f"build/{sys.implementation.cache_tag}-torch-{torch.__version__}"
-pytestmark = pytest.mark.skipif(not OBJECTS.exists(), reason="the extension was not built here")
+pytestmark = [
+    pytest.mark.skipif(not OBJECTS.exists(), reason="the extension was not built here"),
+    pytest.mark.timeout(390),  # it compiles the extension
+]
 
 
 def setup(notes: Path, *command: str, **variables: str) -> None:
     """`notes`: a folder for what would otherwise lie in the checkout."""
     subprocess.run(
         [sys.executable, "setup.py", "-q", "egg_info", f"--egg-base={notes}", *command],
-        cwd=ROOT, env=os.environ | variables, check=True, timeout=280,
+        cwd=ROOT, env=os.environ | variables, check=True, timeout=380,
     )  # fmt: skip
 
 
