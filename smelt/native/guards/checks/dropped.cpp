@@ -22,18 +22,17 @@ bool is_function_of(PyObject* callback, const char* package) {
 }
 
 // Libraries keep tensors and functions, which mostly live on, in weak tables.
-bool is_visible(PyObject* callback, bool in_tables) {
+bool is_visible(PyObject* callback, PyObject* x) {
     return !is_function_of(callback, "torch.") && !is_function_of(callback, "smelt.") &&
-           !(in_tables && is_function_of(callback, "weakref"));
+           !(is_function_of(callback, "weakref") && (PyFunction_Check(x) || THPVariable_Check(x)));
 }
 
 bool calls_back(PyObject* x) {
     if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(x))) return false;
-    const bool in_tables = PyFunction_Check(x) || THPVariable_Check(x);
     auto* reference = reinterpret_cast<PyWeakReference*>(*PyObject_GET_WEAKREFS_LISTPTR(x));
     for (; reference; reference = reference->wr_next) {
         if (!PyWeakref_CheckRef(reinterpret_cast<PyObject*>(reference))) return true;  // a proxy
-        if (reference->wr_callback && is_visible(reference->wr_callback, in_tables)) return true;
+        if (reference->wr_callback && is_visible(reference->wr_callback, x)) return true;
     }
     return false;
 }
@@ -52,7 +51,7 @@ bool lives_on(PyObject* x) {
 bool is_bare_tensor(PyObject* x) {
     if (!THPVariable_CheckExact(x) || reinterpret_cast<THPVariable*>(x)->backward_hooks) return false;
     PyObject** attributes = _PyObject_GetDictPtr(x);
-    return !attributes || !*attributes;
+    return !attributes || !*attributes || PyDict_GET_SIZE(*attributes) == 0;  // capture's reads make one
 }
 
 int add(PyObject* x, void* pending) {
