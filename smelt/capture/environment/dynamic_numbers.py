@@ -81,7 +81,7 @@ class DynamicNumbers:
         """Where the environment holds the object that a symbolic number stands for; None for a result."""
         expression = number.node.expression
         source = expression.args[0] if expression.op == "leaf" else None
-        return source if source in self._at and source not in {*self.unguarded} else None
+        return source if source in self._at and source not in self.unguarded else None
 
     def size(
         self, source: Source, value: int, least: int, most: int, divisor: int, any_remainder: bool

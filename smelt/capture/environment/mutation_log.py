@@ -256,7 +256,7 @@ class MutationLog:
             if attributes is not None:
                 yield id(attributes)
 
-    def written_keys(self, obj: object) -> Collection[object]:
+    def written_keys(self, obj: object) -> set[object]:
         """The keys or names that the trace has stored in `obj` or deleted."""
         return self._stored.get(id(obj), {}).keys() | self._deleted.get(id(obj), {}).keys()
 
@@ -403,10 +403,9 @@ class MutationLog:
         dicts = {id(s.instance_dict) for s in self._snapshots.values()}
         for key, snapshot in self._snapshots.items():
             if key not in dicts:
-                marks = _Marks(self._stored.get(key, {}), self._deleted.get(key, {}))
-                changes = self._set_changes.get(key)
                 is_guarded = key in guarded or key in self._replaced
-                effects += _differences(self._overlay, snapshot, marks, changes, is_guarded)
+                marks = _Marks(self._stored.get(key, {}), self._deleted.get(key, {}), is_guarded)
+                effects += _differences(self._overlay, snapshot, marks, self._set_changes.get(key))
         for (_, name), (owner, old) in self._named.items():
             effects += _named_difference(owner, name, old, self._overlay.name(owner, name))
         for cell in self._cells.values():
@@ -466,7 +465,7 @@ class MutationLog:
             yield from _overwritten(obj, "key", before, now, stored)
         elif len(now) == len(before) and not isinstance(obj, set):
             for i, (old, new) in enumerate(zip(before, now)):
-                if new is not old or not set(stored).isdisjoint((i, i - len(now))):
+                if new is not old or not stored.isdisjoint((i, i - len(now))):
                     yield Overwritten(obj, "item", i, old, new)
         elif stored or not _same(before, now[: len(before)]):
             kept, kind = {id(v) for v in now}, "element" if isinstance(obj, set) else "item"
@@ -504,7 +503,7 @@ def _overwritten(
     kind: str,
     before: Iterable[tuple[object, object]],
     now: Iterable[tuple[object, object]],
-    stored: Collection[object],
+    stored: set[object],
 ) -> Iterator[Overwritten]:
     held, holds = {id(k): (k, v) for k, v in before}, {id(k): (k, v) for k, v in now}
     for key, (name, old) in held.items():
@@ -519,10 +518,11 @@ def _overwritten(
 
 
 class _Marks(NamedTuple):
-    """The keys or names of an object that the trace stored, and those that it deleted."""
+    """The keys or names of an object that the trace stored, those that it deleted; whether its contents are guarded."""
 
     stored: dict[object, None]  # in program order
     deleted: dict[object, None]
+    guarded: bool
 
 
 def _has_key(marked: Collection[object], key: object) -> bool:
@@ -530,22 +530,22 @@ def _has_key(marked: Collection[object], key: object) -> bool:
 
 
 def _differences(
-    overlay: Overlay, snapshot: _Snapshot, marks: _Marks, changes: list[SetChange] | None, guarded: bool
+    overlay: Overlay, snapshot: _Snapshot, marks: _Marks, changes: list[SetChange] | None
 ) -> Iterator[Effect]:
     obj = snapshot.obj
     if type(obj) is not snapshot.cls:
         yield SetAttr(obj, "__class__", type(obj))
     if snapshot.attributes is not None:
         now = overlay.now(snapshot.instance_dict) if snapshot.instance_dict is not None else {}
-        yield from _attribute_differences(obj, snapshot.attributes, now, marks, guarded)
+        yield from _attribute_differences(obj, snapshot.attributes, now, marks)
     slots = {n: overlay.slot(obj, n) for n in snapshot.slots}
     before = {n: v for n, v in snapshot.slots.items() if v is not MISSING}
     after = {n: v for n, v in slots.items() if v is not MISSING}
-    yield from _attribute_differences(obj, before, after, marks, guarded)
+    yield from _attribute_differences(obj, before, after, marks)
     if changes is not None:
         yield from _merged(changes)
     elif snapshot.contents is not None:
-        yield from _content_differences(obj, snapshot.contents, items_of(overlay.now(obj)), marks, guarded)
+        yield from _content_differences(obj, snapshot.contents, items_of(overlay.now(obj)), marks)
 
 
 def _merged(changes: list[SetChange]) -> Iterator[SetChange]:
@@ -559,20 +559,18 @@ def _merged(changes: list[SetChange]) -> Iterator[SetChange]:
 
 
 def _attribute_differences(
-    obj: object, before: dict[str, object], now: dict[str, object], marks: _Marks, guarded: bool
+    obj: object, before: dict[str, object], now: dict[str, object], marks: _Marks
 ) -> Iterator[Effect]:
-    for name, value in _changes(list(before.items()), list(now.items()), marks, guarded):
+    for name, value in _changes(list(before.items()), list(now.items()), marks):
         yield DelAttr(obj, name) if value is MISSING else SetAttr(obj, name, value)
 
 
-def _content_differences(
-    obj: object, before: list[Any], now: list[Any], marks: _Marks, guarded: bool
-) -> Iterator[Effect]:
+def _content_differences(obj: object, before: list[Any], now: list[Any], marks: _Marks) -> Iterator[Effect]:
     """Effects on a container. Only what was appended, set or deleted is replayed, so the other contents need no guard."""
     if isinstance(obj, dict):
         if marks.stored or marks.deleted or not _same_pairs(before, now):
-            yield from _entry_differences(obj, before, now, marks, guarded)
-    elif isinstance(obj, list) and _replay_item_by_item(before, now, marks.stored, guarded):
+            yield from _entry_differences(obj, before, now, marks)
+    elif isinstance(obj, list) and _replay_item_by_item(before, now, marks):
         for index, (old, new) in enumerate(zip(before, now)):
             if new is not old or index in marks.stored:
                 yield SetItem(obj, index, new)
@@ -582,25 +580,23 @@ def _content_differences(
         yield ReplaceContents(obj, tuple(now))
 
 
-def _replay_item_by_item(
-    before: list[object], now: list[object], stored: dict[object, None], guarded: bool
-) -> bool:
+def _replay_item_by_item(before: list[object], now: list[object], marks: _Marks) -> bool:
     """Whether the changes of a list are replayed as stores of its items and as an extension. If it grew and other items
     changed too, one assignment is better: other threads never see a part of an insertion."""
     if len(now) <= len(before):
         return len(now) == len(before)
-    return not guarded or (stored.keys().isdisjoint(range(len(before))) and _same(before, now[: len(before)]))
+    return not marks.guarded or (
+        marks.stored.keys().isdisjoint(range(len(before))) and _same(before, now[: len(before)])
+    )
 
 
-def _entry_differences(
-    obj: object, before: list[Any], now: list[Any], marks: _Marks, guarded: bool
-) -> Iterator[Effect]:
-    for key, value in _changes(before, now, marks, guarded):
+def _entry_differences(obj: object, before: list[Any], now: list[Any], marks: _Marks) -> Iterator[Effect]:
+    for key, value in _changes(before, now, marks):
         yield DelItem(obj, key) if value is MISSING else SetItem(obj, key, value)
 
 
 def _changes(
-    before: list[tuple[Any, object]], now: list[tuple[Any, object]], marks: _Marks, guarded: bool
+    before: list[tuple[Any, object]], now: list[tuple[Any, object]], marks: _Marks
 ) -> Iterator[tuple[Any, object]]:
     """The changes from one list of a dictionary's pairs to another: first the keys to delete (with MISSING), which are
     absent or were set again later, then the pairs to set. Unless the keys are guarded, these are in program order, as
@@ -622,7 +618,7 @@ def _changes(
         for i, (key, value) in enumerate(now)
         if i >= in_order or unmoved[id(key)][0] is not value or _has_key(marks.stored, key)
     ]
-    if not guarded and all(_has_key(marks.stored, key) for key, _ in changed):
+    if not marks.guarded and all(_has_key(marks.stored, key) for key, _ in changed):
         positions = {key: position for position, key in enumerate(marks.stored)}
         changed.sort(key=lambda pair: positions[pair[0]])
     yield from changed

@@ -404,19 +404,10 @@ def tuple_like(value: tuple[object, ...], items: Sequence[object]) -> tuple[obje
 def _wrap_object(env: Environment, value: object, source: Source, decided: bool) -> object:
     if type(value) in weakref.ProxyTypes:
         raise unsupported("an environment weak proxy", UNSUPPORTED_OBJECT)
-    known = env.wrapped.arrays.get(id(value)) if type(value) in PROXY_OF else None
-    if known is not None:
-        _alias(env, source, env.sources[id(value)])
-        return known
-    if (
-        not decided
-        and type(value) in PROXY_OF
-        and id(value) not in env.sources
-        and has_dynamic_numbers(env, source)
-    ):
-        proxy = _numpy_number(env, cast("np.generic", value), source)
-        if proxy is not None:
-            return proxy
+    if type(value) in PROXY_OF:
+        number = _numpy_number(env, cast("np.generic", value), source, decided)
+        if number is not None:
+            return number
     first = env.sources.get(id(value))
     if first is None:
         env.facts.guard("type", source, type(value))
@@ -430,8 +421,16 @@ def _wrap_object(env: Environment, value: object, source: Source, decided: bool)
     return value
 
 
-def _numpy_number(env: Environment, value: np.generic, source: Source) -> NumpyNumber | None:
+def _numpy_number(
+    env: Environment, value: np.generic, source: Source, decided: bool
+) -> array_proxy.ArrayProxy | NumpyNumber | None:
     """The proxy of a NumPy scalar whose number changes from call to call; None for another."""
+    known = env.wrapped.arrays.get(id(value))
+    if known is not None:
+        _alias(env, source, env.sources[id(value)])
+        return known
+    if decided or id(value) in env.sources or not has_dynamic_numbers(env, source):
+        return None
     env.facts.guard("type", source, type(value))
     number = env.numbers.read(value.item(), source.child("member", "item").child("call", None))
     if type(number) not in NUMBERS:
