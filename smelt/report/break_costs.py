@@ -1,5 +1,5 @@
 """Cost of graph breaks: compiled frames read the clock before and after the eager instruction, for a while. What fusion
-across a break would save is not measured: only the captured whole could show it.
+across a break would save is not measured: only a capture without the break could show it.
 
 A compiled frame ends in a comment that names the break, the instruction, and a tail call
 (`capture/graph_breaks/graph_break.py`). The clock stops while smelt compiles, such as the backward of an instruction that

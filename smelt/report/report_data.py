@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
 
-# What `Reason.cost_ms` is, and what `Frame` with `resumes` is, in the words of the text and of the page.
-OF_COST = "without compilation and lost fusion"
+# Notes on `Reason.cost_ms` and on a `Frame` with `resumes`, for the printed report; page/src/ has the same words.
+OF_COST = "excluding compilation and lost fusion"
 OF_RESUME_FUNCTION = (
-    "the rest of {} after a graph break; stack_0, stack_1, ... are values that it was computing"
+    "the rest of {0} after a graph break; stack_0, stack_1, ... are intermediate values of {0}"
 )
 
 
@@ -88,7 +88,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a frame broke or ran eagerly. `cost_ms`: how long Python runs at a break in one call, if measured: without
+    """Why a frame broke or ran eagerly. `cost_ms`: how long Python runs at a break in one call, if measured. It excludes
     compilation, the entry into the resume function, and what fusion across the break would save."""
 
     frame: str

@@ -67,7 +67,7 @@ export function Reason({ reason }: { reason: Break }) {
         <span>
           in <span class="mono">{reason.frame}</span>
         </span>
-        {reason.cost_ms != null && <span>costs {ms(reason.cost_ms)} a call, without compilation and lost fusion</span>}
+        {reason.cost_ms != null && <span>costs {ms(reason.cost_ms)} a call, excluding compilation and lost fusion</span>}
       </p>
       {stack.length > 0 && (
         <details>

@@ -24,7 +24,7 @@ export function Entries({ report, route }: ViewProps) {
     <>
       {report.frames.map((f, index) => (
         <Section title={f.name} note={count(f.entries.length, "entry", "entries")}>
-          {f.resumes && <p class="note">the rest of {f.resumes} after a graph break; stack_0, stack_1, ... are values that it was computing</p>}
+          {f.resumes && <p class="note">the rest of {f.resumes} after a graph break; stack_0, stack_1, ... are intermediate values of {f.resumes}</p>}
           {f.entries.length ? f.entries.map((e) => <One frame={f} id={anchor(index, e.number)} entry={e} open={!frame || (frame === f.name && number === String(e.number))} />) : <Empty>No entry was compiled.</Empty>}
         </Section>
       ))}
