@@ -143,8 +143,8 @@ def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callab
     `Explanation` (`smelt/report/explanation.py`): graphs, breaks, guards, recompiles, kernels, memory, time. Print it.
 
     Args:
-        fn: an argument or a result of `compile`, or of torch.compile, or a module compiled in place. An argument, and what
-            torch compiled, is compiled with `options` (those of `compile`).
+        fn: a callable, uncompiled, or compiled by smelt or torch.compile, also a module compiled in place. If smelt compiled
+            it and there are no `options`, the call uses its entries; otherwise `compile` compiles it anew, with `options`.
         times: the number of further calls that time kernels (median microseconds) with torch's profiler. To choose the
             timed calls yourself, make them under `.timing()`.
 

@@ -127,11 +127,8 @@ def report(name: str, measured: Measured) -> str:
     results = f"results differ: {measured.differs}" if measured.differs else "results are as in eager"
     if measured.not_compared:
         results = f"results were not compared: {measured.not_compared}"
-    again = (
-        f", with {measured.compilations} compilations: `smelt explain` says why"
-        if measured.compilations
-        else ""
-    )
+    n = measured.compilations
+    again = f", with {n} compilation{'s'[: n != 1]}: `smelt explain` says why" if n else ""
     return "\n".join(
         [
             f"{name}: first call {_text(measured.first)}",

@@ -406,8 +406,8 @@ class _WriteRestriction(_ObjectKind, name="write_restriction"):
 
 
 class _DropsSilently(_ObjectKind, name="drops_silently"):
-    """`_native.drops_silently(x, *value)`: the program cannot observe that x drops what it has at a place; `value`: its kind
-    and name."""
+    """`_native.drops_silently(x, *value)`: the program cannot observe that x drops what it has at the place `value`: a kind
+    and a name."""
 
     def accepts(self, x: Any, value: tuple[str, Any]) -> bool:
         return _native.drops_silently(x, *value)

@@ -21,8 +21,8 @@ def code_of(compiled: Callable[..., Any]) -> CodeType:
     if wrapped is None:
         in_place = getattr(compiled, "_compiled_call_impl", None)
         is_torchs = in_place is not None or original_of_torch_compile(compiled) is not compiled
-        why = "torch.compile captured it, smelt.compile would" if is_torchs else "it is not compiled"
-        raise TypeError(f"no entries of smelt, as {why}: {compiled!r}")
+        why = "torch.compile captured it, not smelt.compile" if is_torchs else "it is not compiled"
+        raise TypeError(f"smelt has no entries of it, because {why}: {compiled!r}")
     code: CodeType = wrapped.__wrapped__.__code__
     return code
 
