@@ -67,6 +67,18 @@ T& entry(std::vector<T>& entries, Mask T::* key, const Mask& mask) {
 
 }  // namespace
 
+void Spec::add_saved(SavedSource source) {
+    if (source.kind == SavedSource::Kind::alias) {
+        const auto primal = std::find_if(saved.begin(), saved.end(), [&](const SavedSource& s) {
+            return s.kind == SavedSource::Kind::primal && s.index == source.index;
+        });
+        if (primal != saved.end()) source.primal = static_cast<size_t>(primal - saved.begin());
+    }
+    if (source.kind == SavedSource::Kind::temporary)
+        n_results = std::max(n_results, n_outputs + source.index + 1);
+    saved.push_back(std::move(source));
+}
+
 void Spec::add_group(NodeSpec group, const std::vector<Mask>& contributors) {
     Mask own(tangents.size());
     for (size_t k : group.tangents) own[k] = 1;

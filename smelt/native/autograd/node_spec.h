@@ -111,8 +111,6 @@ struct Spec : c10::intrusive_ptr_target {
     const uint64_t serial = count++;  // identifies the specification in this process
     std::string name;
     bool has_double_backward = false;  // differentiates by running the forward again
-    bool writes_only_returned =
-        false;  // of the inputs that outputs are, the forward writes only `returned_inputs`
     std::vector<c10::Device>
         draws;  // devices whose generator states before the forward `double_backward` gets
     std::vector<c10::Device> devices;  // of a graph over several GPUs
@@ -133,7 +131,8 @@ struct Spec : c10::intrusive_ptr_target {
     std::vector<Mask> direct;      // per gradient: the tangents that contribute not only by a cut
     std::vector<Mask> conflicts;   // per tangent: with which others it shares what eager frees
     std::vector<SavedSource> saved;
-    std::vector<size_t> returned_inputs;         // what the forward returns as a differentiable output
+    // The inputs that the forward returns as differentiable outputs; nullopt: known only after a call.
+    std::optional<std::vector<size_t>> returned_inputs;
     std::atomic<Backward*> backwards = nullptr;  // only ever grows, so it is walked without a lock
 
     // The gradients that were requested of backwards, where not all were, and how often.
@@ -165,12 +164,15 @@ struct Spec : c10::intrusive_ptr_target {
 
     void delete_backwards();
 
+    // Adds a saved value, and to an alias the primal before it. `n_outputs` and `n_results` are set.
+    void add_saved(SavedSource source);
+
     // Adds a group. `contributors`: per gradient. `tangents`, `conflicts`, `saved` and `n_leaves` are set.
     void add_group(NodeSpec group, const std::vector<Mask>& contributors);
 
     // Checks a new backward's numbers of inputs and outputs.
     bool fits(const Mask& mask, size_t inputs, size_t outputs) const {
-        return inputs == saved.size() + count_defined(mask) && outputs == gradients.size() + through.size();
+        return inputs == saved.size() + count_defined(mask) && outputs == n_gradients();
     }
 
     // Adds a backward to those that `find` finds. One thread at a time.

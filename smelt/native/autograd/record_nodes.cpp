@@ -1,7 +1,5 @@
 #include "autograd/record_nodes.h"
 
-#include <c10/core/GradMode.h>
-
 #include <algorithm>
 
 #include "autograd/backward_nodes.h"
@@ -13,25 +11,22 @@ Versions::Versions(const Spec& spec, const CallInputs& inputs) {
         const at::Tensor& t = inputs.tensors[i];
         if (t.defined() && !inputs.is_number[i]) before_.emplace_back(t.unsafeGetTensorImpl(), version_of(t));
     };
-    if (spec.writes_only_returned)
-        for (size_t i : spec.returned_inputs) watch(i);
+    if (spec.returned_inputs)
+        for (size_t i : *spec.returned_inputs) watch(i);
     else
         for (size_t i = 0; i < inputs.tensors.size(); ++i) watch(i);
 }
 
 namespace {
 
-// The edges of a call's node; none if the call needs no node.
+// The edges of a call's node.
 edge_list gradient_edges(const Spec& spec, const CallInputs& inputs) {
     edge_list edges;
-    if (!c10::GradMode::is_enabled()) return edges;
-    const auto needs = [&](size_t i) {
-        return inputs.tensors[i].defined() && inputs.tensors[i].requires_grad();
-    };
-    if (std::none_of(spec.gradients.begin(), spec.gradients.end(), needs)) return edges;
     edges.reserve(spec.gradients.size());
-    for (size_t i : spec.gradients)
-        edges.push_back(needs(i) ? torch::autograd::impl::gradient_edge(inputs.tensors[i]) : Edge());
+    for (size_t i : spec.gradients) {
+        const at::Tensor& t = inputs.tensors[i];
+        edges.push_back(t.defined() && t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge());
+    }
     return edges;
 }
 
@@ -192,10 +187,10 @@ bool looks_at_input(const at::Tensor& view, const CallInputs& inputs) {
 }  // namespace
 
 Recorder::Recorder(c10::intrusive_ptr<Spec> spec, const CallInputs& inputs)
-    : spec_(std::move(spec)), inputs_(inputs), edges_(gradient_edges(*spec_, inputs)) {}
-
-void Recorder::start() {
-    versions_.emplace(*spec_, inputs_);
+    : spec_(std::move(spec)),
+      inputs_(inputs),
+      edges_(gradient_edges(*spec_, inputs)),
+      versions_(*spec_, inputs) {
     if (!spec_->draws.empty()) before_.random_state = std::make_shared<const RandomState>(spec_->draws);
     const c10::AutoGradMode no_grad(false);
     for (size_t i : spec_->copied) {
@@ -223,7 +218,7 @@ DoubleBackwardInputs Recorder::double_backward_inputs(const CallResults& outcome
 
 c10::intrusive_ptr<Group> Recorder::group(const NodeSpec& made_for, const CallResults& outcome) const {
     auto group = c10::make_intrusive<Group>(spec_, made_for);
-    Attach attach(group, edges_, outcome, *versions_);
+    Attach attach(group, edges_, outcome, versions_);
     for (size_t k : made_for.tangents) attach(k, outcome.results[spec_->tangents[k].output]);
     if (made_for.is_single()) {
         const at::Tensor& output = outcome.output(*spec_, spec_->tangents[made_for.tangents[0]].output);

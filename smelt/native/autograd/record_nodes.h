@@ -1,8 +1,10 @@
 // One call of a compiled graph under autograd: what is read before its forward, and the nodes that become the history of its
 // outputs.
 #pragma once
+#include <c10/core/GradMode.h>
 #include <c10/util/FunctionRef.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -50,17 +52,19 @@ class Versions {
     c10::SmallVector<std::pair<const c10::TensorImpl*, uint32_t>, 2> before_;
 };
 
-// Created before the forward, which may modify inputs in place and so change their history.
+// Whether the outputs of a call have a history. `requires_grad(i)`: whether input i is a tensor that requires grad.
+template <class RequiresGrad>
+bool is_differentiated(const Spec& spec, const RequiresGrad& requires_grad) {
+    return c10::GradMode::is_enabled() &&
+           std::any_of(spec.gradients.begin(), spec.gradients.end(), requires_grad);
+}
+
+// Records a call that `is_differentiated`. Created before the forward, which may modify inputs in place and so change their
+// history.
 class Recorder {
   public:
-    // `inputs` must outlive it.
+    // Reads the state before the forward. `inputs` must outlive the recorder.
     Recorder(c10::intrusive_ptr<Spec> spec, const CallInputs& inputs);
-
-    // Whether an input requires grad: otherwise the outputs have no history. Only then call `record`.
-    bool is_needed() const { return !edges_.empty(); }
-
-    // Reads the state before the forward.
-    void start();
 
     // After the forward: detaches outputs that are views of the plan's own memory, and records the nodes. `take(n)` runs the
     // epilogue steps that follow the first n nodes.
@@ -78,8 +82,8 @@ class Recorder {
 
     const c10::intrusive_ptr<Spec> spec_;
     const CallInputs& inputs_;
-    edge_list edges_;
-    std::optional<Versions> versions_;
+    const edge_list edges_;
+    const Versions versions_;
     StateBefore before_;
 };
 

@@ -1,9 +1,5 @@
 #include "differentiable/differentiable_call.h"
 
-#include <c10/core/GradMode.h>
-
-#include <algorithm>
-
 #include "autograd/record_nodes.h"
 #include "bindings/plan.h"
 #include "differentiable/python_errors.h"
@@ -11,14 +7,6 @@
 namespace smelt::autograd {
 
 namespace {
-
-bool is_differentiated(const Spec& spec, PyObject* inputs) {
-    return c10::GradMode::is_enabled() &&
-           std::any_of(spec.gradients.begin(), spec.gradients.end(), [&](size_t i) {
-               PyObject* item = PyTuple_GET_ITEM(inputs, i);
-               return THPVariable_Check(item) && THPVariable_Unpack(item).requires_grad();
-           });
-}
 
 CallInputs call_inputs(const Spec& spec, PyObject* inputs) {
     const auto n = static_cast<size_t>(PyTuple_GET_SIZE(inputs));
@@ -131,15 +119,18 @@ PyObject* call(const c10::intrusive_ptr<PythonSpec>& spec, PyObject* inputs) {
     auto forward = [&] {
         return spec->forward_is_plan ? run_plan(spec->forward, inputs) : call_forward(*spec, inputs, owner);
     };
-    if (!is_differentiated(*spec, inputs)) {
+    const auto requires_grad = [&](size_t i) {
+        PyObject* item = PyTuple_GET_ITEM(inputs, i);
+        return THPVariable_Check(item) && THPVariable_Unpack(item).requires_grad();
+    };
+    if (!is_differentiated(*spec, requires_grad)) {
         Outcome outcome(forward(), spec->n_epilogue);
         for (size_t node = 0; !spec->taken.empty() && node <= spec->groups.size(); ++node)
             take(*spec, inputs, node, outcome);
         return as_tuple(*spec, outcome);
     }
     const CallInputs read = call_inputs(*spec, inputs);
-    Recorder recorder(spec, read);
-    recorder.start();
+    const Recorder recorder(spec, read);
     Outcome outcome(forward(), spec->n_epilogue);
     recorder.record(outcome, [&](size_t nodes) { take(*spec, inputs, nodes, outcome); });
     return as_tuple(*spec, outcome);

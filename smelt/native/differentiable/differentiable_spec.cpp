@@ -65,7 +65,7 @@ class Reader {
     void read(const py::dict& spec) {
         check_keys(spec);
         s_.name = spec["name"].cast<std::string>();
-        s_.n_outputs = spec["n_outputs"].cast<size_t>();
+        s_.n_outputs = s_.n_results = spec["n_outputs"].cast<size_t>();
         for (py::handle h : spec["gradients"]) s_.gradients.push_back(h.cast<size_t>());
         if (spec.contains("leaves")) s_.n_leaves = spec["leaves"].cast<size_t>();
         if (spec.contains("taken"))
@@ -73,7 +73,7 @@ class Reader {
         for (py::handle h : spec["differentiable"]) s_.tangents.push_back(tangent(h.cast<py::tuple>()));
         if (spec.contains("through"))
             for (py::handle h : spec["through"]) s_.through.push_back(h.cast<size_t>());
-        for (py::handle h : spec["saved"]) s_.saved.push_back(source(h.cast<py::tuple>()));
+        for (py::handle h : spec["saved"]) s_.add_saved(source(h.cast<py::tuple>()));
         read_groups(spec);
         s_.compiler = owned(callable(spec, "backward"));
         s_.lock = spec.contains("lock") ? owned(spec["lock"])
@@ -92,10 +92,9 @@ class Reader {
             for (py::handle h : spec["layouts"]) s_.layouts.push_back(layout_of_input(h.cast<py::tuple>()));
         if (spec.contains("copied"))
             for (py::handle h : spec["copied"]) s_.copied.push_back(h.cast<size_t>());
-        count();
+        count_inputs();
         s_.forward = owned(callable(spec, "forward"));
         s_.forward_is_plan = is_plan(s_.forward);
-        s_.writes_only_returned = s_.forward_is_plan;
         if (s_.forward_is_plan) read_plan();
     }
 
@@ -121,7 +120,7 @@ class Reader {
         s_.conflicts =
             spec.contains("conflicts") ? masks(spec["conflicts"]) : std::vector<Mask>(n, Mask(n, 1));
         if (s_.conflicts.size() != n) raise(PyExc_ValueError, "Differentiable: conflicts are per tangent");
-        const size_t n_gradients = s_.gradients.size() + s_.through.size();
+        const size_t n_gradients = s_.n_gradients();
         const auto contributors = spec.contains("contributors") ? masks(spec["contributors"])
                                                                 : std::vector<Mask>(n_gradients, Mask(n, 1));
         s_.direct = spec.contains("direct") ? masks(spec["direct"]) : contributors;
@@ -194,7 +193,7 @@ class Reader {
         }
         if (kind == "alias") {
             const bool is_recomputed_from = t.size() > 3 && t[3].cast<bool>();
-            return {SavedSource::Kind::alias, index, readers, {}, primal_of(index), is_recomputed_from};
+            return {SavedSource::Kind::alias, index, readers, {}, {}, is_recomputed_from};
         }
         if (kind == "temporary") return {SavedSource::Kind::temporary, index, readers, {}, {}};
         if (kind != "output") raise(PyExc_ValueError, "Differentiable: unknown kind of saved value " + kind);
@@ -206,13 +205,6 @@ class Reader {
         return output;
     }
 
-    // The saved value, among those read so far, that is this input itself.
-    std::optional<size_t> primal_of(size_t index) const {
-        for (size_t i = 0; i < s_.saved.size(); ++i)
-            if (s_.saved[i].kind == SavedSource::Kind::primal && s_.saved[i].index == index) return i;
-        return {};
-    }
-
     Mask mask(py::handle tangents) const {
         Mask mask(s_.tangents.size());
         for (py::handle k : tangents) {
@@ -222,28 +214,25 @@ class Reader {
         return mask;
     }
 
-    void count() {
-        s_.n_results = s_.n_outputs;
+    void count_inputs() {
         for (size_t i : s_.gradients) s_.n_inputs = std::max(s_.n_inputs, i + 1);
         for (size_t i : s_.copied) s_.n_inputs = std::max(s_.n_inputs, i + 1);
         for (const EpilogueStep& t : s_.taken)
             for (const EpilogueStep::Operand& o : t.operands)
                 if (o.is_input) s_.n_inputs = std::max(s_.n_inputs, o.index + 1);
-        for (const SavedSource& s : s_.saved) {
+        for (const SavedSource& s : s_.saved)
             if (s.kind == SavedSource::Kind::primal || s.kind == SavedSource::Kind::alias)
                 s_.n_inputs = std::max(s_.n_inputs, s.index + 1);
-            if (s.kind == SavedSource::Kind::temporary)
-                s_.n_results = std::max(s_.n_results, s_.n_outputs + s.index + 1);
-        }
     }
 
     void read_plan() {
         if (plan_inputs(s_.forward) < s_.n_inputs || plan_outputs(s_.forward) < s_.n_results)
             raise(PyExc_ValueError, "Differentiable: the forward's plan has too few inputs or outputs");
+        auto& returned = s_.returned_inputs.emplace();
         for (const Tangent& t : s_.tangents) {
             if (s_.is_epilogue_output(t.output)) continue;
             const int64_t input = plan_returned_input(s_.forward, t.output);
-            if (input >= 0) s_.returned_inputs.push_back(static_cast<size_t>(input));
+            if (input >= 0) returned.push_back(static_cast<size_t>(input));
         }
     }
 

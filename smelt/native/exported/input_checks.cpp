@@ -27,12 +27,6 @@ std::string with_commas(const std::vector<std::string>& parts) {
     return c10::Join(", ", parts);
 }
 
-std::string shape_text(const at::Tensor& t) {
-    std::string text = "(";
-    for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
-    return text + (t.dim() == 1 ? ",)" : ")");
-}
-
 // The name of the Python class of a value.
 std::string type_name(const IValue& x) {
     if (x.isTensor()) return "Tensor";
@@ -550,6 +544,12 @@ void check_rule(const Rule& rule, ArgumentReader& read) {
 }
 
 }  // namespace
+
+std::string shape_text(const at::Tensor& t) {
+    std::string text = "(";
+    for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
+    return text + (t.dim() == 1 ? ",)" : ")");
+}
 
 std::vector<int64_t> check(const Method& method, ArgumentReader& read) {
     std::vector<std::pair<const TensorRule*, at::Tensor>> tensors;

@@ -53,6 +53,9 @@ class ArgumentReader {
 // arguments that break a rule.
 std::vector<int64_t> check(const Method& method, ArgumentReader& read);
 
+// The sizes of a tensor as Python shows them.
+std::string shape_text(const at::Tensor& t);
+
 // A constant as a boxed value. Throws InputError for one that has no C++ form.
 c10::IValue constant(const values::Value& value);
 

@@ -176,8 +176,11 @@ struct LoadedMethod {
             if (p.kind != 4) named.insert(p.name);
         for (const std::string& key : method.keywords)
             if (!named.count(key)) rest.push_back(key);
-        without_gradient.assign(method.inputs.size(), true);
-        for (const size_t i : method.differentiated) without_gradient[i] = false;
+        const auto& may_require = method.differentiated;
+        for (size_t i = 0; i < method.inputs.size(); ++i)
+            if ((method.gradients || inputs_of_state[i] < 0) &&
+                std::find(may_require.begin(), may_require.end(), i) == may_require.end())
+                without_gradient.push_back(i);
         auto backwards = std::make_shared<BackwardPlans>();
         if (method.gradients) add_backwards(*backwards, tables, file, state);
         cache = std::make_unique<PlanCache>(*plans, method, std::move(backwards));
@@ -185,12 +188,8 @@ struct LoadedMethod {
 
     void add_backwards(BackwardPlans& backwards, const Tables& tables,
                        const std::shared_ptr<const ProgramFile>& file, ProgramState& state) const {
-        std::map<int64_t, std::shared_ptr<ProgramPlans>> made;
-        for (const BackwardData& b : method.gradients->backwards) {
-            auto& plans = made[b.graph];
-            if (!plans) plans = plans_of(b.graph, tables, file, state);
-            backwards.add({b.defined, b.reach}, plans);
-        }
+        for (const BackwardData& b : method.gradients->backwards)
+            backwards.add({b.defined, b.reach}, plans_of(b.graph, tables, file, state));
         for (const Gradients::Group& group : method.gradients->groups)
             for (const size_t k : group.tangents)
                 if (!backwards.has({{k}, 0})) throw FormatError("a result without a backward");
@@ -218,8 +217,8 @@ struct LoadedMethod {
     const std::shared_ptr<ProgramPlans> plans;
     std::vector<int64_t> inputs_of_state;  // per input of the graph; -1: of the arguments
     std::vector<std::pair<size_t, size_t>> stored;
-    std::vector<std::string> rest;       // keywords of `**kwargs`
-    std::vector<bool> without_gradient;  // per input: it must not require grad
+    std::vector<std::string> rest;         // keywords of `**kwargs`
+    std::vector<size_t> without_gradient;  // inputs that must not require grad
     std::unique_ptr<PlanCache> cache;
 };
 
@@ -320,15 +319,14 @@ std::vector<at::Tensor> run(const exported::Instance& instance, const std::vecto
         const at::NoGradGuard no_gradients;
         return plan::run_borrowed(*instance.plan, inputs);
     };
-    if (!instance.spec) return forward();
+    const auto requires_grad = [&](size_t i) { return inputs[i].defined() && inputs[i].requires_grad(); };
+    if (!instance.spec || !autograd::is_differentiated(*instance.spec, requires_grad)) return forward();
     autograd::CallInputs read(inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
         read.tensors[i] = inputs[i];
         read.is_number[i] = p.is_number[i];
     }
-    autograd::Recorder recorder(instance.spec, read);
-    if (!recorder.is_needed()) return forward();
-    recorder.start();
+    const autograd::Recorder recorder(instance.spec, read);
     std::vector<at::Tensor> results = forward();
     autograd::CallResults outcome;
     for (size_t i = 0; i < results.size(); ++i) {
@@ -374,10 +372,8 @@ c10::IValue Program::operator()(const Arguments& arguments, const Keywords& keyw
         inputs[i] = input_of(p, i, passed[i]);
     }
     if (c10::GradMode::is_enabled())
-        for (size_t i = 0; i < inputs.size(); ++i)
-            if (d.without_gradient[i] && inputs[i].defined() && inputs[i].requires_grad() &&
-                (method.gradients || d.inputs_of_state[i] < 0))
-                throw InputError(required(method, i));
+        for (const size_t i : d.without_gradient)
+            if (inputs[i].defined() && inputs[i].requires_grad()) throw InputError(required(method, i));
     const std::vector<at::Tensor> results = run(*instance, inputs);
     auto result = [&](size_t i) -> c10::IValue {
         if (i >= results.size()) throw ProgramError("a plan with other results than its program");
@@ -486,9 +482,8 @@ namespace {
 
 // As Python shows it (smelt/exported/weight_updates.py).
 std::string text_of(const at::Tensor& t) {
-    std::string text = "torch." + std::string(values::name_of(t.scalar_type())) + " of (";
-    for (size_t d = 0; d < t.sizes().size(); ++d) text += (d ? ", " : "") + std::to_string(t.sizes()[d]);
-    text += t.dim() == 1 ? ",)" : ")";
+    std::string text =
+        "torch." + std::string(values::name_of(t.scalar_type())) + " of " + exported::shape_text(t);
     if (t.layout() != c10::Layout::Strided)
         text += ", torch." + std::string(values::name_of(t.layout())) + ",";
     return text;

@@ -2,8 +2,6 @@
 
 #include <ATen/ops/add.h>
 
-#include <algorithm>
-
 #include "include/smelt/program.h"
 
 namespace smelt::exported {
@@ -96,15 +94,10 @@ ProgramSpec::ProgramSpec(const Method& method, const plan::Program& forward, std
     for (const SavedValue& s : g.saved) {
         SavedSource made{kind_of(s.kind), s.index, mask_of(s.readers, n), {}, {}, s.is_recomputed_from};
         if (s.layout) made.layout = layout_at(*s.layout, slots);
-        if (made.kind == SavedSource::Kind::alias)
-            for (size_t i = 0; i < saved.size() && !made.primal; ++i)
-                if (saved[i].kind == SavedSource::Kind::primal && saved[i].index == s.index) made.primal = i;
         made.data = s.data == "new"   ? SavedSource::Data::new_data
                     : s.data == "old" ? SavedSource::Data::old
                                       : SavedSource::Data::mixed;
-        if (made.kind == SavedSource::Kind::temporary)
-            n_results = std::max(n_results, n_outputs + s.index + 1);
-        saved.push_back(std::move(made));
+        add_saved(std::move(made));
     }
     conflicts = masks_of(g.conflicts, n);
     direct = masks_of(g.direct, n);
@@ -113,10 +106,10 @@ ProgramSpec::ProgramSpec(const Method& method, const plan::Program& forward, std
         add_group({group.tangents, group.whole, group.ends_at_last}, contributors);
     if (forward.n_inputs < n_inputs || forward.outputs.size() < n_results)
         throw ProgramError("a plan with other results than its program");
-    writes_only_returned = true;
+    auto& returned = returned_inputs.emplace();
     for (const autograd::Tangent& t : tangents)
         if (const plan::Reg r = forward.outputs[t.output]; forward.is_input(r))
-            returned_inputs.push_back(static_cast<size_t>(r));
+            returned.push_back(static_cast<size_t>(r));
 }
 
 const Backward& ProgramSpec::compile_backward(const Mask& mask, Reach reach,

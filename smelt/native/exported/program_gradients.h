@@ -15,7 +15,7 @@ namespace smelt::exported {
 // The backwards of a method, which autograd's graphs own together: they may outlive the program. Thread-safe.
 class BackwardPlans {
   public:
-    // By tangents and reach; the tables have each once.
+    // Tangents and reach.
     using Key = std::pair<std::vector<size_t>, size_t>;
 
     void add(Key key, std::shared_ptr<ProgramPlans> plans) { plans_[std::move(key)] = std::move(plans); }
@@ -33,7 +33,8 @@ class BackwardPlans {
 // The node of a method for the sizes of a call.
 class ProgramSpec : public autograd::Spec {
   public:
-    // `slots`: the values of Method::program. `forward` outlives no call of the program. Throws ProgramError if it does not fit.
+    // `forward` is only read here. `slots`: the sizes, then the values of Method::program. Throws ProgramError if `forward`
+    // does not fit the method.
     ProgramSpec(const Method& method, const plan::Program& forward, std::vector<int64_t> sizes,
                 const std::vector<int64_t>& slots, std::shared_ptr<BackwardPlans> backwards);
 
