@@ -52,7 +52,7 @@ class Program:
         named = {p.name for p in self._method.signature if p.kind != inspect.Parameter.VAR_KEYWORD}
         self._rest = [key for key in self._method.keywords if key not in named]  # those of `**kwargs`
         self._without_gradient = _without_gradient(self._method)
-        self._plans = MethodPlans(shared.contents(), method)
+        self._plans = MethodPlans(shared.contents, method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         method = self._method
@@ -172,17 +172,18 @@ def load(path: str | os.PathLike[str]) -> Program:
 
 
 class _Shared:
-    """What the methods of a program share. `state` is replaced as a whole when weights are updated: each call reads one."""
+    """What the methods of a program share. `state` is replaced as a whole when weights are updated, so a call reads one
+    state; nothing else holds the tensors, so the old ones are freed."""
 
     def __init__(self, contents: Contents) -> None:
-        self._contents = contents
+        self._contents = replace(contents, state={})
         self.state = dict(contents.state)
         self.lock = threading.Lock()
         self.constants = {c for t in contents.tables.targets for names in t.constants for c in names}
         self.programs: dict[str, Program] = {}
 
     def contents(self) -> Contents:
-        """The contents with the state of now."""
+        """The contents with the present state."""
         return replace(self._contents, state=self.state)
 
 

@@ -25,13 +25,17 @@ Run = Callable[[tuple[Any, ...]], Sequence[Any]]
 class MethodPlans:
     """The callables of a method: one for fixed sizes, otherwise one for each set of sizes."""
 
-    def __init__(self, contents: Contents, method: Method) -> None:
+    def __init__(self, contents: Callable[[], Contents], method: Method) -> None:
         self._method = method
         self._lock = threading.Lock()
         self._cached: dict[tuple[int, ...], Run] = {}
-        self._forward = GraphPlans(contents, method, method.graph)
+        self._forward = GraphPlans(contents(), method, method.graph)
+
+        def deferred(graph: int) -> Callable[[], GraphPlans]:  # loaded when a gradient first needs it
+            return functools.cache(lambda: GraphPlans(contents(), method, graph))
+
         backwards = method.gradients.backwards if method.gradients is not None else ()
-        self._backwards = {(b.defined, b.reach): _Deferred(contents, method, b.graph) for b in backwards}
+        self._backwards = {(b.defined, b.reach): deferred(b.graph) for b in backwards}
 
     def __call__(self, values: Values) -> Run:
         """The callable for these values of the size symbols, from the inputs of the graph to its outputs."""
@@ -50,7 +54,7 @@ class MethodPlans:
             return made
 
     def _node(self, g: Gradients, forward: Run, numbers: tuple[int, ...], values: Values) -> Run:
-        @functools.cache  # also of several sets of requested gradients
+        @functools.cache  # all sets of requested gradients share a plan
         def plan(tangents: tuple[int, ...], reach: int) -> _native.Plan:
             return self._backwards[tangents, reach]().at(numbers)
 
@@ -95,19 +99,6 @@ class GraphPlans:
             raise ProgramError(f"the program has no plan for {sizes}")
         self._budget.add(runtime.track(found))
         return found
-
-
-class _Deferred:
-    """The plans of a graph, loaded when a backward first needs them."""
-
-    def __init__(self, *of: Any) -> None:
-        self._of = of
-        self._loaded: GraphPlans | None = None
-
-    def __call__(self) -> GraphPlans:
-        if self._loaded is None:
-            self._loaded = GraphPlans(*self._of)
-        return self._loaded
 
 
 class _Sum:
