@@ -156,7 +156,7 @@ def _load(contents: Contents, method: Method, number: int) -> _native.ProgramPla
         reasons.append(reason)
     why = "; ".join(reasons) or "it has no plans"
     if number == method.graph:
-        warnings.warn(f"smelt: the program is compiled again for this machine: {why}", stacklevel=6)
+        warnings.warn(f"smelt: the program is compiled again for this machine: {why}", stacklevel=8)
     from smelt.exported.plan_making import compile_again  # noqa: PLC0415 (the compiler)
 
     target, plans = compile_again(contents, method, number)

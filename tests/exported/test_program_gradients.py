@@ -309,5 +309,6 @@ def test_plans_of_another_torch_are_compiled_again(tmp_path: Path, monkeypatch: 
     assert [str(w.message) for w in found] == [
         "smelt: the program is compiled again for this machine: its plans are for torch 9"
     ]
+    assert found[0].filename == __file__
     program(x).square().sum().backward()
     assert all(map(same, grads(again.parameters()), grads(program.parameters())))
