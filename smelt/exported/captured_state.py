@@ -13,6 +13,7 @@ from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.environment.side_effects import Effect, SetAttr, SetItem
 from smelt.errors import ExportError
 from smelt.exported.argument_checks import root_of
+from smelt.exported.weight_updates import moved
 from smelt.guards.guard_kinds import KINDS
 from smelt.guards.source import Source
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -32,19 +33,20 @@ class ProgramState:
     def __init__(self, model: Any, gradients: bool) -> None:
         self._gradients = gradients
         self.modules = list(model.named_modules()) if isinstance(model, nn.Module) else []
-        self.known: dict[int, str] = {}
+        self._known: dict[int, str] = {}  # names by the identity of tensors
         self.reals: dict[str, torch.Tensor] = {}
         self.written: set[int] = set()  # addresses of storages that methods write
         self._constants: dict[int, str] = {}
         if isinstance(model, nn.Module):
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                self.known.setdefault(id(tensor), name)
+                self._known.setdefault(id(tensor), name)
 
     def add(self, tensor: torch.Tensor, name: str) -> str:
-        """Add a tensor, by this name or by one like it if another tensor has the name."""
+        """Add a tensor and return its name: the one that it has already, `name`, or one like it if another tensor has it."""
+        name = self._known.get(id(tensor), name)
         names = itertools.chain((name,), (f"{name}.{i}" for i in itertools.count(1)))
         name = next(n for n in names if self.reals.setdefault(n, tensor) is tensor)
-        self.known.setdefault(id(tensor), name)
+        self._known.setdefault(id(tensor), name)
         return name
 
     def constant(self, tensor: torch.Tensor) -> str:
@@ -87,7 +89,7 @@ class CapturedState:
                 or source.kind in ("array", "values")
             ):
                 raise ExportError(f"{source.source} is no plain tensor that a program can hold")
-            self.names[i] = state.add(real, state.known.get(id(real), _name_of(source)))
+            self.names[i] = state.add(real, _name_of(source))
             if i in traced.mutated:
                 state.written.add(real.untyped_storage().data_ptr())
 
@@ -103,7 +105,7 @@ class CapturedState:
                 if before is None or type(before) is not torch.Tensor:
                     return None
                 name = f"{path}.{effect.key}" if path else effect.key
-                return self._state.add(before, self._state.known.get(id(before), name))
+                return self._state.add(before, name)
         return None
 
     def check_replaced(self, name: str, effect: SetItem, captured: CapturedFrame) -> None:
@@ -134,9 +136,9 @@ def _held(real: torch.Tensor, copied: set[int], copies: dict[int, torch.UntypedS
     storage = real.untyped_storage()
     if storage.data_ptr() not in copied:
         return real.detach()
-    copy = copies.setdefault(storage.data_ptr(), storage.clone())
-    made = torch.empty(0, dtype=real.dtype)
-    return made.set_(copy, real.storage_offset(), real.shape, real.stride())  # type: ignore[arg-type]
+    if storage.data_ptr() not in copies:
+        copies[storage.data_ptr()] = storage.clone()
+    return moved(real, copies[storage.data_ptr()])
 
 
 def _name_of(source: Source) -> str:

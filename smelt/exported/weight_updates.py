@@ -21,7 +21,10 @@ def updated(
         kept = {_memory(tensor) for tensor in state.values() if tensor.requires_grad}
         storages = {_memory(state[name]): state[name].untyped_storage() for name in weights}
         replaced = {memory: storage.clone() for memory, storage in storages.items() if memory not in kept}
-        made = {name: _moved(tensor, replaced) for name, tensor in state.items()}
+        made = {
+            name: moved(tensor, replaced[_memory(tensor)]) if _memory(tensor) in replaced else tensor
+            for name, tensor in state.items()
+        }
         for name, value in weights.items():
             made[name].copy_(value)
     return made
@@ -54,9 +57,7 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _moved(tensor: torch.Tensor, replaced: Mapping[int, torch.UntypedStorage]) -> torch.Tensor:
-    storage = replaced.get(_memory(tensor))
-    if storage is None:
-        return tensor
+def moved(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """The view of `storage` that `tensor` is of its own storage. It does not require grad."""
     made = torch.empty(0, dtype=tensor.dtype)
     return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[arg-type]
