@@ -56,7 +56,7 @@ class Part:
 
     @property
     def role(self) -> Role:
-        """Its plan is for the present request for deterministic algorithms."""
+        """The role of its plan, which depends on whether deterministic algorithms are requested now."""
         deterministic = torch.are_deterministic_algorithms_enabled()
         undefined, omitted = tuple(sorted(self.undefined)), tuple(sorted(self.omitted))
         return "backward", undefined, int(self.reach), omitted, deterministic

@@ -1,4 +1,4 @@
-"""Conversion of aten graphs to and from the data of a program's file."""
+"""Conversion of graphs, mostly aten graphs, to and from the data of a program's file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def as_data(
     name_of: Callable[[torch.Tensor], str],
     target_of: Callable[[Node], Any] | None = None,
 ) -> GraphData:
-    """Return `graph` as data. `name_of` returns a constant's name in the state, `target_of` the stored form of a target
-    (None: of an aten graph). Raises ExportError."""
+    """Return `graph` as data. `name_of` returns a constant's name in the state, `target_of` the stored form of a node's
+    target; without it, `graph` is an aten graph. Raises ExportError for a node that has no form in a file."""
     target_of = target_of or _aten_target
     index = {node: i for i, node in enumerate(graph)}
 
@@ -52,8 +52,8 @@ def as_data(
 def restored(
     data: GraphData, state: Mapping[str, torch.Tensor], target_from: Callable[[GraphNode], Any] | None = None
 ) -> Graph:
-    """The graph of `data`, an aten graph unless `target_from` returns targets of a torch-level one. Raises ProgramError for
-    references to later nodes or to missing constants."""
+    """The graph of `data`: an aten graph, or the torch-level graph whose targets `target_from` returns. Raises ProgramError
+    for references to later nodes or to missing constants."""
     graph = Graph("aten" if target_from is None else "torch")
     for d in data.nodes:
         known = graph.nodes

@@ -1,8 +1,8 @@
 """The gradients of a captured call as data: the joint graph, cut into a forward and backwards (`autograd/compile_joint.py`).
 
 A compiled call compiles a backward when its first gradient arrives. A program holds its backwards: for each group of
-tangents one for all of them and one for each alone, at every `Reach` that the group allows. If only some tangents of a group
-are defined, their gradients are added up.
+tangents one for all of them and one for each alone, at every `Reach` that the group allows. For several tangents that are
+not all, it adds up what the backwards for each alone return.
 """
 
 from __future__ import annotations

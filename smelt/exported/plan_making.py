@@ -34,8 +34,8 @@ MOST_PLANS = 6  # symbolic plans of a program, besides the one for all sizes
 
 @dataclass(frozen=True)
 class Part:
-    """A graph of a program, by its number. Of a forward or backward the passes have run, on the joint graph; `donated`: the
-    inputs whose memory its plan may reuse or free."""
+    """A graph of a program, by its number. `is_rewritten`: it is a forward or backward, and the passes have run on the joint
+    graph. `donated`: the inputs whose memory its plan may reuse or free."""
 
     number: int
     graph: Graph

@@ -81,7 +81,7 @@ class BackwardData:
 class Gradients:
     """How a method is differentiated: what `_native.Differentiable` takes. Its graph returns `n_outputs` outputs, then the
     temporaries that backwards read. `tangents`: an output and the layout of its gradient; `inputs`: those that have a
-    gradient, `leaves` of them first that are leaves; `backwards`: for all tangents of a group and for each alone."""
+    gradient, the first `leaves` of which are leaves; `backwards`: for all tangents of a group and for each alone."""
 
     n_outputs: int
     tangents: tuple[tuple[int, Layout], ...]
