@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs `run_program` and `fuzz_program`."""
+    """The folder of the programs in `tests/exported/cpp/`, built."""
     folder = tmp_path_factory.mktemp("cpp")
     build(folder)
     return folder
@@ -42,22 +43,26 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def started(
-    driver: Path, folder: Path, calls: list[Call], threads: int = 0
+    executable: Path, folder: Path, calls: Sequence[Any], *options: object
 ) -> subprocess.CompletedProcess[str]:
-    """Runs calls of the program `m.smelt` in `folder`."""
-    pickled = torch._C._pickle_save(tuple((args, tuple(kwargs.items())) for args, kwargs in calls))
-    (folder / "calls.pt").write_bytes(pickled)
-    command = [driver, folder / "m.smelt", folder / "calls.pt", folder / "results.pt", str(threads)]
+    """Runs a C++ program on the exported program `m.smelt` in `folder` and on the `calls` that it takes."""
+    (folder / "calls.pt").write_bytes(torch._C._pickle_save(tuple(calls)))
+    command = [executable, *(folder / name for name in ("m.smelt", "calls.pt", "results.pt")), *options]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=250)
+
+
+def results_of(executable: Path, folder: Path, calls: Sequence[Any], *options: object) -> Any:
+    """What the C++ program writes."""
+    done = started(executable, folder, calls, *options)
+    assert done.returncode == 0, done.stderr
+    return torch._C._pickle_load_obj((folder / "results.pt").read_bytes())
 
 
 def in_cpp(driver: Path, folder: Path, program: Program, calls: list[Call], threads: int = 0) -> list[Any]:
     """The results of calls in a C++ process; of one that raises InputError its text."""
     program.save(folder / "m.smelt")
-    done = started(driver, folder, calls, threads)
-    assert done.returncode == 0, done.stderr
-    results: tuple[Any, ...] = torch._C._pickle_load_obj((folder / "results.pt").read_bytes())
-    return list(results)
+    pairs = [(args, tuple(kwargs.items())) for args, kwargs in calls]
+    return list(results_of(driver, folder, pairs, threads))
 
 
 def in_python(program: Program, calls: list[Call]) -> list[Any]:
@@ -239,11 +244,7 @@ def test_methods_and_new_weights(driver: Path, tmp_path: Path) -> None:
             return f"InputError: {error.args[0]}"
 
     program.save(tmp_path / "m.smelt")
-    (tmp_path / "calls.pt").write_bytes(torch._C._pickle_save(tuple(calls)))
-    command = [driver, tmp_path / "m.smelt", tmp_path / "calls.pt", tmp_path / "results.pt"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    found = torch._C._pickle_load_obj((tmp_path / "results.pt").read_bytes())
+    found = results_of(driver, tmp_path, calls)
     wanted = [in_python(*call) for call in calls]
     assert [isinstance(w, str) for w in wanted].count(True) == 6
     for f, w in zip(found, wanted, strict=True):
@@ -256,15 +257,7 @@ def test_weights_change_while_threads_run(driver: Path, tmp_path: Path) -> None:
     smelt.export(nn.Linear(4, 64), (x,)).save(tmp_path / "m.smelt")
     sets = tuple({n: p.detach() for n, p in nn.Linear(4, 64).named_parameters()} for _ in range(2))
     (tmp_path / "sets.pt").write_bytes(torch._C._pickle_save(sets))
-    (tmp_path / "calls.pt").write_bytes(torch._C._pickle_save((((x,), ()),)))
-    command = [
-        driver,
-        *(tmp_path / name for name in ("m.smelt", "calls.pt", "results.pt")),
-        4,
-        tmp_path / "sets.pt",
-    ]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
+    results_of(driver, tmp_path, [((x,), ())], 4, tmp_path / "sets.pt")
 
 
 # ---- gradients
@@ -333,23 +326,13 @@ def trained_in_python(
     return losses, gradients
 
 
-def trained_in_cpp(built: Path, folder: Path, batches: list[Any], steps: int, rate: float) -> Any:
-    (folder / "batches.pt").write_bytes(torch._C._pickle_save(tuple(batches)))
-    command = [
-        built / "train_program", folder / "m.smelt", folder / "batches.pt", folder / "results.pt", steps, rate
-    ]  # fmt: skip
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    return torch._C._pickle_load_obj((folder / "results.pt").read_bytes())
-
-
 def test_training_a_gpt(built: Path, tmp_path: Path) -> None:
     """Fifty steps of AdamW in C++: the losses of Python, where the compiled model and the program have the same bits."""
     torch.manual_seed(0)
     model = GPT()
     batches = [(torch.randint(64, (4, 16)), torch.randint(64, (4, 16))) for _ in range(3)]
     smelt.export(model, batches[0], gradients=True).save(tmp_path / "m.smelt")
-    losses, _, gradients = trained_in_cpp(built, tmp_path, batches, 50, 0.003)
+    losses, _, gradients = results_of(built / "train_program", tmp_path, batches, 50, 0.003)
     program = smelt.load(tmp_path / "m.smelt")
     wanted, wanted_gradients = trained_in_python(program, program.named_parameters(), batches, 50, 0.003)
     run = smelt.compile(model, fullgraph=True)
@@ -371,7 +354,7 @@ def test_training_with_buffers_and_other_sizes(n: int, built: Path, tmp_path: Pa
         tmp_path / "m.smelt"
     )
     batches = [(torch.randn(n, 4), torch.randint(3, (n,)))]
-    losses, state, gradients = trained_in_cpp(built, tmp_path, batches, 5, 0.01)
+    losses, state, gradients = results_of(built / "train_program", tmp_path, batches, 5, 0.01)
     program = smelt.load(tmp_path / "m.smelt")
     wanted, wanted_gradients = trained_in_python(program, program.named_parameters(), batches, 5, 0.01)
     assert gradients and same(gradients, wanted_gradients) and losses == pytest.approx(wanted, rel=1e-5)

@@ -4,7 +4,6 @@ process, without the compiler. And with gradients: their gradients."""
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import smelt
-from tests.harness.exported import exported_model, results_elsewhere, same, tensors
+from tests.harness.exported import exported_model, model_call, results_elsewhere, same, tensors
 from tests.harness.models import MODELS
 
 
@@ -46,15 +45,9 @@ def test_model(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_training_step(name: str, tmp_path: Path) -> None:
     """Two steps in training mode: results, accumulated gradients and buffers."""
-    torch.manual_seed(0)
-    model, call = MODELS[name]()
-    model = model.train()
-    ref = copy.deepcopy(model)
-    parameters = inspect.signature(model.forward).parameters
-    if "x" in call:
-        call = {next(iter(parameters)): call["x"]}
-    elif "use_cache" in parameters:
-        call["use_cache"] = False
+    model, inputs, options = model_call(name)
+    call = {**inputs, **options}
+    ref = copy.deepcopy(model.train())
     smelt.export(model, (), call, gradients=True).save(tmp_path / "m.smelt")
     program = smelt.load(tmp_path / "m.smelt")
     results = []

@@ -113,17 +113,21 @@ class ExportedModel:
     calls: list[dict[str, Any]]
 
 
-def exported_model(name: str) -> ExportedModel:
-    """Export the model called `name`."""
+def model_call(name: str) -> tuple[nn.Module, dict[str, torch.Tensor], dict[str, Any]]:
+    """The model called `name`, and its inputs and options as keyword arguments."""
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
+    parameters = inspect.signature(model.forward).parameters
+    if "x" in inputs:
+        return model, {next(iter(parameters)): inputs["x"]}, {}
+    return model, inputs, {"use_cache": False} if "use_cache" in parameters else {}
+
+
+def exported_model(name: str) -> ExportedModel:
+    """Export the model called `name`."""
+    model, inputs, options = model_call(name)
     model = model.eval()
-    is_text = "x" not in inputs
-    options: dict[str, Any] = {}
-    if not is_text:
-        inputs = {next(iter(inspect.signature(model.forward).parameters)): inputs["x"]}
-    elif "use_cache" in inspect.signature(model.forward).parameters:
-        options = {"use_cache": False}
+    is_text = not any(x.is_floating_point() for x in inputs.values())
     batch, length = smelt.Dim("batch", min=2, max=8), smelt.Dim("length", min=4, max=12)
     dims = {0: batch, 1: length} if is_text else {0: batch}
     program = smelt.export(model, (), {**inputs, **options}, dynamic_shapes=dict.fromkeys(inputs, dims))
