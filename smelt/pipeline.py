@@ -63,7 +63,7 @@ class Compilation:
         donated: the indices of the inputs whose memory the plan may reuse or free.
         title: the name of the graph in reports and profiles.
         is_rewritten: the passes have run, on the joint graph that this graph is cut from.
-        on_plan: receives each plan that is loaded, and the sizes that it is loaded for.
+        on_plan: receives each plan that is made, and the sizes that it is made for.
     """
 
     config: Config
@@ -155,7 +155,7 @@ def load_plan(plan: Plan | Template, c: Compilation) -> PlansAt:
         return lambda values: loaded
     template, loader = plan, None
     if isinstance(plan.launches, SymbolicLaunches) and c.target.load_symbolic is not None:
-        loader = Loader(plan, c.target.load_symbolic, c.sizes)
+        loader = Loader(plan, c.target.load_symbolic, c.sizes, c.on_plan)
 
     def plan_at(values: Values) -> _native.Plan:
         with events.compiling(c.title), stage("instance"):
@@ -172,8 +172,6 @@ def instantiate(loader: Loader, values: Values, c: Compilation) -> _native.Plan:
     if c.config.verify_stages:
         with stage("verify"):
             loader.check(loaded, plan, values)
-    if c.on_plan is not None:
-        c.on_plan(plan, values)
     return loaded
 
 

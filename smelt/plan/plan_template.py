@@ -73,12 +73,19 @@ class Template:
 
 class Loader:
     """Loads the plans of a template with `SymbolicLaunches`. `load` loads a symbolic plan, which covers all sizes with the
-    same outcomes. The symbolic plans used last stay cached."""
+    same outcomes. The symbolic plans used last stay cached. `on_plan` receives each one that is made, and the sizes that it
+    is made for."""
 
     _CAPACITY = 64
 
-    def __init__(self, template: Template, load: LoadSymbolic, syms: Sequence[Sym]) -> None:
-        self._template, self._load, self._syms = template, load, syms
+    def __init__(
+        self,
+        template: Template,
+        load: LoadSymbolic,
+        syms: Sequence[Sym],
+        on_plan: Callable[[SymbolicPlan, Values], None] | None = None,
+    ) -> None:
+        self._template, self._load, self._syms, self._on_plan = template, load, syms, on_plan
         self._cached: tuple[tuple[SymbolicPlan, Instances], ...] = ()  # most recently used first
 
     def __call__(self, values: Values) -> tuple[_native.Plan, SymbolicPlan]:
@@ -94,6 +101,8 @@ class Loader:
         self._move_to_front((plan, instances))
         loaded = instances(values)
         assert loaded is not None, "a symbolic plan covers the sizes that it is built for"
+        if self._on_plan is not None:
+            self._on_plan(plan, values)
         return loaded, plan
 
     def _move_to_front(self, first: tuple[SymbolicPlan, Instances]) -> None:

@@ -319,17 +319,20 @@ def test_conditions_say_for_which_sizes_a_plan_is():
 
 def test_few_plans_are_kept():
     p = Program((S, T))
-    made = []
+    made, reported = [], []
 
     def load(sized, syms):
         made.append(sized)
         return load_symbolic(replace(sized, conditions=((S - sizes, True), (sizes - S, True))), syms)
 
-    loader = Loader(p.template(p.increment(0, "output")), load, (S, T))
+    template = p.template(p.increment(0, "output"))
+    loader = Loader(template, load, (S, T), lambda plan, values: reported.append((plan, values[S])))
     for sizes in (*range(2, 2 + Loader._CAPACITY), 2, 2 + Loader._CAPACITY, 2, 3):
         native, _ = loader({S: sizes, T: 3})
         assert native((torch.zeros(sizes, 3),))[0].shape == (sizes, 3)
     assert len(made) == Loader._CAPACITY + 2  # of the last, and of 3 again, which was used longest ago
+    assert all(plan is sized for (plan, _), sized in zip(reported, made, strict=True))
+    assert [sizes for _, sizes in reported] == [*range(2, 3 + Loader._CAPACITY), 3]
 
 
 def test_numbers_of_calls_follow_from_sizes():

@@ -7,7 +7,7 @@ import smelt
 from smelt import config
 from smelt.config import Config
 from smelt.report import inspect
-from smelt.warm import entry_store
+from smelt.warm import add_plans, entry_store
 
 x = torch.ones(2, 3)
 
@@ -72,6 +72,15 @@ def test_plans_for_other_sizes_bring_back_no_entry(is_gone):
     for n in (2, 5, 64, 1000):
         compiled(torch.ones(n, n))
     assert bool(list(entry_store.known())) is not is_gone
+
+
+def test_a_plan_that_serves_other_sizes_is_stored_once(monkeypatch):
+    added = []
+    monkeypatch.setattr(add_plans, "keep", lambda *arguments, **options: added.append(arguments))
+    compiled = smelt.compile(lambda x: x * 3 + 1, dynamic=True)
+    for n in range(4, 12):
+        assert torch.equal(compiled(torch.ones(n, 3)), torch.full((n, 3), 4.0))
+    assert list(entry_store.known()) and not added
 
 
 FACTOR = 2
