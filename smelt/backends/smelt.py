@@ -125,7 +125,7 @@ class TraceCompiler:
         if report is not None:
 
             def on_plan(plan: Any, values: Values) -> None:
-                report(MadePlan(role, graph, donated, plan, values))
+                report(MadePlan(role, graph, plan, values))
 
         title = self._title(graph)
         compilation = replace(self.compilation(sizes), donated=donated, title=title, on_plan=on_plan)

@@ -67,7 +67,7 @@ class CompileAgain:
         self, graph: Graph, role: Role, donated: frozenset[int] = frozenset(), symbols: tuple[Sym, ...] = ()
     ) -> Callable[[Values], Compiled]:
         def on_plan(plan: Any, values: Values) -> None:
-            self._add(MadePlan(role, graph, donated, plan, values))
+            self._add(MadePlan(role, graph, plan, values))
 
         target = targets.factory(devices_of(graph))(self._config)
         compilation = pipeline.Compilation(

@@ -68,12 +68,10 @@ Role = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class MadePlan:
-    """A plan (`plan.steps.Plan`, or a symbolic one) of one of a trace's graphs, loaded for the sizes `values`. `donated`:
-    the indices of the inputs whose memory it may reuse."""
+    """A plan (`plan.steps.Plan`, or a symbolic one) of one of a trace's graphs, made for the sizes `values`."""
 
     role: Role
     graph: Graph
-    donated: frozenset[int]
     plan: Any
     values: Values
 
@@ -90,9 +88,8 @@ class Traced:
     graph runs, or autograd must see the torch-level graph run eagerly. `on_mismatch` is called when compiled code
     gives wrong results (the option `verify`). `on_failure` is called when deferred compilation of a subgraph fails; it
     may raise. `on_plan` receives each plan of the trace's graphs, backwards too, `on_node` their
-    `autograd.compile_joint.JointNode`. `module_calls`: the calls of modules,
-    inner ones first, where recorded. `same_results`: torch-level calls that return a tensor of an earlier node, as `add_`
-    does, and that node.
+    `autograd.compile_joint.JointNode`. `module_calls`: the calls of modules, inner ones first, where recorded.
+    `same_results`: torch-level calls that return a tensor of an earlier node, as `add_` does, and that node.
     """
 
     torch_graph: Graph
