@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
+from contextlib import suppress
 
 from smelt.config import Config
 from smelt.errors import CacheError
@@ -30,15 +31,7 @@ def entries_under(key: str, seen: Container[bytes], config: Config) -> Iterator[
     for digest, known in list(_known.get(key, {}).items()):
         if digest not in seen:
             yield from _decoded(digest, known)
-    store = disk_cache.store(config)
-    for slot in range(SLOTS if store is not None else 0):
-        content = store.get(_slot_key(key, slot)) if store is not None else None
-        if content is None:
-            continue
-        try:
-            digest = entry_digest(content)
-        except Damaged:
-            continue
+    for _, digest, content in _on_disk(key, disk_cache.store(config)):
         if digest not in seen and digest not in _known.get(key, {}):
             _known.setdefault(key, {})[digest] = content
             yield from _decoded(digest, content)
@@ -62,14 +55,16 @@ def keep(key: str, content: bytes, config: Config, *, is_new: bool = True) -> by
         known[digest] = content
     store = disk_cache.store(config)
     if store is not None:
-        kept = [store.get(_slot_key(key, slot)) for slot in range(SLOTS)]
-        at = _slot_of(digest, kept)
-        earlier = kept[at]
-        is_stored = earlier is not None and _is(digest, earlier)
-        if earlier is not None and is_stored:
-            content = merged(earlier, content)
-        if content != earlier and (is_new or is_stored):
-            store.put(_slot_key(key, at), content)
+        kept = list(_on_disk(key, store))
+        for slot, other, earlier in kept:
+            if other == digest:
+                content = merged(earlier, content)
+                if content != earlier:
+                    store.put(_slot_key(key, slot), content)
+                return digest
+        if is_new:
+            free = set(range(SLOTS)) - {slot for slot, *_ in kept}
+            store.put(_slot_key(key, min(free, default=digest[0] % SLOTS)), content)
     return digest
 
 
@@ -77,24 +72,19 @@ def drop(key: str, digest: bytes, config: Config) -> None:
     """Remove an entry, also from the disk."""
     _known.get(key, {}).pop(digest, None)
     store = disk_cache.store(config)
-    for slot in range(SLOTS if store is not None else 0):
-        content = store.get(_slot_key(key, slot)) if store is not None else None
-        if store is not None and content is not None and _is(digest, content):
+    for slot, other, _ in _on_disk(key, store):
+        if store is not None and other == digest:
             store.drop(_slot_key(key, slot))
 
 
-def _slot_of(digest: bytes, kept: Sequence[bytes | None]) -> int:
-    """The slot for an entry: where it is, else a free one, else the one that its digest selects."""
-    own = [slot for slot, content in enumerate(kept) if content is not None and _is(digest, content)]
-    free = [slot for slot, content in enumerate(kept) if content is None]
-    return [*own, *free, digest[0] % SLOTS][0]
-
-
-def _is(digest: bytes, content: bytes) -> bool:
-    try:
-        return entry_digest(content) == digest
-    except Damaged:
-        return False
+def _on_disk(key: str, store: disk_cache.Store | None) -> Iterator[tuple[int, bytes, bytes]]:
+    """Slot, digest and content of the entries of a key on disk. A damaged one counts as absent."""
+    if store is not None:
+        for slot in range(SLOTS):
+            content = store.get(_slot_key(key, slot))
+            if content is not None:
+                with suppress(Damaged):
+                    yield slot, entry_digest(content), content
 
 
 def save(path: str | os.PathLike[str]) -> int:

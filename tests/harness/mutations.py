@@ -25,6 +25,7 @@ from torch import nn
 import smelt
 from smelt import _native, config
 from smelt.capture.driver import cache_entries
+from smelt.runtime.compiled_callables import native_callable
 from smelt.warm import entry_store, first_calls
 from tests.harness.agreement import Observed, compare, observe, tensors
 
@@ -664,7 +665,7 @@ def hits(make: Callable[[], Loaded], change: Change | None = None, way: Way = WA
     wanted, _ = _observed(make, change, lambda target: target, way)
     got, compiled = _observed(make, change, functools.partial(smelt.compile, dynamic=way.dynamic), way)
     compare(got, wanted)
-    return _native.count(compiled._smelt.call if isinstance(compiled, nn.Module) else compiled) > 0
+    return _native.count(native_callable(compiled)) > 0
 
 
 def hits_if_it_runs(source: ast.Module, way: Way = WAYS[""]) -> bool:

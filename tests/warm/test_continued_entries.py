@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import smelt
-from smelt import config
 from smelt.config import Config
 from smelt.report import inspect
 from smelt.warm import add_plans, entry_store
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 x = torch.ones(2, 3)
 
@@ -29,14 +30,6 @@ def hashed_at_the_end(x):
     x = x * 2
     smelt.graph_break()
     return x * 3, hash("text")
-
-
-@pytest.fixture(autouse=True)
-def warm():
-    entry_store.forget()
-    with config.set(warm_start=True, kernel_cache=False), torch.no_grad():
-        yield
-    entry_store.forget()
 
 
 def entries(compiled):

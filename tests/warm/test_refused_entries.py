@@ -10,6 +10,8 @@ from smelt import config
 from smelt.report import inspect
 from smelt.warm import entry_store
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 x = torch.ones(2, 3)
 HOLDER = [object()]
 WEIGHT = torch.ones(2, 3, requires_grad=True)
@@ -47,14 +49,6 @@ def warns(x):
     x = x + 1
     warnings.warn("careful", stacklevel=1)
     return x * 2
-
-
-@pytest.fixture(autouse=True)
-def warm():
-    entry_store.forget()
-    with config.set(warm_start=True, kernel_cache=False), torch.no_grad():
-        yield
-    entry_store.forget()
 
 
 @pytest.mark.parametrize(
