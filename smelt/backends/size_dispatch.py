@@ -22,10 +22,12 @@ from smelt.runtime.fork_locks import sizes_lock
 from smelt.shapes.expr import Sym, Values, bounds
 from smelt.torch_private import OpOverload
 from smelt.tracing.fake.returned_views import allow_inplace_writes
-from smelt.tracing.record.traced import SizeInput, Traced
+from smelt.tracing.record.traced import SizeInput
 
 # What runs, which `SizeDispatch` caches.
 Instance = tuple[Compiled]
+Create = Callable[[], Instance | Compiled]
+CompileDeferred = Callable[[Create, Create], Instance | Compiled]
 
 _EAGER_GRAPHS = 8  # sets of sizes for which the graph of an eager fallback is cached
 
@@ -67,18 +69,19 @@ def dispatch_by_sizes(
 
 class WithEagerFallback:
     """Creates instances by `create` until that fails; from then on, `run_eagerly` returns what runs for new sizes.
+    `compile_deferred`: handles the failure (`Traced.compile_deferred`).
 
     A failure for the sizes `first` raises, since the entry is not installed yet.
     """
 
     def __init__(
         self,
-        traced: Traced,
+        compile_deferred: CompileDeferred,
         create: Callable[[Values], Instance | Compiled],
         run_eagerly: Callable[[Values], Compiled],
         first: Values | None = None,
     ) -> None:
-        self._traced, self._create, self._first = traced, create, first
+        self._compile_deferred, self._create, self._first = compile_deferred, create, first
         self._failed = False
         cached = lru_cache(_EAGER_GRAPHS)(lambda items: run_eagerly(dict(items)))
         self.eager: Callable[[Values], Compiled] = lambda values: cached(tuple(values.items()))
@@ -88,9 +91,7 @@ class WithEagerFallback:
             return self.eager(values)
         if values == self._first:
             return self._create(values)
-        return self._traced.compile_deferred(
-            lambda: self._create(values), lambda: self._after_failure(values)
-        )
+        return self._compile_deferred(lambda: self._create(values), lambda: self._after_failure(values))
 
     def _after_failure(self, values: Values) -> Compiled:
         self._failed = True

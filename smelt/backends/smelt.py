@@ -219,7 +219,7 @@ def _with_symbolic_sizes(captured: Traced, config: Config) -> Compiled:
     def create(values: Values) -> Instance:
         return (compiled_at(values, budgets.of_instance()),)
 
-    with_fallback = WithEagerFallback(traced, create, run_eagerly, compiler.hints)
+    with_fallback = WithEagerFallback(traced.compile_deferred, create, run_eagerly, compiler.hints)
     return dispatch_by_sizes(traced.sizes, with_fallback, budget=budgets.forwards)
 
 
@@ -290,7 +290,7 @@ def _compile_subgraph(compiler: TraceCompiler, graph: Graph, sizes: Mapping[Sym,
         return (compiled,) if _add_plan(budget, compiled) else compiled
 
     with_fallback = WithEagerFallback(
-        compiler.traced, create, lambda values: eager_fallback(substitute(graph, values))
+        compiler.traced.compile_deferred, create, lambda values: eager_fallback(substitute(graph, values))
     )
 
     def instance(values: Values) -> Instance | Compiled:

@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from smelt import pipeline, targets
 from smelt.autograd.double_backward import DoubleBackward
 from smelt.autograd.undefined_tangents import without_gradients, without_tangents
 from smelt.backends.eager import eager_beneath_node
-from smelt.backends.size_dispatch import eager_fallback
+from smelt.backends.size_dispatch import Instance, WithEagerFallback, eager_fallback
 from smelt.backends.unbacked_subgraphs import devices_of
 from smelt.config import Config
+from smelt.errors import BackendError
 from smelt.exported.aten_graphs import restored
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph
 from smelt.shapes.expr import Sym, Values
 from smelt.shapes.substitute import substitute
-from smelt.tracing.record.traced import MadePlan, Role
+from smelt.tracing.record.traced import MadePlan, Role, compile_deferred
 from smelt.warm.add_plans import AddPlans
 from smelt.warm.graph_forms import double_backward, read_graphs
 from smelt.warm.stored_entry import StoredEntry, constant
 
-log = logging.getLogger("smelt")
+T = TypeVar("T")
 
 
 class CompileAgain:
-    """Compiles the graphs of a stored entry. New plans are added to the entry."""
+    """Compiles the graphs of a stored entry. New plans are added to the entry. A graph that fails to compile runs eagerly,
+    or raises BackendError with `fullgraph`."""
 
-    def __init__(self, key: str, stored: StoredEntry, config: Config) -> None:
+    def __init__(self, key: str, stored: StoredEntry, config: Config, fullgraph: bool) -> None:
         self._form, self._config = stored.data["graph"], config
+        self._on_failure = self._raise if fullgraph else None
         self._graphs = read_graphs(stored.graphs)
         self._add = AddPlans(key, stored, config)
         self._constants = {str(i): constant(form) for i, form in enumerate(self._form["constants"])}
 
-    def sized(self, numbers: Sequence[int]) -> tuple[Compiled] | Compiled:
+    def sized(self, numbers: Sequence[int]) -> Instance | Compiled:
         """The graph for these sizes, as `SizeDispatch` takes it."""
-        values = dict(zip(self._symbols, numbers, strict=True))
-        try:
-            return (self._at_sizes(values),)
-        except Exception as error:
-            self._say(error)
-            return eager_fallback(substitute(self._graph("graph"), values))
+        return self._instances(dict(zip(self._symbols, numbers, strict=True)))
 
     def backward(self, role: Role) -> Compiled:
         """A part of the backward."""
@@ -52,11 +49,9 @@ class CompileAgain:
         graph = without_gradients(graph, frozenset(omitted))
         temporaries = self._form["temporaries"]
         donated = frozenset(i for i, p in enumerate(graph.placeholders) if p.name in temporaries)
-        try:
-            return self._compiled(graph, role, donated)({})
-        except Exception as error:
-            self._say(error)
-            return eager_beneath_node(graph, donated)
+        return self._compile_deferred(
+            lambda: self._compiled(graph, role, donated)({}), lambda: eager_beneath_node(graph, donated)
+        )
 
     @cached_property
     def double_backward(self) -> DoubleBackward:
@@ -81,6 +76,14 @@ class CompileAgain:
         return substitute(restored(self._graphs[name], self._constants), named)
 
     @cached_property
+    def _instances(self) -> WithEagerFallback:
+        return WithEagerFallback(
+            self._compile_deferred,
+            lambda values: (self._at_sizes(values),),
+            lambda values: eager_fallback(substitute(self._graph("graph"), values)),
+        )
+
+    @cached_property
     def _at_sizes(self) -> Callable[[Values], Compiled]:
         return self._compiled(self._graph("graph"), ("graph",), symbols=self._symbols)
 
@@ -88,5 +91,8 @@ class CompileAgain:
     def _symbols(self) -> tuple[Sym, ...]:
         return tuple(Sym(name, low, high, likely=likely) for name, low, high, likely in self._form["symbols"])
 
-    def _say(self, error: Exception) -> None:
-        log.warning("smelt: a part of %s could not be compiled: %r", self._form["title"], error)
+    def _compile_deferred(self, compile_graph: Callable[[], T], run_eagerly: Callable[[], T]) -> T:
+        return compile_deferred(compile_graph, run_eagerly, self._form["title"], self._on_failure)
+
+    def _raise(self, error: Exception) -> None:
+        raise BackendError(f"a part of {self._form['title']} could not be compiled: {error!r}") from error

@@ -72,15 +72,17 @@ def found(
     slots: tuple[object, ...],
     key: str,
     config: Config,
+    fullgraph: bool,
     resume: Resume,
 ) -> Found | None:
     """The entry for a call of `fn` with these argument slots; None if it does not accept the call, or cannot be loaded.
-    `key`, `config`: of the entry, for plans that later calls need. `resume` makes the callable of a resume function."""
+    `key`, `config`, `fullgraph`: of the entry, for plans that later calls need. `resume` makes the callable of a resume
+    function."""
     matching = resolved(stored, fn, slots)
     if matching is None:
         return None
     try:
-        graph = _graph(stored, matching.read, _Plans(stored, key, config))
+        graph = _graph(stored, matching.read, _Plans(stored, key, config, fullgraph))
         frame = stored.data["frame"]
         return Found(
             matching.tree, _compiled(frame, graph, matching.read, resume), graph if frame["direct"] else None
@@ -121,8 +123,8 @@ def resolved(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, .
 class _Plans:
     """The plans of an entry, and what compiles others."""
 
-    def __init__(self, stored: StoredEntry, key: str, config: Config) -> None:
-        self._stored, self._key, self._config = stored, key, config
+    def __init__(self, stored: StoredEntry, key: str, config: Config, fullgraph: bool) -> None:
+        self._stored, self._compilation = stored, (key, stored, config, fullgraph)
         self._linked: dict[int, _native.ProgramPlans] = {}
 
     def at(self, role: tuple[Any, ...], numbers: tuple[int, ...] = ()) -> _native.Plan | None:
@@ -147,7 +149,7 @@ class _Plans:
     @cached_property
     def again(self) -> Any:
         """The entry's `CompileAgain`; imports the compiler."""
-        return import_module("smelt.warm.compile_again").CompileAgain(self._key, self._stored, self._config)
+        return import_module("smelt.warm.compile_again").CompileAgain(*self._compilation)
 
 
 def _graph(stored: StoredEntry, read: FormReader, plans: _Plans) -> Graph:

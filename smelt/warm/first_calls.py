@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +43,7 @@ class FirstCalls:
         dynamic: bool | None,
         root: FirstCalls | None = None,
     ) -> None:
-        self._make, self._config, self._dynamic = make, config, dynamic
+        self._make, self._config, self._fullgraph, self._dynamic = make, config, fullgraph, dynamic
         self._root = self if root is None else root
         self._settings = settings_of(config, fullgraph, dynamic)
         self._found: list[Found] = []
@@ -62,9 +61,7 @@ class FirstCalls:
             with collections_postponed():  # a lookup makes many objects, and a collection takes milliseconds
                 if self._find(fn, slots):
                     return True
-        if (
-            self._make is None
-        ):  # a found resume function has no compiler: only the stored entries have its code
+        if self._make is None:  # of a found resume function, whose code only stored entries have
             stance = compiler_stance()
             if stance == "fail_on_recompile":
                 from smelt.capture.driver.cache_misses import recompile_message  # noqa: PLC0415 (capture)
@@ -143,10 +140,11 @@ class FirstCalls:
             self._key = key_for(fn, slots, self._settings)
         except Unstorable:
             return False
+        if target is None:
+            return False
         for digest, stored in entries_under(self._key, self._seen, self._config):
-            make = partial(found, key=self._key, config=self._config, resume=self._root.resume)
-            entry = None if target is None else make(stored, fn, slots)
-            if entry is not None and target is not None:
+            entry = found(stored, fn, slots, self._key, self._config, self._fullgraph, self._root.resume)
+            if entry is not None:
                 self._seen.add(digest)
                 self._found.append(entry)
                 _native.add_entry(target, entry.tree, entry.compiled, entry.only)

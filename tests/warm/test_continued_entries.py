@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import smelt
+from smelt import pipeline
 from smelt.config import Config
+from smelt.errors import BackendError
 from smelt.report import inspect
 from smelt.warm import add_plans, entry_store
 
@@ -74,6 +76,43 @@ def test_a_plan_that_serves_other_sizes_is_stored_once(monkeypatch):
     for n in range(4, 12):
         assert torch.equal(compiled(torch.ones(n, 3)), torch.full((n, 3), 4.0))
     assert list(entry_store.known()) and not added
+
+
+def later_part(needs_grad, fullgraph):
+    """A found entry that needs another plan: for other sizes, or a backward."""
+    weight = torch.ones(4, 4, requires_grad=needs_grad)
+    compiled = []
+    for _ in range(2):
+
+        def f(x):
+            return (x @ weight).sum(0) * 3
+
+        compiled.append(smelt.compile(f, dynamic=None if needs_grad else True, fullgraph=fullgraph))
+        with torch.set_grad_enabled(needs_grad):
+            total = compiled[-1](torch.ones(7, 4)).sum()
+    assert [entries(c) for c in compiled] == [[1], []]
+    if needs_grad:
+        return lambda: torch.autograd.grad(total, weight)[0], torch.full((4, 4), 21.0)
+    return lambda: compiled[-1](torch.ones(64, 4)), torch.full((4,), 768.0)
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_a_part_of_a_found_entry_that_cannot_be_compiled_runs_eagerly(monkeypatch, caplog, needs_grad):
+    call, wanted = later_part(needs_grad, False)
+    monkeypatch.setattr(pipeline, "lower_graph", lambda *_: 1 / 0)
+    assert torch.equal(call(), wanted)
+    assert "could not be compiled: ZeroDivisionError" in caplog.text
+    if not needs_grad:
+        assert torch.equal(call(), wanted)
+        assert len(caplog.records) == 1  # it is tried once
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_a_part_of_a_found_entry_that_cannot_be_compiled_raises_with_fullgraph(monkeypatch, needs_grad):
+    call, _ = later_part(needs_grad, True)
+    monkeypatch.setattr(pipeline, "lower_graph", lambda *_: 1 / 0)
+    with pytest.raises(BackendError, match="a part of .* could not be compiled: ZeroDivisionError"):
+        call()
 
 
 FACTOR = 2

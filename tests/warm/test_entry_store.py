@@ -133,6 +133,8 @@ def test_forged_guards_are_no_entry():
     ]  # fmt: skip
     for data in forged:
         assert (
-            find_entry.found(StoredEntry(data, b"", ()), f, (torch.ones(2),), KEY, Config(), lambda fn: fn)
+            find_entry.found(
+                StoredEntry(data, b"", ()), f, (torch.ones(2),), KEY, Config(), False, lambda fn: fn
+            )
             is None
         )

@@ -145,19 +145,30 @@ class Traced:
     def compile_deferred(self, compile_graph: Callable[[], T], eager_fallback: Callable[[], T]) -> T:
         """`compile_graph()`, for a subgraph that is compiled when a later call or a backward needs it. If that fails,
         `eager_fallback()`."""
-        try:
-            return compile_graph()
-        except Exception as error:
-            if self.on_failure is None:
-                log.warning("smelt: a part of %s could not be compiled: %r", self.title or "a graph", error)
-            else:
-                self.on_failure(error)
-            return eager_fallback()
+        return compile_deferred(compile_graph, eager_fallback, self.title or "a graph", self.on_failure)
 
     def release_examples(self) -> None:
         """Drop the weak references to the traced tensors: `torch.utils.swap_tensors` refuses tensors with weak
         references."""
         self._examples.clear()
+
+
+def compile_deferred(
+    compile_graph: Callable[[], T],
+    eager_fallback: Callable[[], T],
+    title: str,
+    on_failure: Callable[[Exception], None] | None,
+) -> T:
+    """`compile_graph()`. If that fails, `eager_fallback()`, unless `on_failure` raises. Without `on_failure`, a warning
+    names the graph by its `title`."""
+    try:
+        return compile_graph()
+    except Exception as error:
+        if on_failure is None:
+            log.warning("smelt: a part of %s could not be compiled: %r", title, error)
+        else:
+            on_failure(error)
+        return eager_fallback()
 
 
 def _empty_like(fake: FakeTensor, hints: Mapping[Sym, int]) -> torch.Tensor:
