@@ -34,7 +34,7 @@ from smelt.warm.digests import code_bytes
 from smelt.warm.find_entry import LIGHT_NAMES, RERUNS, resolved
 from smelt.warm.graph_forms import stored_graphs
 from smelt.warm.live_objects import Node, ObjectTable, read_node, store_class_facts
-from smelt.warm.stored_entry import StoredEntry, from_bytes
+from smelt.warm.stored_entry import StoredEntry, as_tuples, from_bytes
 
 _DIRECT = frozenset({int, bool, str, float, type(None)})
 _SINGLE = frozenset(
@@ -106,8 +106,8 @@ def _graph(new: NewEntry, made: Sequence[MadePlan], writer: _Writer) -> tuple[di
         (node,) = new.plans.nodes
         with_history = node.with_history and node.with_history.at({})
         data = node.data({}, with_history)
-        graph["node"] = {name: writer.value(_as_tuples(value)) for name, value in data.items()}
-        graph["substitutes"] = writer.value(_as_tuples(node.substitutes))
+        graph["node"] = {name: writer.value(as_tuples(value)) for name, value in data.items()}
+        graph["substitutes"] = writer.value(as_tuples(node.substitutes))
         graph["counters"] = [traced.counters.uncounted, traced.counters.counted]
         graph["temporaries"] = [s.name for s in node.parts.saved if s.kind == "temporary"]
         graph["has_double_backward"] = with_history is not None
@@ -116,10 +116,6 @@ def _graph(new: NewEntry, made: Sequence[MadePlan], writer: _Writer) -> tuple[di
     else:
         section, constants = stored_graphs({"graph": made[0].graph}) if sizes else (b"", [])
     return {**graph, "constants": constants}, section
-
-
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _check_resolves(content: StoredEntry, new: NewEntry, objects: Sequence[object]) -> None:

@@ -4,7 +4,7 @@
     object    := reference digest            a later object may refer to earlier ones by their number
     reference := "root"                      the compiled function
                | "modules"                   sys.modules
-              | "module" name               sys.modules[name]
+               | "module" name               sys.modules[name]
                | "dict" name                 its dictionary
                | "name" module qualname      found from its module by its own name
                | "globals" object            the globals of a function
@@ -87,9 +87,8 @@ class ObjectTable:
         self._numbers: dict[int, int] = {}
         self.objects: list[object] = []
         self._pending: set[int] = set()
-        self._at: dict[
-            int, list[int]
-        ] = {}  # by id of an object that a guard compares: the nodes of these guards
+        # by id of an object that a guard compares: the nodes of these guards
+        self._at: dict[int, list[int]] = {}
         self._types: dict[int, list[int]] = {}  # by id of a class: the nodes of its instances
         self._classes: list[type] = []
         self._functions: list[types.FunctionType] = [fn]
@@ -212,11 +211,8 @@ class ObjectTable:
 
 
 def _digest(value: object, reference: Reference) -> bytes:
-    if isinstance(value, type) and reference[0] in (
-        "type",
-        "at",
-        "base",
-    ):  # nothing else tells it from others
+    # Only its attributes distinguish a class that is found by no name.
+    if isinstance(value, type) and reference[0] in ("type", "at", "base"):
         return digest_of(value, dict(_attributes(value)))
     return digest_of(value)
 

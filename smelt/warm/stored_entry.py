@@ -163,7 +163,7 @@ def from_bytes(content: bytes) -> StoredEntry:
     try:
         data, rows = json.loads(text), json.loads(table)
         plans = [
-            StoredPlan(_tuples(role), _tuples(sizes), constants, libraries, steps)
+            StoredPlan(as_tuples(role), as_tuples(sizes), constants, libraries, steps)
             for (role, sizes, constants), libraries, steps in zip(rows, parts[::2], parts[1::2], strict=True)
         ]
     except (ValueError, TypeError) as error:
@@ -173,8 +173,9 @@ def from_bytes(content: bytes) -> StoredEntry:
     return StoredEntry(data, graphs, tuple(plans))
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if type(value) is list else value
+def as_tuples(value: Any) -> Any:
+    """`value`, with tuples in place of lists, also of nested ones."""
+    return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 # ----------------------------------------------------------------------------------------------------- values from forms

@@ -267,6 +267,7 @@ class Way:
 
 
 WAYS = {"": Way(), "symbolic sizes": Way(dynamic=True), "gradients": Way(gradients=True)}
+WITHOUT_GRADIENTS = ("writes",)  # programs that write to their arguments, which would be leaves
 
 
 def load(source: str | ast.Module, way: Way | None = None) -> Loaded:

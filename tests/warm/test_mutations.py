@@ -16,7 +16,7 @@ FEW = 12
 @pytest.mark.parametrize("way", mutations.WAYS)
 @pytest.mark.parametrize("name", mutations.PROGRAMS)
 def test_mutated_programs_find_no_entry_that_is_wrong(name, way):
-    if way == "gradients" and name == "writes":
+    if way == "gradients" and name in mutations.WITHOUT_GRADIENTS:
         pytest.skip("it writes to its arguments")
     source, how = mutations.PROGRAMS[name], mutations.WAYS[way]
     edited = [tree for _, tree in mutations.edits(source)]
