@@ -62,12 +62,20 @@ def first_example(console: Console) -> None:
 
 
 def measured(name: str) -> dict[str, Any]:
-    """The figures of one model, from a process of its own (benchmarks/one_model.py)."""
+    """The figures of one model, from a process of its own (benchmarks/one_model.py); says every 15 seconds that it runs."""
+    print(f"measuring {name} ...", flush=True)
     command = [sys.executable, "-m", "benchmarks.one_model", name]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while True:
+            try:
+                out, err = process.communicate(timeout=15)
+                break
+            except subprocess.TimeoutExpired:
+                print(f"   ... {time.perf_counter() - start:.0f} s", flush=True)
+    if process.returncode:
+        sys.exit(f"{name} failed:\n{err[-4000:]}")
+    return json.loads(out.strip().splitlines()[-1])
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
@@ -112,7 +120,6 @@ def main() -> None:
     rows = []
     for name in NAMES:
         with console.status(f"{name}: eager, torch.compile (this takes a while), smelt ..."):
-            print(f"measuring {name} ...", flush=True)
             rows.append(measured(name))
     console.print(table(rows))
 
