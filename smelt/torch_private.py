@@ -254,7 +254,8 @@ enable_saved_tensors_hooks = _needed(
     lambda: torch._C._autograd._saved_tensors_hooks_enable, "transforms disable hooks"
 )
 operator_registry: Any = _optional(
-    lambda: torch._library.simple_registry.singleton, "effects that the program registers for its operators"
+    lambda: torch._library.simple_registry.singleton,
+    "effects and fake kernels that the program registers for its operators",
 )
 NODES_IN_C: Any = _needed(lambda: torch._C._functions, "what nodes of autograd save")
 DelayedError: Any = _needed(
@@ -323,9 +324,6 @@ _has(
 )  # fmt: skip
 has_kernel = _needed(
     lambda: torch._C._dispatch_has_kernel_for_dispatch_key, "which operators are taken apart"
-)
-fake_kernels: Any = _optional(
-    lambda: torch._library.simple_registry.singleton, "fake kernels that create sizes"
 )
 set_fake_context: Any = _optional(
     lambda: torch._library.fake_impl.set_ctx_getter, "fake kernels that create sizes"

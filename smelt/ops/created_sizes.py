@@ -20,7 +20,7 @@ from smelt.ops.registry import REGISTRY
 from smelt.ops.symbolic_results import fitted
 from smelt.ops.trace_rules import TraceRule
 from smelt.shapes.expr import Expr, Sym
-from smelt.torch_private import OpOverload, fake_kernels, set_fake_context
+from smelt.torch_private import OpOverload, operator_registry, set_fake_context
 
 _META = torch.device("meta")
 
@@ -43,8 +43,8 @@ class _Context:
 
 def declare_created_sizes(op: OpOverload) -> bool:
     """Declare that a custom operator creates sizes; False if it has no fake kernel in Python."""
-    entry = fake_kernels.get(op.name())
-    if entry is None or entry.fake_impl.kernel is None:
+    entry = operator_registry.find(op.name())
+    if entry.fake_impl.kernel is None:
         return False
     declare_dynamic_shape(op)
 

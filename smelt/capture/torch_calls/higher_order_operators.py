@@ -21,10 +21,12 @@ from smelt.torch_private import HigherOrderOperator
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import specialize
 
-# `torch.cond` and the others check their arguments, then call a function of `utils` that compiles and calls the operator.
+# `torch.cond` and the others check their arguments, then call a function of `utils` that compiles and calls the operator; in
+# torch 2.11, they call torch.compile themselves in the environment that `setup_compilation_env` makes.
 _OPERATORS = "torch._higher_order_ops."
 _BODIES: dict[tuple[str, str], object] = {
     (_OPERATORS + "utils", "_hop_compile_and_call"): polyfills.call_operator,
+    (_OPERATORS + "utils", "setup_compilation_env"): polyfills.compilation_env,
     ("torch._dynamo.eval_frame", "OptimizedModule.__call__"): polyfills.call_module,
     (_OPERATORS + "cond", "CondOp.__call__"): polyfills.cond,
     (_OPERATORS + "while_loop", "WhileLoopOp.__call__"): polyfills.while_loop,
