@@ -50,6 +50,7 @@ def compile(
     backend: str | Callable[..., Any] = ...,
     mode: Mode | None = ...,
     options: dict[str, Any] | None = ...,
+    operators: Literal["core", "prims"] | None = ...,
     disable: bool = ...,
 ) -> Callable[[F], F]: ...
 @overload
@@ -61,6 +62,7 @@ def compile(
     backend: str | Callable[..., Any] = ...,
     mode: Mode | None = ...,
     options: dict[str, Any] | None = ...,
+    operators: Literal["core", "prims"] | None = ...,
     disable: bool = ...,
 ) -> F: ...
 def compile(
@@ -71,6 +73,7 @@ def compile(
     backend: str | Callable[..., Any] = "smelt",
     mode: Mode | None = None,
     options: dict[str, Any] | None = None,
+    operators: Literal["core", "prims"] | None = None,
     disable: bool = False,
 ) -> Any:
     """Return `model` compiled: called with the same arguments, it returns the same results, faster.
@@ -86,6 +89,8 @@ def compile(
         mode: None or "default"; on GPUs also "reduce-overhead" (CUDA graphs), "max-autotune-no-cudagraphs" (products
             are generated if they are measured to be faster), "max-autotune" (both). Modes change nothing on a CPU.
         options: see `smelt.config.Config`; an unknown name is an error. `smelt.config.set` changes the defaults.
+        operators: the operators of the graphs that a custom backend receives: None: torch's functions, as the program calls
+            them; "core": core ATen; "prims": torch's primitives (docs/custom-backends.md).
         disable: return `model` as it is; the environment variable `SMELT_DISABLE=1` does so for a whole process.
 
     A compiled module shares its state with the original: parameters, buffers, attributes and state_dict keys.
@@ -106,6 +111,7 @@ def compile(
         backend=backend,
         mode=mode,
         options=options,
+        operators=operators,
         disable=disable,
     )
 

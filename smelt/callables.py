@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from smelt.capture.driver.frame_compiler import FrameCompiler
     from smelt.report.dump import Dump
     from smelt.report.traces import Trace
+    from smelt.tracing.operator_sets import OperatorSet
 
 _OF_MODE: dict[str | None, dict[str, Any]] = {
     "default": {},
@@ -72,10 +73,11 @@ class Settings:
     backend: str | Callable[..., Any]
     mode: str | None
     options: tuple[tuple[str, Any], ...]
+    operators: OperatorSet | None = None
 
     def frame_compiler(self) -> FrameCompiler:
         """A new frame compiler without entries. Raises what `registry.lookup` and `Config.with_options` raise."""
-        backend: Backend = _compiler().lookup(self.backend)
+        backend: Backend = _compiler().lookup(self.backend, self.operators)
         made: FrameCompiler = _compiler().FrameCompiler(
             backend=backend, config=self.config, fullgraph=self.fullgraph, dynamic=self.dynamic
         )
@@ -93,7 +95,7 @@ class Settings:
         backend: Any = self.backend  # of a callable, `lookup` returns another adapter each time
         if isinstance(backend, str) and backend != "smelt":
             backend = _compiler().lookup(backend)
-        return id(backend), self.config, self.fullgraph, self.dynamic
+        return id(backend), self.config, self.fullgraph, self.dynamic, self.operators
 
 
 def compile(
@@ -104,10 +106,11 @@ def compile(
     backend: str | Callable[..., Any],
     mode: str | None,
     options: dict[str, Any] | None,
+    operators: OperatorSet | None,
     disable: bool,
 ) -> Any:
     """Return `model` compiled, or a decorator."""
-    settings = _checked(fullgraph, dynamic, backend, mode, options, disable)
+    settings = _checked(fullgraph, dynamic, backend, mode, options, operators, disable)
     if model is None:
         return lambda m: _compile(m, settings, disable)
     return _compile(model, settings, disable)
@@ -154,7 +157,13 @@ def _compile_calls(cls: Any, settings: Settings) -> Any:
 
 
 def _checked(
-    fullgraph: object, dynamic: bool | None, backend: Any, mode: Any, options: Any, disable: object
+    fullgraph: object,
+    dynamic: bool | None,
+    backend: Any,
+    mode: Any,
+    options: Any,
+    operators: Any,
+    disable: object,
 ) -> Settings:
     for name, value in (("fullgraph", fullgraph), ("disable", disable)):
         if not isinstance(value, bool):
@@ -166,9 +175,9 @@ def _checked(
     if options is not None and not isinstance(options, dict):
         raise OptionError(f"smelt.compile: options must be a dict, got {options!r}")
     config.defaults().with_options(options)
-    if not isinstance(backend, str) or backend != "smelt":
-        _compiler().lookup(backend)
-    return Settings(bool(fullgraph), dynamic, backend, mode, tuple((options or {}).items()))
+    if not isinstance(backend, str) or backend != "smelt" or operators is not None:
+        _compiler().lookup(backend, operators)
+    return Settings(bool(fullgraph), dynamic, backend, mode, tuple((options or {}).items()), operators)
 
 
 def _check_mode(mode: Any, options: Any) -> None:
@@ -550,7 +559,7 @@ def trace(
     fn: Any, *, dynamic: bool | None, backend: str | Callable[..., Any], options: dict[str, Any] | None
 ) -> Callable[..., Trace]:
     """A function that makes one call of `fn` and returns its graphs. Each call captures again."""
-    settings = _checked(False, dynamic, backend, None, options, False)
+    settings = _checked(False, dynamic, backend, None, options, None, False)
     fn = original_of_torch_compile(fn)
     _compile(fn, settings, disable=False)  # says what is wrong with it
 

@@ -14,6 +14,7 @@ from smelt.backends import eager, fx_bridge, smelt
 from smelt.config import Config
 from smelt.errors import BackendError, OptionError, nearest
 from smelt.graph.graph_callable import Compiled
+from smelt.tracing.operator_sets import SETS, OperatorSet
 from smelt.tracing.record.traced import Traced
 
 Backend = Callable[[Traced, Config], Compiled]
@@ -27,11 +28,24 @@ _BUILT_IN: dict[str, Backend] = {
 _registered: dict[str, Backend] = {}
 
 
-def lookup(backend: str | Callable[..., Any]) -> Backend:
-    """The backend of that name; a callable is a backend with torch.compile's signature.
+def lookup(backend: str | Callable[..., Any], operators: OperatorSet | None = None) -> Backend:
+    """The backend of that name; a callable is a backend with torch.compile's signature. With `operators`, it receives graphs
+    in operators of that set.
 
-    Raises OptionError for an unknown name (with the nearest known one), BackendError if its package cannot be imported.
+    Raises OptionError for an unknown name (with the nearest known one) or set, and for operators of smelt's own backends;
+    BackendError if its package cannot be imported.
     """
+    if operators is None:
+        return _found(backend)
+    if operators not in SETS:
+        raise OptionError(f"operators must be one of {', '.join(map(repr, SETS))}, got {operators!r}")
+    foreign = getattr(_found(backend), "foreign", None)
+    if foreign is None:
+        raise OptionError(f"operators={operators!r} is for custom backends, not for {backend!r}")
+    return fx_bridge.adapt(foreign, operators)
+
+
+def _found(backend: str | Callable[..., Any]) -> Backend:
     if not isinstance(backend, str):
         if callable(backend):
             return fx_bridge.adapt(backend)

@@ -65,7 +65,7 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
         return eager_joint(traced, traced.joint, config)
     if traced.needs_grad:
         return eager(traced, config)
-    return _without_gradients(traced.aten_graph)
+    return without_gradients(GraphFunction(traced.aten_graph))
 
 
 eager.takes_sizes = eager.takes_data_sizes = True  # type: ignore[attr-defined]
@@ -87,9 +87,8 @@ def _with_unbacked_sizes(traced: Traced) -> Compiled:
     return run_in_parts(traced, part)
 
 
-def _without_gradients(graph: Graph) -> Compiled:
-    """Runs `graph`, which needs no gradients."""
-    function = GraphFunction(graph)
+def without_gradients(function: Callable[..., Sequence[Any]]) -> Compiled:
+    """Runs a graph that needs no gradients."""
 
     def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
         results = function(*tensors)

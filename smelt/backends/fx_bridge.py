@@ -12,19 +12,20 @@ import torch
 import torch.fx
 
 from smelt.autograd.compile_joint import compile_joint
-from smelt.backends.eager import beneath_node, eager, eager_beneath_node
+from smelt.backends.eager import beneath_node, eager, eager_beneath_node, without_gradients
 from smelt.backends.explicit_numbers import ExplicitGraph, with_explicit_numbers
 from smelt.backends.graph_parts import compile_parts
 from smelt.backends.torch_capture_facts import TorchCaptureFacts, compile_reason
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize, SmeltError
-from smelt.graph.graph_callable import Compiled
+from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.ir import Graph, Node
 from smelt.graph.pytree import map_leaves
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.shapes.expr import Sym, Values
 from smelt.torch_private import OpOverload, backend_tools
 from smelt.tracing.backward.joint import Joint
+from smelt.tracing.operator_sets import OperatorSet, lowered
 from smelt.tracing.record.traced import Role, Traced
 
 log = logging.getLogger("smelt")
@@ -127,14 +128,20 @@ def _class_argument(value: type, root: torch.nn.Module, graph: torch.fx.Graph) -
     return graph.create_node("get_attr", value.__name__)
 
 
-def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
+def adapt(
+    backend: ForeignBackend, operators: OperatorSet | None = None
+) -> Callable[[Traced, Config], Compiled]:
     """Wraps a foreign backend, which receives the torch-level graph if it has calls. Symbolic sizes, and numbers computed
     from them, are placeholders after those of tensors: the graph is valid for all sizes. It reads unbacked numbers itself
-    (`explicit_numbers.py`)."""
+    (`explicit_numbers.py`).
+
+    With `operators`, it receives the aten graph, or the forward and the backward, in operators of that set."""
 
     def compile_with_foreign(traced: Traced, config: Config) -> Compiled:
         if traced.joint is not None:
             return compile_joint_halves(traced, traced.joint, config)
+        if operators is not None and not traced.needs_grad:
+            return compile_lowered(traced, operators)
         if not any(node.op.startswith("call") for node in traced.torch_graph):
             return eager(traced, config)
         if traced.unbacked is not None and traced.unbacked.small:
@@ -149,20 +156,34 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
 
     def compile_joint_halves(traced: Traced, joint: Joint, config: Config) -> Compiled:
         """The forward and the backward of a joint graph, which gradients of wrapper subclasses need, each compiled."""
-        if traced.sizes or traced.unbacked is not None:
-            raise NeedsFixedSize("gradients through a wrapper subclass", frozenset(traced.sizes))
-        if traced.numbers:
-            raise BackendError("a graph with gradients through a wrapper subclass takes numbers")
+        check_fixed(traced, "the gradients of a custom backend")
 
         def compile_half(
             graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...], role: Role
         ) -> Callable[[Values], Compiled]:
             specs = [p.spec for p in graph.placeholders]
             examples = [empty_like_spec(spec, spec.device) for spec in specs]
-            compiled = compile_graph(traced, ExplicitGraph(graph), examples)
+            made = graph if operators is None else lowered(graph, operators)
+            compiled = compile_graph(traced, ExplicitGraph(made), examples)
             return lambda values: beneath_node(graph, compiled)
 
         return compile_joint(traced, joint, config, compile_half, eager_beneath_node)({})
+
+    def compile_lowered(traced: Traced, operators: OperatorSet) -> Compiled:
+        """The aten graph, which needs no gradients, in operators of a set."""
+        check_fixed(traced, "a graph in a set of operators")
+        if not any(node.op.startswith("call") for node in traced.aten_graph):
+            return without_gradients(GraphFunction(traced.aten_graph))
+        examples = list(traced.example_inputs()[: len(traced.inputs)])
+        graph = ExplicitGraph(lowered(traced.aten_graph, operators))
+        compiled = compile_graph(traced, graph, examples)
+        return without_gradients(lambda *tensors: compiled(tensors))
+
+    def check_fixed(traced: Traced, what: str) -> None:
+        if traced.sizes or traced.unbacked is not None:
+            raise NeedsFixedSize(what, frozenset(traced.sizes))
+        if traced.numbers:
+            raise BackendError(f"{what} would take numbers")
 
     def compile_trace(traced: Traced) -> Compiled:
         if traced.boundaries:
@@ -188,6 +209,8 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
 
     compile_with_foreign.__name__ = _name(backend)
     compile_with_foreign.is_foreign = True  # type: ignore[attr-defined]
+    compile_with_foreign.differentiates = operators is not None  # type: ignore[attr-defined]
+    compile_with_foreign.foreign = backend  # type: ignore[attr-defined]
     return compile_with_foreign
 
 
