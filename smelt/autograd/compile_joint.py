@@ -21,6 +21,7 @@ from smelt.autograd.double_backward import DoubleBackward, double_backward
 from smelt.autograd.freed_graph_outputs import mark_freed
 from smelt.autograd.gradient_liveness import needed_for
 from smelt.autograd.mutation_view_epilogue import EpilogueStep, apply_epilogue, epilogue_steps
+from smelt.autograd.node_data import HistoryData, Layout, NodeData, SavedValue, Substitute
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.save_costs import NO_HINTS, Hints
 from smelt.autograd.undefined_tangents import without_gradients, without_tangents
@@ -30,7 +31,6 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_overrides import edited
 from smelt.graph.ir import Graph, TensorSpec, argument_nodes
-from smelt.graph.tensor_specs import empty_like_spec
 from smelt.recompile_limits import LocalSpecializations
 from smelt.runtime.fork_locks import backward_lock
 from smelt.runtime.gc_pause import collections_postponed
@@ -223,37 +223,64 @@ class JointNode:
         """The node for these sizes. `taken`: the steps that compute views and mutated inputs outside the node."""
         with_history = self.with_history and self.with_history.at(values)
         spec: Any = {
-            **self.data(values, with_history),
+            **self.data.spec(values),
+            **({} if with_history is None else self._history.spec(values)),
+            "devices": self.devices,
             "forward": forward,
             "taken": taken,
             "backward": partial(_compiled_backward, self.joint, compile_backward),
             "name": "SmeltBackward",
             "lock": backward_lock,
             "double_backward": with_history,
-            "substitute": partial(self._substitute, values),
+            "substitute": lambda index, requested: self.substitutes[index].at(values, requested),
         }
         return _native.Differentiable(spec)
 
-    def data(self, values: Values, with_history: DoubleBackward | None) -> dict[str, Any]:
-        """The part of the specification that is data: numbers, layouts and devices."""
+    @cached_property
+    def data(self) -> NodeData:
+        """What the nodes know of the graph."""
         joint = self.joint
-        return {
-            "n_outputs": joint.n_outputs,
-            "differentiable": self.differentiable(values),
-            "gradients": joint.gradients,
-            "leaves": joint.leaves,
-            "through": joint.cuts,
-            "groups": self.groups,
-            "contributors": self.flow.contributors,
-            "direct": self.flow.direct,
-            "conflicts": joint.conflicts,
-            "saved": self.saved(values),
-            "devices": self.gpus if len(self.gpus) > 1 else (),
-            "draws": () if with_history is None else with_history.draws,
-            "rewritten": () if with_history is None else with_history.rewritten,
-            "copied": () if with_history is None else with_history.copied,
-            "layouts": () if with_history is None else self._layouts(values),
-        }
+        tangents = zip(joint.tangents, map(_layout, self._tangent_specs), strict=True)
+        return NodeData(
+            joint.n_outputs,
+            tuple((i, layout) for i, layout in tangents if layout is not None),
+            tuple(joint.gradients),
+            joint.leaves,
+            tuple(joint.cuts),
+            tuple((tuple(tangents), whole, at_last) for tangents, whole, at_last in self._groups),
+            _tuples(self.flow.contributors),
+            _tuples(self.flow.direct),
+            _tuples(joint.conflicts),
+            tuple(
+                SavedValue(
+                    s.kind,
+                    s.index,
+                    tuple(readers),
+                    _layout(s.spec) if s.kind == "primal" else None,
+                    s.is_recomputed_from,
+                    s.data,
+                )
+                for s, readers in zip(self.parts.saved, self._readers)
+            ),
+        )
+
+    @property
+    def history(self) -> HistoryData | None:
+        """What gradients with a history need; None if they are not possible."""
+        return None if self.with_history is None else self._history
+
+    @cached_property
+    def _history(self) -> HistoryData:
+        found = self.with_history
+        assert found is not None
+        primals = self.joint.graph.placeholders[: self.joint.n_primals]
+        layouts = tuple(_layout(p.spec) for p in primals)
+        return HistoryData(layouts, found.draws, found.rewritten, found.copied, found.copied_bytes)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The GPUs of the graph, if there are several."""
+        return tuple(self.gpus) if len(self.gpus) > 1 else ()
 
     @cached_property
     def reaches(self) -> list[Graph]:
@@ -261,18 +288,13 @@ class JointNode:
         n = len(Reach) if self.joint.cuts else 1
         return [_reaching(self.joint, self.parts, Reach(reach)) for reach in range(n)]
 
-    def differentiable(self, values: Values) -> list[tuple[Any, ...]]:
-        """The outputs with tangents, and the layout of the tangents that the backward expects."""
-        specs = [substitute(spec, values) for spec in self._tangent_specs]
-        return [(i, s.shape, s.stride, s.dtype) for i, s in zip(self.joint.tangents, specs, strict=True)]
-
     @cached_property
     def _tangent_specs(self) -> list[TensorSpec]:
         placeholders = self.joint.graph.placeholders[self.joint.n_primals :]
         return [p.spec for p in placeholders[: len(self.joint.tangents)]]
 
-    @cached_property
-    def groups(self) -> list[tuple[list[int], bool, bool]]:
+    @property
+    def _groups(self) -> list[tuple[list[int], bool, bool]]:
         """Groups of tangents with one backward each, in the order of computation: `(tangents, whole, ends_at_last)`.
 
         An output that others are computed from has a group of its own. All others share one. Views and mutated inputs have
@@ -286,22 +308,8 @@ class JointNode:
         groups = [([k], k == own[-1] and len(cuts) > 1, False) for k in own]
         return [*groups, *([(rest, bool(cuts), bool(own))] if rest else [])]
 
-    def saved(self, values: Values) -> list[tuple[Any, ...]]:
-        """The saved values, and the layout of primals, to whose `data` the program may assign."""
-        return [
-            (
-                s.kind,
-                s.index,
-                readers,
-                *(_layout(s.spec, values) if s.kind == "primal" else ()),
-                *((s.is_recomputed_from,) if s.kind == "alias" else ()),
-                *((s.data,) if s.kind == "output" else ()),
-            )
-            for s, readers in zip(self.parts.saved, self.readers)
-        ]
-
     @property
-    def readers(self) -> list[list[int]]:
+    def _readers(self) -> list[list[int]]:
         """For each saved value the tangents whose gradients read it. The gradients that read an alias of a primal count as
         readers of the primal, from which the alias may follow."""
         readers = [{*read} for read in self.flow.readers]
@@ -313,37 +321,25 @@ class JointNode:
                 primals.get(s.index, read).update(read)
         return [sorted(read) for read in readers]
 
-    def _substitute(self, values: Values, index: int, requested: tuple[bool, ...]) -> torch.Tensor | None:
-        """Zeros for a saved value that no requested gradient needs."""
-        spec, needed = self.parts.saved[index].spec, self._needed[index]
-        is_needed = any(is_requested and needed >> k & 1 for k, is_requested in enumerate(requested))
-        return None if is_needed or not isinstance(spec, TensorSpec) else _zeros(substitute(spec, values))
-
-    @property
-    def substitutes(self) -> list[tuple[Any, ...]]:
-        """Of each saved value, whose layout has no symbols, the gradients that need it as a bit mask, and its layout."""
-        return [(n, *_layout(s.spec, {})) for n, s in zip(self._needed, self.parts.saved)]
-
     @cached_property
-    def _needed(self) -> list[int]:
-        return needed_for(self.parts.backward, len(self.parts.saved))
-
-    def _layouts(self, values: Values) -> list[tuple[Any, ...]]:
-        return [_layout(p.spec, values) for p in self.joint.graph.placeholders[: self.joint.n_primals]]
-
-
-def _zeros(spec: TensorSpec) -> torch.Tensor:
-    tensor = empty_like_spec(spec, spec.device)
-    torch.empty(0, dtype=torch.uint8, device=spec.device).set_(tensor.untyped_storage()).zero_()
-    return tensor
+    def substitutes(self) -> tuple[Substitute, ...]:
+        """What stands for each saved value where no requested gradient needs it."""
+        needed = needed_for(self.parts.backward, len(self.parts.saved))
+        return tuple(
+            Substitute(n, _layout(s.spec), s.spec.offset, s.spec.device)
+            if isinstance(s.spec, TensorSpec)
+            else Substitute(n, None, 0, None)
+            for n, s in zip(needed, self.parts.saved)
+        )
 
 
-def _layout(spec: object, values: Values) -> tuple[Any, ...]:
-    """Shape, stride and dtype of a tensor; nothing of a number."""
-    if not isinstance(spec, TensorSpec):
-        return ()
-    spec = substitute(spec, values)
-    return spec.shape, spec.stride, spec.dtype
+def _layout(spec: object) -> Layout | None:
+    """The layout of a tensor; None of a number."""
+    return Layout(spec.shape, spec.stride, spec.dtype) if isinstance(spec, TensorSpec) else None
+
+
+def _tuples(lists: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, lists))
 
 
 def _compiled_backward(

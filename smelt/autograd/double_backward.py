@@ -25,6 +25,7 @@ import torch
 from torch.autograd.graph import Node as AutogradNode
 from torch.autograd.graph import get_gradient_edge
 
+from smelt.autograd.node_data import may_copy
 from smelt.autograd.save_costs import nbytes
 from smelt.graph import graph_passes, torch_settings
 from smelt.graph.graph_callable import GraphFunction
@@ -34,7 +35,7 @@ from smelt.graph.operator_effects import effects
 from smelt.graph.pytree import leaves
 from smelt.graph.torch_settings import TorchSettings
 from smelt.ops.registry import row
-from smelt.shapes.expr import Size, Values, evaluate
+from smelt.shapes.expr import Size, Values
 from smelt.torch_private import OpOverload
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.backward.torch_level_index import TorchLevelTensor, in_copied_graph
@@ -47,7 +48,6 @@ Gradients = Sequence[torch.Tensor | None]
 Tensors = tuple[torch.Tensor, ...]
 Defined = tuple[torch.Tensor | None, ...]
 
-_MOST_COPIED = 1 << 16  # bytes, at each call
 _LONGEST_HISTORY = 256  # nodes to look at, at each call
 
 
@@ -146,7 +146,7 @@ class DoubleBackward:
 
     def at(self, values: Values) -> DoubleBackward | None:
         """The double backward for these sizes. None where the inputs to copy are large."""
-        if sum(evaluate(n, values) for n in self.copied_bytes) > _MOST_COPIED:
+        if not may_copy(self.copied_bytes, values):
             return None
         return replace(self, values=values)
 

@@ -7,7 +7,7 @@ not all, it adds up what the backwards for each alone return.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from smelt.autograd.compile_joint import JointNode, backward_part
 from smelt.autograd.compile_joint import Part as BackwardPart
@@ -16,8 +16,7 @@ from smelt.backends.smelt import cut_for_training
 from smelt.config import Config
 from smelt.errors import ExportError
 from smelt.exported.plan_making import Part
-from smelt.exported.program_file import BackwardData, Gradients, Layout, SavedValue
-from smelt.graph.ir import NumberSpec, TensorSpec
+from smelt.exported.program_file import BackwardData, Gradients
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.traced import Traced
 
@@ -60,45 +59,12 @@ def cut(traced: Traced, number: int, config: Config) -> tuple[list[Part], Gradie
         graph, donated = backward_part(joint, parts, BackwardPart(undefined, reach))
         graphs.append(Part(number + len(graphs), graph, is_rewritten=True, donated=donated))
         backwards.append(BackwardData(graphs[-1].number, defined, int(reach), tuple(sorted(donated))))
-    flow = node.flow
-    saved = tuple(
-        SavedValue(
-            s.kind,
-            s.index,
-            tuple(readers),
-            _layout(s.spec) if s.kind == "primal" else None,
-            s.is_recomputed_from,
-            s.data,
-        )
-        for s, readers in zip(parts.saved, node.readers)
-    )
-    gradients = Gradients(
-        joint.n_outputs,
-        tuple((i, Layout(*layout)) for i, *layout in node.differentiable({})),
-        joint.gradients,
-        joint.leaves,
-        joint.cuts,
-        tuple((tuple(tangents), whole, at_last) for tangents, whole, at_last in node.groups),
-        _tuples(flow.contributors),
-        _tuples(flow.direct),
-        _tuples(joint.conflicts),
-        saved,
-        tuple(backwards),
-    )
-    return graphs, gradients
-
-
-def _tuples(lists: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, lists))
-
-
-def _layout(spec: TensorSpec | NumberSpec) -> Layout | None:
-    return Layout(spec.shape, spec.stride, spec.dtype) if isinstance(spec, TensorSpec) else None
+    return graphs, Gradients(**vars(node.data), backwards=tuple(backwards))
 
 
 def _wanted(node: JointNode) -> Iterator[tuple[tuple[int, ...], Reach]]:
     """The tangents and the reach of each backward that the program has."""
-    for tangents, whole, ends_at_last in node.groups:
+    for tangents, whole, ends_at_last in node.data.groups:
         reaches = [Reach.SEGMENT, *[Reach.TO_LAST] * ends_at_last, *[Reach.WHOLE] * whole]
         alone = [(k,) for k in sorted(tangents)]
         for defined in dict.fromkeys((tuple(sorted(tangents)), *alone)):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.autograd.node_data import Layout, NodeData, SavedValue
 from smelt.errors import PlanError, ProgramError
 from smelt.exported.input_checks import NumberOf, Path, Rule, SizeRule, TensorRule
 from smelt.exported.result_nest import ResultNode
@@ -22,7 +23,6 @@ from smelt.graph.ir import TensorSpec
 from smelt.plan import value_encoding
 from smelt.plan.value_encoding import decode
 from smelt.runtime.whole_files import written_whole
-from smelt.shapes.expr import Size
 
 MAGIC = b"smeltprg"
 VERSION = 3  # of the format
@@ -46,28 +46,6 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Sizes, strides and dtype of a tensor between forward and backward."""
-
-    shape: tuple[Size, ...]
-    stride: tuple[Size, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class SavedValue:
-    """A value that a backward reads, as `_native.Differentiable` takes it. `readers`: the tangents whose gradients read it;
-    `layout`: of a primal that is a tensor."""
-
-    kind: str
-    index: int
-    readers: tuple[int, ...]
-    layout: Layout | None
-    is_recomputed_from: bool
-    data: str
-
-
-@dataclass(frozen=True)
 class BackwardData:
     """The backward for the tangents `defined`. `reach`: how far it computes; `donated`: the inputs that it may free."""
 
@@ -78,21 +56,9 @@ class BackwardData:
 
 
 @dataclass(frozen=True)
-class Gradients:
-    """How a method is differentiated: what `_native.Differentiable` takes. Its graph returns `n_outputs` outputs, then the
-    temporaries that backwards read. `tangents`: an output and the layout of its gradient; `inputs`: those that have a
-    gradient, the first `leaves` of which are leaves; `backwards`: for all tangents of a group and for each alone."""
+class Gradients(NodeData):
+    """How a method is differentiated. `backwards`: for all tangents of a group and for each alone."""
 
-    n_outputs: int
-    tangents: tuple[tuple[int, Layout], ...]
-    inputs: tuple[int, ...]
-    leaves: int
-    through: tuple[int, ...]
-    groups: tuple[tuple[tuple[int, ...], bool, bool], ...]
-    contributors: tuple[tuple[int, ...], ...]
-    direct: tuple[tuple[int, ...], ...]
-    conflicts: tuple[tuple[int, ...], ...]
-    saved: tuple[SavedValue, ...]
     backwards: tuple[BackwardData, ...]
 
 
@@ -256,13 +222,16 @@ def can_be_encoded(value: Any) -> bool:
 
 
 def write(path: str | os.PathLike[str], contents: Contents) -> None:
-    """Write a program, whole or not at all. Raises OSError, and ProgramError for a state that is not on the CPU."""
+    """Write a program, whole or not at all. Raises OSError, and ProgramError for a state that is not dense, or on other
+    devices than CPUs and CUDA's."""
     storages, weights = _stored(contents.state)
     offsets, size = [], 0
     for storage in storages:
         offsets.append(size)
         size = _aligned(size + storage.nbytes())
-    table = encoded((tuple(weights), tuple(zip(offsets, (s.nbytes() for s in storages)))))
+    devices = (() if s.device.type == "cpu" else (s.device,) for s in storages)
+    spans = ((offset, s.nbytes(), *device) for offset, s, device in zip(offsets, storages, devices))
+    table = encoded((tuple(weights), tuple(spans)))
     sections: dict[bytes, Sequence[bytes | memoryview]] = {
         b"tables": (encoded(contents.tables),),
         **{name.encode(): (data,) for name, data in contents.packed.items()},
@@ -294,7 +263,7 @@ def read(path: str | os.PathLike[str]) -> Contents:
     try:
         sections, state = _native.read_program(os.fspath(path))
         tables: Tables = decode(sections.pop("tables"), RECORDS)
-    except (ValueError, PlanError) as error:
+    except (ValueError, PlanError, RuntimeError) as error:  # also torch's: it has no such device
         raise ProgramError(f"{os.fspath(path)}: {error}") from error
     return Contents(tables, sections, dict(state))
 
@@ -304,9 +273,9 @@ def _stored(state: Mapping[str, torch.Tensor]) -> tuple[list[Any], list[Weight]]
     storages: dict[int, tuple[int, Any]] = {}
     weights = []
     for name, tensor in state.items():
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if tensor.device.type not in ("cpu", "cuda") or tensor.layout is not torch.strided:
             raise ProgramError(
-                f"{name} is on {tensor.device} with layout {tensor.layout}: programs hold CPU tensors"
+                f"{name} is on {tensor.device} with layout {tensor.layout}: programs hold dense tensors"
             )
         storage = tensor.untyped_storage()
         number, _ = storages.setdefault(storage.data_ptr() or id(storage), (len(storages), storage))
@@ -328,8 +297,8 @@ def _memory(storage: Any) -> memoryview:
     """The bytes of a storage, not copied."""
     if not storage.nbytes():
         return memoryview(b"")
-    whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
-    array: Any = whole.numpy()
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    array: Any = whole.set_(storage, 0, (storage.nbytes(),), (1,)).cpu().numpy()
     return memoryview(array)
 
 

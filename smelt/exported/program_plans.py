@@ -14,8 +14,7 @@ import torch
 from smelt import _native, runtime
 from smelt.errors import ProgramError
 from smelt.exported.input_checks import Values
-from smelt.exported.program_file import Contents, Gradients, Layout, Method, SavedValue, TargetData
-from smelt.shapes.expr import Expr, Size, evaluate
+from smelt.exported.program_file import Contents, Gradients, Method, TargetData
 
 _MOST_INSTANCES = 64  # plans for sizes of earlier calls
 
@@ -64,23 +63,8 @@ class MethodPlans:
                 return plan(tangents, reach)
             return _Sum(len(g.saved), [plan((k,), reach) for k in tangents])
 
-        return _native.Differentiable(
-            {
-                "name": "SmeltBackward",
-                "forward": forward,
-                "n_outputs": g.n_outputs,
-                "differentiable": [(i, *_layout(layout, values)) for i, layout in g.tangents],
-                "gradients": g.inputs,
-                "leaves": g.leaves,
-                "through": g.through,
-                "groups": g.groups,
-                "contributors": g.contributors,
-                "direct": g.direct,
-                "conflicts": g.conflicts,
-                "saved": [_saved(s, values) for s in g.saved],
-                "backward": backward,
-            }
-        )
+        spec: Any = {**g.spec(values), "name": "SmeltBackward", "forward": forward, "backward": backward}
+        return _native.Differentiable(spec)
 
 
 class GraphPlans:
@@ -120,24 +104,6 @@ def _added(a: Any, b: Any) -> Any:
     if a is None or b is None:
         return b if a is None else a
     return torch.add(a, b)
-
-
-def _saved(s: SavedValue, values: Values) -> tuple[Any, ...]:
-    more: tuple[Any, ...] = ()
-    if s.layout is not None:
-        more = _layout(s.layout, values)
-    elif s.kind == "alias":
-        more = (s.is_recomputed_from,)
-    elif s.kind == "output":
-        more = (s.data,)
-    return s.kind, s.index, s.readers, *more
-
-
-def _layout(layout: Layout, values: Values) -> tuple[Any, ...]:
-    def numbers(sizes: Sequence[Size]) -> tuple[int, ...]:
-        return tuple(evaluate(n, values) if isinstance(n, Expr) else n for n in sizes)
-
-    return numbers(layout.shape), numbers(layout.stride), layout.dtype
 
 
 def _load(contents: Contents, method: Method, number: int) -> _native.ProgramPlans:

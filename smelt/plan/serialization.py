@@ -1,20 +1,22 @@
 """Plans of a program as bytes, which native/exported/tables.cpp reads: executable specs (`plan/executable_plan.py`), and
-their machine code as the object files that LLVM emitted.
+their machine code as the object files that LLVM emitted, or the images of a GPU's kernels.
 
-    code := (object file*, export*, (import, position of the library that defines it)*)*      libraries, importers last
-    plan := (position of the library, function)*, spec, sizes | None
+    code := library*                               importers last
+    library := object file*, export*, (import, position of the library that defines it)*
+             | image*, export*, None               a GPU's: machine code or PTX; the driver takes the first that it accepts
+    plan := kernel*, spec, sizes | None
+    kernel := position of the library, function    and a GPU's: threads, bytes of shared memory, parts (`Block`)
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from smelt.errors import PlanError
 from smelt.plan.executable_plan import kernel_order, spec_of, specs_of
-from smelt.plan.machine_code import Library
+from smelt.plan.machine_code import Function, Library
 from smelt.plan.steps import Plan
 from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.plan.value_encoding import encoded
@@ -23,18 +25,27 @@ from smelt.shapes.expr import Sym
 _LENGTH = struct.Struct("<Q")
 
 
+Images = Callable[[Library], tuple[bytes, ...]]  # of a GPU's library, best first
+
+
 def plans_to_bytes(
-    plans: Sequence[Plan | SymbolicPlan], syms: Sequence[Sym] = ()
+    plans: Sequence[Plan | SymbolicPlan],
+    syms: Sequence[Sym] = (),
+    images_of: Images = lambda library: library.objects,
 ) -> tuple[bytes, list[bytes]]:
     """Several plans that share their libraries: the libraries, and each plan without its constants. `syms`: the symbols
-    whose values a call passes. Raises PlanError for values without a form in bytes (a generator or graph as an argument),
-    and NeedsFixedSize for symbolic sizes in a `Plan`."""
+    whose values a call passes; `images_of`: the stored code of a GPU's kernel. Raises PlanError for values without a form in
+    bytes (a generator or graph as an argument), and NeedsFixedSize for symbolic sizes in a `Plan`."""
     inner = [plan.plan if isinstance(plan, SymbolicPlan) else plan for plan in plans]
-    libraries = _in_order({f.library: None for plan in inner for f in plan.kernels.values()})
+    functions = [plan.kernels[name] for plan in inner for name in kernel_order(plan)]
+    images = {f.library: images_of(f.library) for f in functions if f.block is not None}
+    libraries = in_order({f.library: None for f in functions})
     index = {library: i for i, library in enumerate(libraries)}
-    return encoded(tuple(_library(library, index) for library in libraries)), [
-        encoded(_plan(plan, syms, index)) for plan in plans
-    ]
+    code = tuple(
+        (images[library], library.exports, None) if library in images else _library(library, index)
+        for library in libraries
+    )
+    return encoded(code), [encoded(_plan(plan, syms, index)) for plan in plans]
 
 
 def packed(data: bytes) -> bytes:
@@ -45,10 +56,13 @@ def packed(data: bytes) -> bytes:
 def _plan(plan: Plan | SymbolicPlan, syms: Sequence[Sym], index: Mapping[Library, int]) -> tuple[Any, ...]:
     inner = plan.plan if isinstance(plan, SymbolicPlan) else plan
     used = [inner.kernels[name] for name in kernel_order(inner)]
-    if any(f.block is not None for f in used):
-        raise PlanError("a plan with a GPU's kernels has no form in bytes")
     spec, sizes = specs_of(plan, syms) if isinstance(plan, SymbolicPlan) else (spec_of(plan), None)
-    return tuple((index[f.library], f.name) for f in used), spec, sizes
+    return tuple(_kernel(f, index[f.library]) for f in used), spec, sizes
+
+
+def _kernel(function: Function, library: int) -> tuple[Any, ...]:
+    block = function.block
+    return (library, function.name, *(() if block is None else (block.threads, block.shared, block.parts)))
 
 
 def _library(library: Library, index: Mapping[Library, int]) -> tuple[Any, ...]:
@@ -56,7 +70,7 @@ def _library(library: Library, index: Mapping[Library, int]) -> tuple[Any, ...]:
     return library.objects, library.exports, imports
 
 
-def _in_order(libraries: Iterable[Library]) -> Sequence[Library]:
+def in_order(libraries: Iterable[Library]) -> Sequence[Library]:
     """The libraries and all that they import, importers last."""
     ordered: dict[Library, None] = {}
 

@@ -4,34 +4,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from smelt.backends.unbacked_subgraphs import devices_of
+from smelt.codegen.triton import link
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize, PlanError
 from smelt.guards.stored_form import Unstorable
+from smelt.plan.machine_code import Library
 from smelt.plan.serialization import packed, plans_to_bytes
 from smelt.plan.symbolic_plan import SymbolicPlan
+from smelt.runtime import disk_cache
+from smelt.targets.cuda import cannot_be_replayed
 from smelt.tracing.record.traced import MadePlan
 from smelt.warm.entry_store import keep
 from smelt.warm.stored_entry import StoredEntry, StoredPlan, constant_form
 
-_CPU = torch.device("cpu")
 
-
-def stored_plan(made: MadePlan) -> StoredPlan:
-    """The stored form of a plan. Raises Unstorable."""
+def stored_plan(made: MadePlan, config: Config) -> StoredPlan:
+    """The stored form of a plan that was compiled under `config`. Raises Unstorable."""
     plan = made.plan
     is_symbolic = isinstance(plan, SymbolicPlan)
     inner = plan.plan if is_symbolic else plan
-    if inner.device != _CPU:
-        raise Unstorable("its plan is for a GPU")
+    gpus = {device.index for device in devices_of(made.graph) if device.type != "cpu"}
+
+    def machine_code(library: Library) -> tuple[bytes, ...]:
+        [image] = library.objects
+        return (link.machine_code(image, min(gpus), disk_cache.store(config)),)
+
     try:
-        libraries, (steps,) = plans_to_bytes([plan], tuple(made.values))
+        libraries, (steps,) = plans_to_bytes([plan], tuple(made.values), machine_code)
     except (PlanError, NeedsFixedSize) as error:
         raise Unstorable(str(error)) from None
     sizes = None if is_symbolic or not made.values else tuple(made.values.values())
     constants = [constant_form(tensor) for tensor in inner.constants]
-    return StoredPlan(made.role, sizes, constants, packed(libraries), packed(steps))
+    replays = config.cuda_graphs and len(gpus) == 1 and cannot_be_replayed(inner) is None
+    return StoredPlan(made.role, sizes, constants, packed(libraries), packed(steps), replays)
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,10 @@ class AddPlans:
     config: Config
 
     def __call__(self, made: MadePlan) -> None:
+        if self.entry.data["graph"]["sizes"] and not made.values:
+            return  # of a backward without code for all sizes, made for sizes that it does not name
         try:
-            plan = stored_plan(made)
+            plan = stored_plan(made, self.config)
         except Unstorable:
             return
         content = StoredEntry(self.entry.data, self.entry.graphs, (plan,)).to_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -13,10 +14,11 @@ from smelt.backends.eager import eager_beneath_node
 from smelt.backends.size_dispatch import Instance, WithEagerFallback, eager_fallback
 from smelt.backends.unbacked_subgraphs import devices_of
 from smelt.config import Config
-from smelt.errors import BackendError
+from smelt.errors import BackendError, NeedsFixedSize
 from smelt.exported.aten_graphs import restored
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph
+from smelt.recompile_limits import LocalSpecializations
 from smelt.shapes.expr import Sym, Values
 from smelt.shapes.substitute import substitute
 from smelt.tracing.record.traced import MadePlan, Role, compile_deferred
@@ -25,6 +27,19 @@ from smelt.warm.graph_forms import double_backward, read_graphs
 from smelt.warm.stored_entry import StoredEntry, constant
 
 T = TypeVar("T")
+
+
+NO_VALUES: Values = {}
+
+
+@dataclass
+class _Backward:
+    """A part of the backward, and what gives its plans for concrete sizes, unless it has no code for all sizes."""
+
+    graph: Graph
+    donated: frozenset[int]
+    at_sizes: Callable[[Values], Compiled] | None = None
+    needs_fixed_size: bool = False
 
 
 class CompileAgain:
@@ -37,36 +52,78 @@ class CompileAgain:
         self._graphs = read_graphs(stored.graphs)
         self._add = AddPlans(key, stored, config)
         self._constants = {str(i): constant(form) for i, form in enumerate(self._form["constants"])}
+        self._backwards: dict[Role, _Backward] = {}
+        self._double_backwards: dict[tuple[int, ...], DoubleBackward] = {}
+        # When a backward compiles, capture can no longer specialize its sizes (`compile_joint`).
+        self._specializations = LocalSpecializations(config)
 
     def sized(self, numbers: Sequence[int]) -> Instance | Compiled:
         """The graph for these sizes, as `SizeDispatch` takes it."""
-        return self._instances(dict(zip(self._symbols, numbers, strict=True)))
+        return self._instances(self._values(numbers))
 
-    def backward(self, role: Role) -> Compiled:
-        """A part of the backward."""
+    def forward(self, numbers: Sequence[int]) -> Compiled:
+        """The forward of a joint graph for these sizes."""
+        values, none = self._values(numbers), frozenset[int]()
+        return self._compile_deferred(
+            lambda: self._forward_at(values),
+            lambda: eager_beneath_node(substitute(self._graph("forward"), values), none),
+        )
+
+    def backward(self, role: Role, numbers: Sequence[int], temporaries: Sequence[str]) -> Compiled:
+        """A part of the backward. `temporaries`: the names of the inputs that it may free."""
+        values = self._values(numbers)
+        if role not in self._backwards:
+            self._backwards[role] = _Backward(*self._part(role, temporaries))
+        part = self._backwards[role]
+
+        def eagerly() -> Compiled:
+            return eager_beneath_node(substitute(part.graph, values), part.donated)
+
+        def compiled() -> Compiled:
+            if part.at_sizes is None and not part.needs_fixed_size:
+                try:
+                    part.at_sizes = self._compiled(part.graph, role, part.donated, self._symbols)
+                except NeedsFixedSize:
+                    part.needs_fixed_size = True
+            if part.at_sizes is not None:
+                return part.at_sizes(values)
+            if not self._specializations.allow_another():
+                return eagerly()
+            concrete = substitute(part.graph, values)
+            return self._compiled(concrete, role, part.donated, made_for=values)({})
+
+        return self._compile_deferred(compiled, eagerly)
+
+    def _part(self, role: Role, temporaries: Sequence[str]) -> tuple[Graph, frozenset[int]]:
         _, undefined, reach, omitted, _ = role
         graph = without_tangents(self._graph(f"backward {reach}"), frozenset(undefined))
         graph = without_gradients(graph, frozenset(omitted))
-        temporaries = self._form["temporaries"]
-        donated = frozenset(i for i, p in enumerate(graph.placeholders) if p.name in temporaries)
-        return self._compile_deferred(
-            lambda: self._compiled(graph, role, donated)({}), lambda: eager_beneath_node(graph, donated)
-        )
+        return graph, frozenset(i for i, p in enumerate(graph.placeholders) if p.name in temporaries)
 
-    @cached_property
-    def double_backward(self) -> DoubleBackward:
+    def double_backward(self, numbers: Sequence[int]) -> DoubleBackward:
         """What computes gradients with a history."""
-        return double_backward(self._graphs["double"], self._constants)
+        key = tuple(numbers)
+        if key not in self._double_backwards:
+            values = {Sym(s.name, s.lo, s.hi): n for s, n in zip(self._symbols, numbers, strict=True)}
+            made = double_backward(self._graphs["double"], self._constants).at(values)
+            assert made is not None, "an entry of which only sizes count"
+            self._double_backwards[key] = made
+        return self._double_backwards[key]
 
     def _compiled(
-        self, graph: Graph, role: Role, donated: frozenset[int] = frozenset(), symbols: tuple[Sym, ...] = ()
+        self,
+        graph: Graph,
+        role: Role,
+        donated: frozenset[int] = frozenset(),
+        symbols: tuple[Sym, ...] = (),
+        made_for: Values = NO_VALUES,
     ) -> Callable[[Values], Compiled]:
         def on_plan(plan: Any, values: Values) -> None:
-            self._add(MadePlan(role, graph, plan, values))
+            self._add(MadePlan(role, graph, plan, values or made_for))
 
         target = targets.factory(devices_of(graph))(self._config)
         compilation = pipeline.Compilation(
-            self._config, target, symbols, donated, self._form["title"], role[0] == "backward", on_plan
+            self._config, target, symbols, donated, self._form["title"], role[0] != "graph", on_plan
         )
         return pipeline.compile_graph(graph, compilation)
 
@@ -86,6 +143,13 @@ class CompileAgain:
     @cached_property
     def _at_sizes(self) -> Callable[[Values], Compiled]:
         return self._compiled(self._graph("graph"), ("graph",), symbols=self._symbols)
+
+    @cached_property
+    def _forward_at(self) -> Callable[[Values], Compiled]:
+        return self._compiled(self._graph("forward"), ("forward",), symbols=self._symbols)
+
+    def _values(self, numbers: Sequence[int]) -> Values:
+        return dict(zip(self._symbols, numbers, strict=True))
 
     @cached_property
     def _symbols(self) -> tuple[Sym, ...]:

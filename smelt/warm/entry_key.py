@@ -26,7 +26,7 @@ from smelt.config import Config
 from smelt.runtime.disk_cache import key_of
 from smelt.warm.digests import class_name, code_digest, library_digest
 
-FORM = "3"  # of stored entries: changes with the meaning of what is stored
+FORM = "4"  # of stored entries: changes with the meaning of what is stored
 # Options that decide nothing about an entry.
 _UNREAD = frozenset({"kernel_cache", "kernel_cache_bytes", "warm_start", "recompile_limit"})
 _VARIABLES = re.compile(

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import collections
 import functools
+import hashlib
+import logging
 import math
 import sys
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,15 +25,20 @@ from typing import Any
 import torch
 
 from smelt import _native, runtime
+from smelt.autograd.node_data import may_copy
 from smelt.config import Config
 from smelt.runtime import IDLE_ARENAS
+from smelt.runtime.cuda_graphs import Capture, Replay
 from smelt.runtime.fork_locks import backward_lock, sizes_lock
 from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source
+from smelt.runtime.gpu_identity import identity
 from smelt.runtime.tail_calls import CONTINUATION_STACK_MODULE, TailCall
 from smelt.runtime.uncounted_writes import preserve_input_counters
+from smelt.shapes.expr import Sym, Values
 from smelt.warm.digests import code_of
 from smelt.warm.live_objects import Missing, Resolver
 from smelt.warm.stored_entry import Damaged, FormReader, StoredEntry
+from smelt.warm.stored_node import StoredNode, node_from
 
 # Names of compiled frames (`FRAME_NAMES`) whose objects need no import of capture.
 LIGHT_NAMES: dict[str, object] = {
@@ -42,7 +50,10 @@ LIGHT_NAMES: dict[str, object] = {
 }  # fmt: skip
 # Functions of `capture.emit.eager_fallback`, imported when the graph of an entry has raised.
 RERUNS = ("rerun_eagerly", "rerun_with_handlers")
+NO_VALUES: Values = {}
 
+
+log = logging.getLogger("smelt")
 
 Resume = Callable[[types.FunctionType], object]  # makes the callable of a resume function
 Graph = _native.Plan | _native.SizeDispatch | _native.Differentiable
@@ -75,18 +86,23 @@ def found(
     fullgraph: bool,
     resume: Resume,
 ) -> Found | None:
-    """The entry for a call of `fn` with these argument slots; None if it does not accept the call, or cannot be loaded.
+    """The entry for a call of `fn` with these argument slots; None if it does not accept the call. Raises Damaged for one
+    that accepts it and cannot be loaded, or whose graphs, which later calls may need, are not its own.
     `key`, `config`, `fullgraph`: of the entry, for plans that later calls need. `resume` makes the callable of a resume
     function."""
     matching = resolved(stored, fn, slots)
-    if matching is None:
+    if matching is None or not _has_gpus(stored):
         return None
+    if stored.graphs and hashlib.sha256(stored.graphs).hexdigest() != stored.data.get("graphs"):
+        raise Damaged("its graphs are damaged")
     try:
         graph = _graph(stored, matching.read, _Plans(stored, key, config, fullgraph))
         frame = stored.data["frame"]
         return Found(
             matching.tree, _compiled(frame, graph, matching.read, resume), graph if frame["direct"] else None
         )
+    except Damaged:
+        raise
     except _DAMAGED:
         return None
 
@@ -120,31 +136,58 @@ def resolved(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, .
     return None if tree.check(*slots) is None else Resolved(objects, tree, read)
 
 
+def _has_gpus(stored: StoredEntry) -> bool:
+    """Whether the GPUs of the entry are those of this process."""
+    try:
+        return all(list(identity(int(index))) == known for index, known in stored.data["gpus"].items())
+    except _DAMAGED:
+        return False
+
+
 class _Plans:
     """The plans of an entry, and what compiles others."""
 
     def __init__(self, stored: StoredEntry, key: str, config: Config, fullgraph: bool) -> None:
         self._stored, self._compilation = stored, (key, stored, config, fullgraph)
         self._linked: dict[int, _native.ProgramPlans] = {}
+        self._failed: set[int] = set()  # plans that cannot be loaded
+        self._replays: weakref.WeakSet[Replay] = weakref.WeakSet()
+        self.budget = _native.ArenaBudget(IDLE_ARENAS)  # of plans for many sizes
 
     def at(self, role: tuple[Any, ...], numbers: tuple[int, ...] = ()) -> _native.Plan | None:
-        """The plan of a graph for these sizes, linked; None if the entry has none. Raises ValueError for bytes that are no
-        plan."""
+        """The plan of a graph for these sizes, linked; None if the entry has none. Warns once of bytes that are no plan."""
         for i, plan in enumerate(self._stored.plans):
-            if plan.role == role and (plan.sizes is None or plan.sizes == numbers):
-                if i not in self._linked:
-                    self._linked[i] = plan.linked()
-                made = self._linked[i].at(numbers if plan.sizes is None else ())
-                if made is not None:
-                    return runtime.track(made)
+            if plan.role != role or i in self._failed or (plan.sizes is not None and plan.sizes != numbers):
+                continue
+            try:
+                made = self._made(i, numbers)
+            except _DAMAGED as error:
+                log.warning("smelt: a plan of a stored entry cannot be loaded: %s", error)
+                self._failed.add(i)
+                continue
+            if made is not None:
+                return made
         return None
 
     def first(self, role: tuple[Any, ...]) -> _native.Plan:
-        """The plan of a graph with fixed sizes. Raises ValueError if there is none."""
-        plan = self.at(role)
-        if plan is None:
+        """The plan of a graph with fixed sizes. Raises Damaged if there is none that can be loaded."""
+        try:
+            made = next((self._made(i, ()) for i, p in enumerate(self._stored.plans) if p.role == role), None)
+        except _DAMAGED as error:
+            raise Damaged(str(error)) from error
+        if made is None:
             raise Damaged("an entry without a plan")
-        return plan
+        return made
+
+    def _made(self, i: int, numbers: tuple[int, ...]) -> _native.Plan | None:
+        """A plan for these sizes; None if it does not cover them."""
+        stored = self._stored.plans[i]
+        if i not in self._linked:
+            self._linked[i] = stored.linked()
+        made = self._linked[i].at(numbers if stored.sizes is None else ())
+        if made is not None and stored.replays:
+            made.use_cuda_graphs(Capture(weakref.ref(made), self._replays))
+        return made and runtime.track(made)
 
     @cached_property
     def again(self) -> Any:
@@ -155,60 +198,75 @@ class _Plans:
 def _graph(stored: StoredEntry, read: FormReader, plans: _Plans) -> Graph:
     """The graph, whose plan is linked. Raises ValueError for bytes that are none."""
     form = stored.data["graph"]
-    if "node" in form:
-        return _node(form, read, plans)
-    return plans.first(("graph",)) if form["sizes"] is None else _sized(form["sizes"], plans)
+    node = _Node(node_from(read.value(form["node"])), plans) if "node" in form else None
+    if form["sizes"] is None:
+        return plans.first(("graph",)) if node is None else node.at()
+    return _sized(form, plans, node)
 
 
-def _sized(sizes: Sequence[Sequence[Any]], plans: _Plans) -> _native.SizeDispatch:
+def _sized(form: dict[str, Any], plans: _Plans, node: _Node | None) -> _native.SizeDispatch:
     """What `backends.size_dispatch.dispatch_by_sizes` returns for the graph."""
-    budget = _native.ArenaBudget(IDLE_ARENAS)
+    symbols = [Sym(name, low, high) for name, low, high, _ in form["symbols"]]
 
     def instance(numbers: tuple[int, ...]) -> Any:
+        if node is not None:
+            return (node.at(numbers, dict(zip(symbols, numbers, strict=True))),)
         plan = plans.at(("graph",), numbers)
         if plan is None:
             made = plans.again.sized(numbers)
             if type(made) is not tuple or type(made[0]) is not _native.Plan:
                 return made
             (plan,) = made
-        budget.add(plan)
+        plans.budget.add(plan)
         return (plan,)
 
-    return _native.SizeDispatch([tuple(size) for size in sizes], instance, sizes_lock, budget)
+    return _native.SizeDispatch([tuple(size) for size in form["sizes"]], instance, sizes_lock, plans.budget)
 
 
-def _node(form: dict[str, Any], read: FormReader, plans: _Plans) -> _native.Differentiable:
-    """What `autograd.compile_joint` returns for the joint graph."""
-    forward = preserve_input_counters(plans.first(("forward",)), *form["counters"])
-    substitutes = read.value(form["substitutes"])
+class _Node:
+    """The autograd nodes of the joint graph, one for each set of sizes."""
 
-    def backward(defined: Sequence[bool], reach: int = 0, requested: Sequence[bool] = ()) -> Any:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        role = "backward", _where_not(defined), int(reach), _where_not(requested), deterministic
-        return plans.at(role) or plans.again.backward(role)
+    def __init__(self, stored: StoredNode, plans: _Plans) -> None:
+        self._stored, self._plans = stored, plans
+        self._backwards = _native.ArenaBudget(IDLE_ARENAS, plans.budget)
 
-    def substitute(index: int, requested: Sequence[bool]) -> torch.Tensor | None:
-        needed, *layout = substitutes[index]
-        if not layout or any(is_requested and needed >> k & 1 for k, is_requested in enumerate(requested)):
-            return None
-        shape, stride, dtype = layout
-        tensor = torch.empty_strided(shape, stride, dtype=dtype)
-        torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).zero_()
-        return tensor
+    def at(self, numbers: tuple[int, ...] = (), values: Values = NO_VALUES) -> _native.Differentiable:
+        """What `autograd.compile_joint` returns for these sizes."""
+        stored, plans = self._stored, self._plans
+        role = ("forward",)
+        forward = plans.at(role, numbers) or (plans.again.forward(numbers) if numbers else plans.first(role))
+        if numbers and type(forward) is _native.Plan:
+            plans.budget.add(forward)
+        history = stored.history
+        if history is not None and not may_copy(history.copied_bytes, values):
+            history = None
 
-    def double_backward(*arguments: Any) -> Any:
-        return plans.again.double_backward(*arguments)
+        def backward(defined: Sequence[bool], reach: int = 0, requested: Sequence[bool] = ()) -> Any:
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            role = "backward", _where_not(defined), int(reach), _where_not(requested), deterministic
+            found = plans.at(role, numbers) or plans.again.backward(role, numbers, stored.temporaries)
+            if numbers and type(found) is _native.Plan:
+                self._backwards.add(found)
+            return found
 
-    spec: Any = {
-        **{name: read.value(value) for name, value in form["node"].items()},
-        "forward": forward,
-        "backward": backward,
-        "name": "SmeltBackward",
-        "lock": backward_lock,
-        "double_backward": double_backward if form["has_double_backward"] else None,
-        "substitute": substitute,
-    }
-    return _native.Differentiable(spec)
+        def substitute(index: int, requested: Sequence[bool]) -> torch.Tensor | None:
+            return stored.substitutes[index].at(values, requested)
+
+        def double_backward(*arguments: Any) -> Any:
+            return plans.again.double_backward(numbers)(*arguments)
+
+        spec: Any = {
+            **stored.data.spec(values),
+            **({} if history is None else history.spec(values)),
+            "devices": stored.devices,
+            "forward": preserve_input_counters(forward, *stored.counters),
+            "backward": backward,
+            "name": "SmeltBackward",
+            "lock": backward_lock,
+            "double_backward": None if history is None else double_backward,
+            "substitute": substitute,
+        }
+        return _native.Differentiable(spec)
 
 
 def _where_not(flags: Sequence[bool]) -> tuple[int, ...]:

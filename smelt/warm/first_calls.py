@@ -7,6 +7,7 @@ reads at most `SLOTS` entries from the disk cache, besides those that this proce
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 from types import FunctionType
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from smelt import _native
 from smelt.config import Config
+from smelt.guards.global_state import settle
 from smelt.guards.stored_form import Unstorable
 from smelt.runtime.compiled_callables import native_callable
 from smelt.runtime.gc_pause import collections_postponed
@@ -22,10 +24,13 @@ from smelt.torch_private import compiler_stance, forward_mode_level
 from smelt.warm.entry_key import key_for, settings_of
 from smelt.warm.entry_store import drop, entries_under, keep
 from smelt.warm.find_entry import CONTINUATIONS, Found, found
+from smelt.warm.stored_entry import Damaged
 
 if TYPE_CHECKING:
     from smelt.capture.driver.cache_entries import NewEntry
     from smelt.capture.driver.frame_compiler import FrameCompiler
+
+log = logging.getLogger("smelt")
 
 _alive: weakref.WeakSet[FirstCalls] = weakref.WeakSet()
 _blocked = 0  # by `looking_nowhere`
@@ -142,8 +147,14 @@ class FirstCalls:
             return False
         if target is None:
             return False
+        settle()
         for digest, stored in entries_under(self._key, self._seen, self._config):
-            entry = found(stored, fn, slots, self._key, self._config, self._fullgraph, self._root.resume)
+            try:
+                entry = found(stored, fn, slots, self._key, self._config, self._fullgraph, self._root.resume)
+            except Damaged as error:
+                log.warning("smelt: a stored entry of %s is removed: %s", fn.__qualname__, error)
+                drop(self._key, digest, self._config)
+                continue
             if entry is not None:
                 self._seen.add(digest)
                 self._found.append(entry)

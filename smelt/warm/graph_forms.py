@@ -54,8 +54,6 @@ def stored_graphs(
         written = encoded(data, _NUMBERS)
     except (ExportError, PlanError) as error:
         raise Unstorable(str(error)) from None
-    if any(tensor.device.type != "cpu" for tensor in constants):
-        raise Unstorable("a constant on a GPU")
     return packed(written), [constant_form(tensor) for tensor in constants]
 
 

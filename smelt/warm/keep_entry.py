@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import builtins
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,30 +19,35 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.autograd.compile_joint import JointNode
+from smelt.backends.unbacked_subgraphs import devices_of
 from smelt.capture.base.bytecode import is_resume
 from smelt.capture.base.native_functions import nested_codes
 from smelt.capture.driver.cache_entries import Entry, NewEntry
 from smelt.capture.graph_breaks.continuation_stack import is_continuation_stack
 from smelt.capture.reconstruction.frame_globals import FRAME_NAMES
 from smelt.config import Config
+from smelt.errors import PlanError
+from smelt.graph.ir import Graph
 from smelt.guards.guard_kinds import KINDS
 from smelt.guards.stored_form import Unstorable
 from smelt.guards.tensor_facts import TensorFacts
+from smelt.runtime.gpu_identity import identity
 from smelt.runtime.tail_calls import TailCall
-from smelt.tracing.record.traced import MadePlan
+from smelt.tracing.record.traced import MadePlan, Traced
 from smelt.warm.add_plans import stored_plan
 from smelt.warm.digests import code_bytes
 from smelt.warm.find_entry import LIGHT_NAMES, RERUNS, resolved
 from smelt.warm.graph_forms import stored_graphs
 from smelt.warm.live_objects import Node, ObjectTable, read_node, store_class_facts
-from smelt.warm.stored_entry import StoredEntry, as_tuples, from_bytes
+from smelt.warm.stored_entry import StoredEntry, from_bytes
+from smelt.warm.stored_node import StoredNode
 
 _DIRECT = frozenset({int, bool, str, float, type(None)})
 _SINGLE = frozenset(
     {type(None), bool, type(...), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
 )
 _OF_TORCH = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
-_CPU = torch.device("cpu")
 
 
 def stored(new: NewEntry, config: Config) -> StoredEntry:
@@ -65,10 +71,20 @@ def stored(new: NewEntry, config: Config) -> StoredEntry:
         "weak": held,
         "frame": frame,
         "graph": graph,
+        "graphs": hashlib.sha256(graphs).hexdigest(),
+        "gpus": gpus_of(new.captured.traced.aten_graph),
     }
-    content = StoredEntry(data, graphs, tuple(map(stored_plan, made)))
+    content = StoredEntry(data, graphs, tuple(stored_plan(plan, config) for plan in made))
     _check_resolves(content, new, writer.table.objects)
     return content
+
+
+def gpus_of(graph: Graph) -> dict[str, list[str]]:
+    """The GPUs of a graph, by number, and what they must be in other processes (`gpu_identity.py`). Raises Unstorable."""
+    devices = [device for device in devices_of(graph) if device.type != "cpu"]
+    if any(device.type != "cuda" for device in devices):
+        raise Unstorable(f"its tensors are on {', '.join(map(str, devices))}")
+    return {str(device.index): list(identity(device.index)) for device in sorted(devices, key=str)}
 
 
 def _plans(new: NewEntry, config: Config) -> list[MadePlan]:
@@ -82,15 +98,13 @@ def _plans(new: NewEntry, config: Config) -> list[MadePlan]:
         raise Unstorable("graphs are verified")
     if traced.unbacked is not None:
         raise Unstorable("its sizes depend on data")
-    if traced.needs_grad and traced.sizes:
-        raise Unstorable("it computes gradients with sizes that are symbols")
     if traced.needs_grad and traced.joint is None:
         raise Unstorable("its graph runs operator by operator under autograd")
-    if traced.joint is not None:
-        expected: type = _native.Differentiable
-    else:
-        expected = _native.SizeDispatch if traced.sizes else _native.Plan
-    if type(new.entry.graph) is not expected or len(made) != 1:
+    graph = new.entry.graph
+    if traced.sizes and type(graph) is _native.SizeDispatch:
+        graph = graph.prepare(tuple(source.hint for source in traced.sizes.values()))
+    expected = _native.Plan if traced.joint is None else _native.Differentiable
+    if type(graph) is not expected or len(made) != 1:
         raise Unstorable("its graph is not one plan, or it has gradients and writes inputs or returns views")
     return made
 
@@ -104,18 +118,25 @@ def _graph(new: NewEntry, made: Sequence[MadePlan], writer: _Writer) -> tuple[di
     graph: dict[str, Any] = {"sizes": sizes or None, "symbols": symbols, "title": traced.title}
     if traced.joint is not None:
         (node,) = new.plans.nodes
-        with_history = node.with_history and node.with_history.at({})
-        data = node.data({}, with_history)
-        graph["node"] = {name: writer.value(as_tuples(value)) for name, value in data.items()}
-        graph["substitutes"] = writer.value(as_tuples(node.substitutes))
-        graph["counters"] = [traced.counters.uncounted, traced.counters.counted]
-        graph["temporaries"] = [s.name for s in node.parts.saved if s.kind == "temporary"]
-        graph["has_double_backward"] = with_history is not None
-        reaches = {f"backward {reach}": backward for reach, backward in enumerate(node.reaches)}
-        section, constants = stored_graphs(reaches, with_history)
+        graph["node"] = writer.value(_node(node, traced))
+        graphs = {f"backward {reach}": backward for reach, backward in enumerate(node.reaches)}
+        if sizes:
+            graphs["forward"] = node.parts.forward
+        section, constants = stored_graphs(graphs, node.with_history)
     else:
         section, constants = stored_graphs({"graph": made[0].graph}) if sizes else (b"", [])
     return {**graph, "constants": constants}, section
+
+
+def _node(node: JointNode, traced: Traced) -> bytes:
+    """The form of the graph's autograd node."""
+    counters = tuple(traced.counters.uncounted), tuple(traced.counters.counted)
+    temporaries = tuple(s.name for s in node.parts.saved if s.kind == "temporary")
+    stored = StoredNode(node.data, node.history, node.substitutes, node.devices, counters, temporaries)
+    try:
+        return stored.to_bytes()
+    except PlanError as error:
+        raise Unstorable(str(error)) from None
 
 
 def _check_resolves(content: StoredEntry, new: NewEntry, objects: Sequence[object]) -> None:
@@ -201,13 +222,14 @@ class _Writer:
         facts, reads = native if type(native) is tuple else (native, ())
         number = self._numbers.get(facts)
         if number is None:
-            if facts.device != _CPU or facts.layout is not torch.strided:
-                raise Unstorable(f"a tensor on {facts.device} with layout {facts.layout}")
+            if facts.layout is not torch.strided:
+                raise Unstorable(f"a tensor with layout {facts.layout}")
             number = self._numbers[facts] = len(self.facts)
             dtype = str(facts.dtype).removeprefix("torch.")
             flags = facts.requires_grad, facts.conj_neg, facts.inference
             cls = self.table.number(facts.type)
-            self.facts.append([cls, dtype, list(facts.shape), list(facts.stride), *flags])
+            layout = list(facts.shape), list(facts.stride)
+            self.facts.append([cls, dtype, str(facts.device), *layout, *flags])
         return ["T", number, [list(read) for read in reads]]
 
 

@@ -2,14 +2,16 @@
 
     entry  := number lengths json graphs plans (libraries steps)*
                                                    number of sections and their lengths: 8 bytes each, little-endian
-    json   := {table, facts, nodes, collect, weak, frame, graph}
+    json   := {table, facts, nodes, collect, weak, frame, graph, graphs, gpus}
+                                                   graphs: their SHA-256; gpus: what those of the graph must be
+                                                   (`gpu_identity.identity`)
     graph  := {sizes, symbols, constants, title}   sizes: what each symbol is read from (`_native.SizeDispatch`);
                                                    constants: of `graphs`
-            and with gradients {node, substitutes, counters, temporaries, has_double_backward}
-                                                   node: what `_native.Differentiable` takes (`JointNode.data`)
+            and with gradients {node}              (`stored_node.py`)
     graphs := bytes                                the graphs, where a call may need another plan (`compile_again.py`)
-    plans  := [role, sizes | null, constants]*     sizes: of a plan for these alone; in JSON
-    constants := [dtype, sizes, strides, hex]*
+    plans  := [role, sizes | null, constants, replays]*
+                                                   sizes: of a plan for these alone; replays: as a CUDA graph; in JSON
+    constants := [dtype, sizes, strides, hex, device]*
     table  := as in live_objects.py, digests in hexadecimal
     nodes  := [parent, kind, form of the key, [[guard, kind, form of the value]*], number in `inputs`]*
     form   := null | bool | int | float | text    that constant
@@ -56,13 +58,14 @@ class Damaged(ValueError):
 @dataclass(frozen=True)
 class StoredPlan:
     """A plan of an entry. `role`: which graph of the entry has it (`Role`); `sizes`: the sizes that it is for, or None for
-    all that it covers; `libraries`, `steps`: sections of `plans_to_bytes`."""
+    all that it covers; `libraries`, `steps`: sections of `plans_to_bytes`; `replays`: as a CUDA graph."""
 
     role: tuple[Any, ...]
     sizes: tuple[int, ...] | None
     constants: list[list[Any]]
     libraries: bytes
     steps: bytes
+    replays: bool = False
 
     def linked(self) -> _native.ProgramPlans:
         """The plan with its machine code and its constants. Raises ValueError for bytes that are none."""
@@ -72,7 +75,7 @@ class StoredPlan:
     @property
     def row(self) -> list[Any]:
         """The plan's row in the entry's list of plans."""
-        return [self.role, self.sizes, self.constants]
+        return [self.role, self.sizes, self.constants, self.replays]
 
 
 @dataclass(frozen=True)
@@ -129,27 +132,28 @@ def _sections(content: bytes) -> list[bytes]:
 
 
 def constant_form(tensor: torch.Tensor) -> list[Any]:
-    """The stored form of a constant on the CPU: dtype, sizes, strides, and its bytes from the first to the last element."""
+    """The stored form of a constant: dtype, sizes, strides, its bytes from the first to the last element, and its device."""
     count = _extent(tensor.shape, tensor.stride())
-    content = tensor.as_strided((count,), (1,)).view(torch.uint8).numpy().tobytes()
+    content = tensor.as_strided((count,), (1,)).cpu().view(torch.uint8).numpy().tobytes()
     return [
         str(tensor.dtype).removeprefix("torch."),
         list(tensor.shape),
         list(tensor.stride()),
         content.hex(),
+        str(tensor.device),
     ]
 
 
 def constant(form: Sequence[Any]) -> torch.Tensor:
     """The constant of a stored form."""
-    dtype, shape, stride, content = form
+    dtype, shape, stride, content, device = form
     found, count = _torch("dtype", dtype), _extent(shape, stride)
     data = bytearray.fromhex(content)
     if len(data) != count * found.itemsize:
         raise Damaged("a constant of another size")
     if not count:
-        return torch.empty_strided(shape, stride, dtype=found)
-    return torch.frombuffer(data, dtype=found).as_strided(shape, stride)
+        return torch.empty_strided(shape, stride, dtype=found, device=device)
+    return torch.frombuffer(data, dtype=found).to(device).as_strided(shape, stride)
 
 
 def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
@@ -163,8 +167,10 @@ def from_bytes(content: bytes) -> StoredEntry:
     try:
         data, rows = json.loads(text), json.loads(table)
         plans = [
-            StoredPlan(as_tuples(role), as_tuples(sizes), constants, libraries, steps)
-            for (role, sizes, constants), libraries, steps in zip(rows, parts[::2], parts[1::2], strict=True)
+            StoredPlan(as_tuples(role), as_tuples(sizes), constants, libraries, steps, replays)
+            for (role, sizes, constants, replays), libraries, steps in zip(
+                rows, parts[::2], parts[1::2], strict=True
+            )
         ]
     except (ValueError, TypeError) as error:
         raise Damaged(str(error)) from None
@@ -219,10 +225,10 @@ class FormReader:
     def _tensor(self, number: int, reads: Any) -> Any:
         facts = self._made.get(number)
         if facts is None:
-            cls, dtype, shape, stride, *flags = self._facts[number]
+            cls, dtype, device, shape, stride, *flags = self._facts[number]
             requires_grad, conj_neg, inference = flags
             facts = self._made[number] = TensorFacts(
-                self._objects[cls], _torch("dtype", dtype), torch.device("cpu"), tuple(shape), tuple(stride),
+                self._objects[cls], _torch("dtype", dtype), torch.device(device), tuple(shape), tuple(stride),
                 requires_grad, torch.strided, conj_neg, inference,
             )  # fmt: skip
         return (facts, tuple([tuple(read) for read in reads])) if reads else facts

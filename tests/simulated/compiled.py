@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import os
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -24,9 +28,13 @@ from smelt.config import Config
 from smelt.loops.kernel_ir import Kernel
 from smelt.loops.row_sums import separate
 from smelt.plan.machine_code import Block, CompiledKernel, Function, Library, Processor
+from smelt.plan.serialization import in_order
 from smelt.runtime.disk_cache import Store
 from smelt.shapes.expr import evaluate, static
 from tests.simulated import cuda
+
+# A folder: kernels become shared libraries there, which other processes can load.
+SHARED_CODE = "SIMULATED_SHARED_CODE"
 
 
 @functools.cache
@@ -100,10 +108,27 @@ def _one_by_one(parts: tuple[tuple[Function, int, tuple[int, ...]], ...]) -> int
 _CALLED: list[object] = []  # what images name by its address
 
 
+def _shared(code: Function, folder: Path) -> str:
+    """A function of a shared library in `folder`, as images name it."""
+    objects = [part for library in in_order([code.library]) for part in library.objects]
+    stem = folder / hashlib.sha256(b"".join(objects)).hexdigest()[:16]
+    library = stem.with_suffix(".so")
+    if not library.exists():
+        files = [Path(f"{stem}.{i}.o") for i in range(len(objects))]
+        for file, content in zip(files, objects):
+            file.write_bytes(content)
+        command = [os.environ.get("CXX", "g++"), "-shared", "-Wl,-z,notext", *map(str, files), "-lm"]
+        subprocess.run([*command, "-o", str(library)], check=True, capture_output=True)
+    return f"{library}:{code.name}"
+
+
 @functools.cache
 def _function(code: Function, letters: str, parts: int, address: int | None = None) -> Function:
     """The same one for equal code, whatever its kernels are called. The cache keeps the code, which images name by its
     address. `address`: of what runs instead."""
-    image = cuda.image(address or address_of(code), letters, parts)
+    if SHARED_CODE in os.environ and address is None:
+        image = cuda.image(_shared(code, Path(os.environ[SHARED_CODE])), letters, parts)
+    else:
+        image = cuda.image(address or address_of(code), letters, parts)
     library = Library(Processor("simulated", "simulated", ""), (image,), (code.name,))
     return Function(library, code.name, Block(threads=32, shared=0, parts=parts))

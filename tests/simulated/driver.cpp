@@ -1,9 +1,10 @@
 // A simulated CUDA driver: the functions of libcuda that load and launch kernels, with their signatures and errors.
 //
-// A module's image is the text `simulated <address> <parameters> <parts>`: the address of a host function
+// A module's image is the text `simulated <address> <parameters> <parts> <process>`: the address of a host function
 // `void (void** buffers, int64_t begin, int64_t end)` and a letter for each parameter: p, a pointer to a buffer; v, a number,
 // which the function finds in memory. An int64 number of items follows these; what follows that is ignored. A launch calls
-// the function for all items before it returns.
+// the function for all items before it returns. An image that names a process by its id can be loaded there only. In place
+// of the address, `<file>:<symbol>` names a function of a shared library, for any process.
 //
 // The linker makes `linked <image>` of an image that can be loaded; that can be loaded too.
 // Where `parts` is not 0, there is one parameter, a table of int64: the first block of each part, for as many parts as the next
@@ -12,6 +13,9 @@
 //
 // What a real driver refuses is refused here: a thread without a context, a context that the function or the stream does
 // not belong to, a module that was unloaded, an empty or too large grid or block, more shared memory than was asked for.
+#include <dlfcn.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -144,14 +148,25 @@ int why_not(const Launch& l, const Function& f) {
 }
 
 struct Image {
-    unsigned long long address;
+    unsigned long long address = 0;
     char kinds[512] = "";
     unsigned parts = 0;
+    int process = 0;
 };
 
 bool read(const char* text, Image& image) {
     if (std::string_view(text).starts_with(kLinked)) text += kLinked.size();
-    return std::sscanf(text, "simulated %llu %511[pv] %u", &image.address, image.kinds, &image.parts) >= 1;
+    char file[1024] = "", symbol[256] = "";
+    if (std::sscanf(text, "simulated %1023[^: ]:%255s %511[pv] %u", file, symbol, image.kinds,
+                    &image.parts) >= 2) {
+        void* library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+        void* found = library ? dlsym(library, symbol) : nullptr;
+        image.address = reinterpret_cast<uintptr_t>(found);
+        return found;
+    }
+    const int count = std::sscanf(text, "simulated %llu %511[pv] %u %d", &image.address, image.kinds,
+                                  &image.parts, &image.process);
+    return count >= 1 && (image.process == 0 || image.process == getpid());
 }
 
 void call(const Module& m, void** parameters, int64_t items) {
@@ -205,6 +220,12 @@ EXPORT int cuDeviceGet(int* device, int ordinal) {
 
 EXPORT int cuDeviceGetCount(int* count) {
     *count = kDevices;
+    return injected();
+}
+
+EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
+    if (device < 0 || device >= kDevices) return kInvalidDevice;
+    *value = attribute == 75 ? 9 : 0;  // the major compute capability
     return injected();
 }
 

@@ -67,7 +67,7 @@ def test_devices_of_one_kind_share_it(store: Store, linked: list[bytes]) -> None
     assert len(linked) == 1
 
 
-@pytest.mark.parametrize("what", ("_compiler", "_processor"))
+@pytest.mark.parametrize("what", ("driver", "processor"))
 def test_driver_and_device_are_part_of_the_key(
     store: Store, linked: list[bytes], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

@@ -1,10 +1,12 @@
 """Stored entries whose graph breaks: what continues after the break must be found, too."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import smelt
-from smelt import pipeline
+from smelt import config, pipeline
 from smelt.config import Config
 from smelt.errors import BackendError
 from smelt.report import inspect
@@ -138,3 +140,37 @@ def test_stances_hold_for_code_after_a_break(monkeypatch):
     with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="recompile"):
         compiled(x)
     assert torch.equal(compiled(x), (x + 1) * 3)
+
+
+def scaled():
+    def f(x):
+        return x.softmax(-1) * x.shape[0]
+
+    return f
+
+
+@pytest.mark.parametrize("part", ["graphs", "plans"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_damaged_entry_is_a_miss_with_one_warning(part, gradients, caplog):
+    def call(compiled, n):
+        x = torch.linspace(-1, 1, 3 * n).view(n, 3).requires_grad_(gradients)
+        with torch.set_grad_enabled(gradients):
+            result = compiled(x)
+            return [result, *(torch.autograd.grad(result.square().sum(), x) if gradients else ())]
+
+    call(smelt.compile(scaled(), dynamic=True), 4)
+    (key,) = entry_store.known()
+    [(digest, stored)] = entry_store.entries_under(key, (), config.defaults())
+    entry_store.drop(key, digest, config.defaults())
+    if part == "graphs":
+        damaged = replace(stored, graphs=stored.graphs[:-9] + b"x" * 9)
+    else:
+        damaged = replace(
+            stored, plans=tuple(replace(p, steps=p.steps[:-9] + b"x" * 9) for p in stored.plans)
+        )
+    entry_store.keep(key, damaged.to_bytes(), config.defaults())
+    compiled = smelt.compile(scaled(), dynamic=True)
+    for n in (4, 5, 6):
+        torch.testing.assert_close(call(compiled, n), call(scaled(), n))
+    warned = [record.getMessage() for record in caplog.records if "stored entry" in record.getMessage()]
+    assert len(warned) == 1 + (part == "plans" and gradients), warned

@@ -324,6 +324,76 @@ def test_entries_of_training_are_found_with_their_backwards(tmp_path):
             assert close(got, eager), name
 
 
+SIZED_TRAINING = """
+import json, sys
+import torch
+from torch import nn
+import smelt
+
+class Loss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.drop, self.head = nn.Linear(6, 8), nn.Dropout(0.25), nn.Linear(8, 3)
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        logits = self.head(self.drop(hidden))
+        return {"loss": logits.square().mean() * x.shape[0] + hidden.mean(), "hidden": hidden}
+
+def function(x, y):
+    z = x.sin() * y
+    return (z.exp() * x.shape[0]).sum(), z.softmax(-1), z
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+def trained(prepare, sizes):
+    torch.manual_seed(3)
+    module = Loss()
+    target, seen = prepare(module), []
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for n in sizes:
+        x = torch.linspace(-1, 1, 6 * n).view(n, 6).requires_grad_()
+        optimizer.zero_grad()
+        out = target(x)
+        out["loss"].backward()
+        seen += [plain(out), plain(x.grad), [plain(p.grad) for p in module.parameters()]]
+        optimizer.step()
+    return seen
+
+def partial(prepare, sizes):
+    call, seen = prepare(function), []
+    for n in sizes:
+        x, y = (torch.linspace(a, 1, 4 * n).view(n, 4).requires_grad_() for a in (-1, 0))
+        for outputs, inputs in (((0,), (x,)), ((1, 2), (x, y))):
+            found = call(x, y)
+            seen.append(plain(torch.autograd.grad(sum(found[i].sum() for i in outputs), inputs)))
+        if "twice" in sys.argv:
+            (first,) = torch.autograd.grad(call(x, y)[1].square().sum(), x, create_graph=True)
+            seen.append(plain(torch.autograd.grad(first.square().sum(), (x, y))))
+    return seen
+
+def main():
+    case, sizes = {"trained": trained, "partial": partial}[sys.argv[1]], json.loads(sys.argv[2])
+    got = case(lambda f: smelt.compile(f, dynamic=True), sizes)
+    print(json.dumps([got, case(lambda f: f, sizes), "smelt.capture" in sys.modules, "smelt.pipeline" in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize("case", ["trained", "partial"])
+def test_gradients_with_symbolic_sizes_hit_at_other_sizes(tmp_path, case):
+    runs = [("[5, 6]", [], True, True), ("[7, 5, 9]", [], False, None), ("[9, 5, 7]", [], False, False)]
+    if case == "partial":
+        runs += [("[5, 8]", ["twice"], False, True)]
+    for sizes, more, captures, compiles in runs:
+        got, eager, captured, compiled = process(tmp_path, SIZED_TRAINING, arguments=[case, sizes, *more])
+        assert close(got, eager), sizes
+        assert captured is captures and compiles in (None, compiled), sizes
+
+
 BREAKS = """
 import json, sys, traceback, warnings
 import torch

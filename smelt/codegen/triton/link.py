@@ -3,20 +3,17 @@ loaded as it is."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
-
-import torch
 
 from smelt import _native
 from smelt.plan.machine_code import Function
 from smelt.runtime.disk_cache import Store, key_of
 from smelt.runtime.fork_locks import LINKS, hold_at_fork
+from smelt.runtime.gpu_identity import driver, processor
 
 # By their image and name, for the life of the process: the driver keeps code that was loaded, since a graph that the user
 # captured may launch it at any time.
@@ -59,7 +56,7 @@ def load_early(function: Function, device: int, store: Store | None) -> None:
 def _load(kernel: _native.DeviceKernel, image: bytes, device: int, store: Store | None) -> None:
     if store is None or image.startswith(ELF):
         return kernel.load(device)
-    key = key_of("code", image, _compiler(), _processor(device))
+    key = _key(image, device)
     try:
         kernel.load(device, store.get(key) or _linked(store, key, image, device))
     except RuntimeError as error:
@@ -67,6 +64,24 @@ def _load(kernel: _native.DeviceKernel, image: bytes, device: int, store: Store 
         log.debug("%s", error)
         store.drop(key)
         kernel.load(device)
+
+
+def machine_code(image: bytes, device: int, store: Store | None = None) -> bytes:
+    """The machine code for a device that the driver makes of PTX. PTX remains PTX if the driver has no linker."""
+    if image.startswith(ELF):
+        return image
+    key = _key(image, device)
+    try:
+        if store is None:
+            return _native.link_ptx(image, device)
+        return store.get(key) or _linked(store, key, image, device)
+    except RuntimeError as error:
+        log.debug("%s", error)
+        return image
+
+
+def _key(image: bytes, device: int) -> str:
+    return key_of("code", image, driver(), processor(device))
 
 
 def _linked(store: Store, key: str, ptx: bytes, device: int) -> bytes:
@@ -77,19 +92,4 @@ def _linked(store: Store, key: str, ptx: bytes, device: int) -> bytes:
 
 def machine(device: int) -> tuple[str, str]:
     """The identity of a device for measured speeds: driver and processor."""
-    return _compiler(), _processor(device)
-
-
-@functools.cache
-def _compiler() -> str:
-    """The identity of the driver's PTX compiler: its CUDA version and build."""
-    build = ""
-    with suppress(OSError):
-        build = Path("/proc/driver/nvidia/version").read_text()
-    return f"{_native.driver_version()} {build}"
-
-
-@functools.cache
-def _processor(device: int) -> str:
-    found = torch.cuda.get_device_properties(device)
-    return f"{found.name} {found.major}.{found.minor}"
+    return driver(), processor(device)

@@ -30,7 +30,7 @@ PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
         return nullptr;
     auto* self = reinterpret_cast<KernelObject*>(type->tp_alloc(type, 0));
     if (!self) return nullptr;
-    self->kernel = new Kernel(text_of(image), name, threads, shared, parts);
+    self->kernel = new Kernel({text_of(image)}, name, threads, shared, parts);
     return reinterpret_cast<PyObject*>(self);
 }
 
@@ -46,12 +46,12 @@ PyObject* kernel_load(PyObject* self, PyObject* args) {
     int device = 0;
     PyObject* image = nullptr;
     if (!PyArg_ParseTuple(args, "i|S:load", &device, &image)) return nullptr;
-    const std::string code = image ? text_of(image) : std::string();
+    const std::vector<std::string> images{image ? text_of(image) : std::string()};
     Kernel& kernel = as_kernel(self);
     {
         const ReleaseGil release;
         if (image)
-            kernel.on(device, code);
+            kernel.on(device, images);
         else
             kernel.on(device);
     }

@@ -11,15 +11,17 @@ namespace smelt::devices {
 
 class Kernel {
   public:
-    Kernel(std::string image, std::string name, unsigned threads, unsigned shared, unsigned parts)
-        : threads(threads), shared(shared), parts(parts), image_(std::move(image)), name_(std::move(name)) {}
+    // `images`: at least one, best first. If the driver refuses one (machine code for another processor), it gets the next.
+    Kernel(std::vector<std::string> images, std::string name, unsigned threads, unsigned shared,
+           unsigned parts)
+        : threads(threads), shared(shared), parts(parts), images_(std::move(images)), name_(std::move(name)) {}
 
     // The function on `device`, loaded on the first call, which takes milliseconds if the image is text. Thread-safe,
     // without the GIL. A module is never unloaded: a graph that the user captured may launch from it at any time.
-    Function on(int device) { return on(device, image_); }
+    Function on(int device) { return on(device, images_); }
 
-    // The same, but loads `image`, this kernel's code for the processor of `device`, if nothing is loaded yet.
-    Function on(int device, const std::string& image);
+    // The same, but loads one of `images`, this kernel's code for the processor of `device`, if nothing is loaded yet.
+    Function on(int device, const std::vector<std::string>& images);
 
     bool is_on(int device);
 
@@ -28,11 +30,12 @@ class Kernel {
     const unsigned parts;            // the maximum of launches in a batched launch; 0 for other kernels
 
   private:
-    Function load(const std::string& image) const;
+    Function load(const std::vector<std::string>& images) const;
 
     std::mutex mutex_;
     std::vector<Function> functions_;  // by device, nullptr: not loaded
-    const std::string image_, name_;
+    const std::vector<std::string> images_;
+    const std::string name_;
 };
 
 }  // namespace smelt::devices

@@ -28,6 +28,8 @@ Driver open(const std::string& file) {
     const Library library(file.empty() ? "libcuda.so.1" : file, RTLD_NOW);
     Driver d{};
     library.find("cuDriverGetVersion", d.version);
+    library.find("cuInit", d.init);
+    library.find("cuDeviceGetAttribute", d.attribute);
     library.find("cuCtxGetCurrent", d.context_of_thread);
     library.find("cuCtxSetCurrent", d.set_context);
     library.find("cuDeviceGet", d.device);
@@ -102,6 +104,19 @@ Entered::Entered(int device) {
 
 Entered::~Entered() {
     if (changed_) driver().set_context(before_);
+}
+
+int capability(int ordinal) {
+    constexpr int kMajor = 75, kMinor = 76;  // of CUdevice_attribute
+    try {
+        const Driver& d = driver();
+        int device = 0, major = 0, minor = 0;
+        const bool found = d.attribute && d.init(0) == 0 && d.device(&device, ordinal) == 0 &&
+                           d.attribute(&major, kMajor, device) == 0 && d.attribute(&minor, kMinor, device) == 0;
+        return found ? 10 * major + minor : 0;
+    } catch (const c10::Error&) {
+        return 0;
+    }
 }
 
 bool is_captured(int device, Stream stream) {

@@ -20,6 +20,8 @@ using Linker = void*;
 
 struct Driver {
     Status (*version)(int*);
+    Status (*init)(unsigned flags);
+    Status (*attribute)(int* value, int attribute, int device);  // null if no caller needs it
     Status (*context_of_thread)(Context*);
     Status (*set_context)(Context);
     Status (*device)(int*, int ordinal);
@@ -78,6 +80,9 @@ Status in_context(int device, const Call& call) {
     enter(device);
     return call();
 }
+
+// Ten times the compute capability of a GPU; 0 if there is no such GPU or no driver of NVIDIA's.
+int capability(int ordinal);
 
 // Whether the stream, of `device`, is being captured into a graph.
 bool is_captured(int device, Stream stream);

@@ -6,10 +6,13 @@
 #include <memory>
 #include <set>
 
+#include "devices/gpu_driver.h"
 #include "torch.h"
 
 namespace smelt::exported {
 namespace {
+
+const std::string kGpu = "sm_";  // a GPU that code needs, by its compute capability
 
 // Reads with C's functions: torch may have been built with another compiler's streams.
 std::set<std::string> flags_of_processor() {
@@ -39,8 +42,13 @@ std::optional<std::string> lacking(const std::string& triple, const std::vector<
         return "its plans are for " + triple;
     static const std::set<std::string> flags = flags_of_processor();
     std::set<std::string> missing;
-    for (const std::string& need : needs)
-        if (!flags.count(need)) missing.insert(need);
+    for (const std::string& need : needs) {
+        if (need.rfind(kGpu, 0) == 0) {
+            if (need != kGpu + std::to_string(devices::capability(0))) return "its plans are for a GPU " + need;
+        } else if (!flags.count(need)) {
+            missing.insert(need);
+        }
+    }
     if (missing.empty()) return {};
     std::string text;
     for (const std::string& flag : missing) text += (text.empty() ? "" : ", ") + flag;

@@ -500,10 +500,11 @@ void Program::update_weights(const std::map<std::string, at::Tensor>& weights) c
         if (d.constants.count(name)) throw InputError(name + " is a constant of the program's plans");
         const at::Tensor& known = (*before)[found->second];
         if (!value.defined() || value.sizes() != known.sizes() ||
-            value.scalar_type() != known.scalar_type() || !value.device().is_cpu() ||
+            value.scalar_type() != known.scalar_type() || value.device() != known.device() ||
             value.layout() != c10::Layout::Strided)
             throw InputError(
-                "the weight " + name + " must be " + text_of(known) + " on the CPU, got " +
+                "the weight " + name + " must be " + text_of(known) + " on " +
+                (known.device().is_cpu() ? "the CPU" : known.device().str()) + ", got " +
                 (value.defined() ? text_of(value) + " on " + value.device().str() : "an undefined tensor"));
     }
     const at::NoGradGuard no_gradients;
@@ -524,8 +525,8 @@ void Program::update_weights(const std::map<std::string, at::Tensor>& weights) c
         at::Tensor& copy = storages[storage.unsafeGetStorageImpl()];
         if (copy.defined()) continue;
         const auto bytes = static_cast<int64_t>(storage.nbytes());
-        copy = at::empty({bytes}, at::kByte);
-        if (bytes) std::memcpy(copy.mutable_data_ptr(), storage.data(), storage.nbytes());
+        const auto options = at::TensorOptions(at::kByte).device(storage.device());
+        copy = at::empty({0}, options).set_(storage, 0, {bytes}, {1}).clone();
     }
     std::vector<std::pair<size_t, at::Tensor>> changed;
     for (const auto& [name, number] : d.names) {

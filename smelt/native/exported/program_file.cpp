@@ -60,6 +60,19 @@ T number(std::string_view data, size_t at) {
     return value;
 }
 
+c10::DispatchKeySet keys_of(c10::Device device) {
+    return c10::DispatchKeySet(device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+}
+
+// A copy of a storage on a GPU.
+c10::Storage on_device(const c10::Storage& storage, c10::Device device) {
+    if (!device.is_cuda()) throw FormatError("a weight on an unknown device, " + device.str());
+    auto bytes = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(storage), keys_of(c10::kCPU), c10::scalarTypeToTypeMeta(at::kByte));
+    bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(storage.nbytes())});
+    return bytes.to(device).storage();
+}
+
 // A view of a storage, with the layout checked.
 at::Tensor viewed(const c10::Storage& storage, const Weight& w) {
     const auto width = static_cast<int64_t>(c10::elementSize(w.dtype));
@@ -79,7 +92,7 @@ at::Tensor viewed(const c10::Storage& storage, const Weight& w) {
     if (!is_empty && last >= static_cast<int64_t>(storage.nbytes()) / width)
         throw FormatError("the weight " + w.name + " is outside of its storage");
     auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
-                                                      c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                      keys_of(storage.device()),
                                                       c10::scalarTypeToTypeMeta(w.dtype));
     t.unsafeGetTensorImpl()->set_sizes_and_strides(w.shape, w.stride, is_empty ? 0 : w.offset);
     return t;
@@ -140,6 +153,8 @@ State ProgramFile::state() const {
                                                                     bytes, std::move(owned), nullptr, false));
     }
     const c10::InferenceMode ordinary(false);  // later calls write these tensors, wherever they are
+    for (size_t i = 0; i < storages.size(); ++i)
+        if (!table.devices[i].is_cpu()) storages[i] = on_device(storages[i], table.devices[i]);
     State state;
     for (const Weight& w : table.weights) {
         if (w.storage >= storages.size()) throw FormatError("a weight that cannot be: " + w.name);

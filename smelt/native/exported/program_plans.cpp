@@ -2,11 +2,23 @@
 
 #include <utility>
 
-#include "exported/tables.h"
-
 namespace smelt::exported {
+namespace {
 
-ProgramPlans::ProgramPlans(const std::string& code, std::vector<Source> plans) : code_(read_libraries(code)) {
+std::vector<plan::Library> on_host(const std::vector<Library>& libraries) {
+    std::vector<plan::Library> made;
+    for (const Library& library : libraries) made.push_back(library.on_host);
+    return made;
+}
+
+}  // namespace
+
+ProgramPlans::ProgramPlans(const std::string& code, std::vector<Source> plans)
+    : ProgramPlans(read_libraries(code), std::move(plans)) {}
+
+ProgramPlans::ProgramPlans(std::vector<Library> libraries, std::vector<Source> plans)
+    : code_(on_host(libraries)) {
+    for (Library& library : libraries) images_.push_back(std::move(library.images));
     for (Source& source : plans) entries_.push_back({std::move(source)});
     if (entries_.empty()) throw values::FormatError("a program without plans");
     read(entries_[0]);
@@ -28,11 +40,20 @@ std::vector<char> ProgramPlans::written_inputs() const {
     return plan::written_inputs(first.fixed ? *first.fixed : first.sized->program);
 }
 
-void ProgramPlans::read(Entry& entry) const {
+plan::Code ProgramPlans::code_of(const KernelData& kernel) {
+    const auto at = kernel.library;
+    if (at >= images_.size() || images_[at].empty()) return {code_.address_of(at, kernel.name), nullptr};
+    auto& made = kernels_[{at, kernel.name}];
+    if (!made)
+        made = std::make_unique<devices::Kernel>(images_[at], kernel.name, kernel.threads, kernel.shared,
+                                                 kernel.parts);
+    return {nullptr, made.get()};
+}
+
+void ProgramPlans::read(Entry& entry) {
     const PlanData data = read_plan(entry.source.section());
     plan::Surroundings surroundings{entry.source.constants, {}};
-    for (const auto& [library, name] : data.kernels)
-        surroundings.kernels.push_back({code_.address_of(library, name), nullptr});
+    for (const KernelData& kernel : data.kernels) surroundings.kernels.push_back(code_of(kernel));
     if (data.sizes.is_none()) {
         auto made = std::make_unique<plan::Program>();
         plan::read_program(data.spec, std::move(surroundings), *made);

@@ -3,11 +3,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "devices/device_kernel.h"
+#include "exported/tables.h"
 #include "plan/elf_linker.h"
 #include "plan/plan.h"
 #include "plan/plan_template.h"
@@ -26,7 +30,8 @@ class ProgramPlans {
         std::vector<at::Tensor> constants;
     };
 
-    // Links `code` (unpacked) and reads the first plan; the plans are best first. Throws FormatError.
+    // Links `code` (unpacked) and reads the first plan, which loads its kernels; the plans are best first. Throws FormatError,
+    // and c10::Error if the driver of a GPU refuses a kernel.
     ProgramPlans(const std::string& code, std::vector<Source> plans);
 
     // A program for these sizes, whose machine code lives as long as this object; null if no plan covers them. Throws as the
@@ -44,9 +49,13 @@ class ProgramPlans {
         std::unique_ptr<const plan::Template> sized;
     };
 
-    void read(Entry& entry) const;
+    ProgramPlans(std::vector<Library> libraries, std::vector<Source> plans);
+    void read(Entry& entry);
+    plan::Code code_of(const KernelData& kernel);
 
     const plan::LinkedCode code_;
+    std::vector<std::vector<std::string>> images_;  // by library
+    std::map<std::pair<size_t, std::string>, std::unique_ptr<devices::Kernel>> kernels_;
     std::vector<Entry> entries_;
     std::mutex mutex_;
 };

@@ -431,7 +431,10 @@ StateTable state_table(const Value& value) {
                                  values::integers(f[4]), values::integer(f[5]), values::boolean(f[6])});
     }
     for (const Value& item : values::tuple(parts[1])) {
-        const Items& span = values::tuple(item, 2);
+        const Items& span = values::tuple(item);
+        if (span.size() != 2 && span.size() != 3) throw FormatError("offset, bytes and device are expected");
+        table.devices.push_back(span.size() == 2 ? c10::Device(c10::kCPU)
+                                                 : values::as<c10::Device>(span[2], "a device"));
         table.spans.emplace_back(values::index(span[0], SIZE_MAX), values::index(span[1], SIZE_MAX));
     }
     return table;
@@ -447,15 +450,20 @@ StateTable read_state(std::string_view section) {
     }
 }
 
-std::vector<plan::Library> read_libraries(const std::string& section) {
+std::vector<Library> read_libraries(const std::string& section) {
     return values::each(values::decode(section, fields_of), [](const Value& value) {
         const Items& f = values::tuple(value, 3);
-        plan::Library made{values::each(f[0], values::bytes), values::texts(f[1]), {}};
+        std::vector<std::string> objects = values::each(f[0], values::bytes);
+        if (f[2].is_none()) {
+            if (objects.empty()) throw FormatError("a kernel without code");
+            return Library{{}, std::move(objects)};
+        }
+        plan::Library made{std::move(objects), values::texts(f[1]), {}};
         for (const Value& item : values::tuple(f[2])) {
             const Items& import = values::tuple(item, 2);
             made.imports.emplace_back(values::text(import[0]), values::index(import[1], SIZE_MAX));
         }
-        return made;
+        return Library{std::move(made), {}};
     });
 }
 
@@ -464,8 +472,16 @@ PlanData read_plan(const std::string& section) {
     const Items& f = values::tuple(value, 3);
     PlanData made{{}, f[1], f[2]};
     for (const Value& item : values::tuple(f[0])) {
-        const Items& kernel = values::tuple(item, 2);
-        made.kernels.emplace_back(values::index(kernel[0], SIZE_MAX), values::text(kernel[1]));
+        const Items& kernel = values::tuple(item);
+        if (kernel.size() != 2 && kernel.size() != 5) throw FormatError("a kernel with other fields");
+        KernelData k{values::index(kernel[0], SIZE_MAX), values::text(kernel[1])};
+        if (kernel.size() == 5) {
+            constexpr size_t kMost = size_t{1} << 24;
+            k.threads = static_cast<unsigned>(values::index(kernel[2], kMost));
+            k.shared = static_cast<unsigned>(values::index(kernel[3], kMost));
+            k.parts = static_cast<unsigned>(values::index(kernel[4], kMost));
+        }
+        made.kernels.push_back(std::move(k));
     }
     return made;
 }

@@ -163,16 +163,31 @@ struct Weight {
 struct StateTable {
     std::vector<Weight> weights;
     std::vector<std::pair<size_t, size_t>> spans;  // offset and bytes of each storage
+    std::vector<c10::Device> devices;              // of each storage
 };
 
 // All throw FormatError for data that are none.
 Tables read_tables(std::string_view section);
 StateTable read_state(std::string_view section);
-std::vector<plan::Library> read_libraries(const std::string& section);  // unpacked
 
-// Of a plan: its kernels (library, name), its spec, and its sizes, or none for fixed sizes.
+// A library of a program: object files for the processor, or the images of a GPU's kernel, best first.
+struct Library {
+    plan::Library on_host;
+    std::vector<std::string> images;
+};
+std::vector<Library> read_libraries(const std::string& section);  // unpacked
+
+// A function of a library. Of a GPU's kernel also the threads and the bytes of shared memory of a block, and the maximum of
+// launches in a batched launch.
+struct KernelData {
+    size_t library;
+    std::string name;
+    unsigned threads = 0, shared = 0, parts = 0;
+};
+
+// Of a plan: its kernels, its spec, and its sizes, or none for fixed sizes.
 struct PlanData {
-    std::vector<std::pair<size_t, std::string>> kernels;
+    std::vector<KernelData> kernels;
     values::Value spec, sizes;
 };
 PlanData read_plan(const std::string& section);  // unpacked

@@ -233,6 +233,7 @@ class Reader {
             return l;
         }
         devices::Kernel& kernel = *code.kernel;
+        if (symbolic_) throw FormatError("Plan: launches on a GPU have fixed sizes");
         if (l.grain < 1) throw FormatError("Plan: a grain is at least 1");
         l.launcher = &gpu_launcher();
         l.blocks = (l.extent + l.grain - 1) / l.grain;
