@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from smelt import config as options
 from smelt import pipeline, targets
 from smelt.backends.unbacked_subgraphs import devices_of
 from smelt.codegen.llvm.host_cpu import host, processor
+from smelt.codegen.triton.link import machine_code
 from smelt.config import Config
 from smelt.errors import ExportError, PlanError
 from smelt.exported.aten_graphs import restored
@@ -22,10 +24,12 @@ from smelt.exported.input_checks import SizeRule
 from smelt.exported.processor_features import of_linux
 from smelt.exported.program_file import Contents, Method, TargetData
 from smelt.graph.ir import Graph
+from smelt.plan.machine_code import Library
 from smelt.plan.plan_template import SymbolicLaunches, Template
 from smelt.plan.serialization import packed, plans_to_bytes
 from smelt.plan.steps import Plan
 from smelt.plan.symbolic_plan import SymbolicPlan
+from smelt.runtime import disk_cache
 from smelt.shapes.expr import INFINITE, Sym, Values, evaluate
 from smelt.shapes.substitute import substitute
 
@@ -77,14 +81,15 @@ def target_of(
         for plan in made
     ]
     code_for = processor(host())
+    gpus = [device.index for device in devices_of(part.graph) if device.type != "cpu"]
     try:
-        code, plans = plans_to_bytes(bare, [size.symbol for size in sizes])
+        code, plans = plans_to_bytes(bare, [size.symbol for size in sizes], partial(_images, gpus, config))
     except PlanError as error:
         raise ExportError(f"the program's plan has no form in a file: {error}") from error
     target = TargetData(
         part.number,
         code_for.triple,
-        of_linux(code_for.needs),
+        (*of_linux(code_for.needs), *map(_capability, gpus)),
         str(torch.__version__),
         f"code.{part.number}",
         tuple(f"plan.{part.number}.{i}" for i in range(len(plans))),
@@ -93,12 +98,29 @@ def target_of(
     return target, {name: packed(data) for name, data in zip((target.code, *target.plans), (code, *plans))}
 
 
+def _images(gpus: Sequence[int], config: Config, library: Library) -> tuple[bytes, ...]:
+    """The stored code of a kernel: machine code for this GPU and, for drivers that refuse it, PTX."""
+    [ptx] = library.objects
+    return tuple(dict.fromkeys((machine_code(ptx, gpus[0], disk_cache.store(config)), ptx)))
+
+
+def _capability(gpu: int) -> str:
+    """A GPU that code needs, among the features of processors (native/exported/processor.cpp)."""
+    major, minor = torch.cuda.get_device_capability(gpu)
+    return f"sm_{10 * major + minor}"
+
+
 def _plans(
     part: Part, sizes: Sequence[SizeRule], values: Values, config: Config
 ) -> list[Plan | SymbolicPlan]:
     devices = devices_of(part.graph)
-    if any(device.type != "cpu" for device in devices):
-        raise ExportError(f"programs run on CPUs; this one uses {', '.join(map(str, devices))}")
+    gpus = {device for device in devices if device.type != "cpu"}
+    if len(gpus) > 1 or any(device.type != "cuda" or torch.version.hip for device in gpus):
+        raise ExportError(
+            f"programs run on CPUs and one GPU of NVIDIA's; this one uses {', '.join(map(str, devices))}"
+        )
+    if gpus and values:
+        raise ExportError("programs on GPUs have fixed sizes: leave dynamic_shapes out")
     syms = tuple(values)
     plan = _template(part, syms, config)
     if isinstance(plan, Plan):

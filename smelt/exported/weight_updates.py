@@ -42,10 +42,11 @@ def _check(
         found = f"a {type(value).__name__}"
     else:
         fits = value.shape == known.shape and value.dtype == known.dtype
-        if fits and value.device.type == "cpu" and value.layout is torch.strided:
+        if fits and value.device == known.device and value.layout is torch.strided:
             return
         found = f"{_text(value)} on {value.device}"
-    raise InputError(f"the weight {name} must be {_text(known)} on the CPU, got {found}")
+    where = "the CPU" if known.device.type == "cpu" else known.device
+    raise InputError(f"the weight {name} must be {_text(known)} on {where}, got {found}")
 
 
 def _text(tensor: torch.Tensor) -> str:
@@ -59,5 +60,5 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def moved(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     """The view of `storage` that `tensor` is of its own storage. It does not require grad."""
-    made = torch.empty(0, dtype=tensor.dtype)
+    made = torch.empty(0, dtype=tensor.dtype, device=storage.device)
     return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[arg-type]
