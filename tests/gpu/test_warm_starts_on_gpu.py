@@ -1,19 +1,13 @@
 """A second process finds entries on GPUs: their kernels as machine code, without the compiler and without Triton."""
 
 import json
-import os
 
 import pytest
-import torch
 
-from tests.harness.processes import start
-from tests.simulated import cuda
-from tests.simulated.compiled import SHARED_CODE
+from tests.harness.gpu_processes import close, needs_gpu
+from tests.harness.gpu_processes import process as gpu_process
 
-SIMULATED = not torch.cuda.is_available()
-pytestmark = pytest.mark.skipif(
-    SIMULATED and cuda.why_not() is not None, reason="no GPU, and none can be simulated"
-)
+pytestmark = needs_gpu
 
 PROGRAMS = """
 import json, sys
@@ -102,40 +96,11 @@ def main():
     print(json.dumps([outcome, modules]))
 """
 
-# Activates the simulated device, with or without the compiler.
-ACTIVATE = """
-from tests.simulated import cuda
-from smelt import _native
-cuda.activate()
-_native.use_driver(str(cuda.driver()))
-"""
-WITH_COMPILER = """
-from tests.simulated import compiled
-compiled.activate()
-"""
-
 
 def process(folder, cases, *more, compiles, **variables):
-    """What `main` prints in a process of its own. `compiles`: whether it needs the compiler."""
-    (folder / "programs_on_gpu.py").write_text(PROGRAMS)
-    (folder / "code").mkdir(exist_ok=True)
-    activate = (WITH_COMPILER if compiles else ACTIVATE) if SIMULATED else ""
-    text = (
-        f"import sys; sys.path.insert(0, {str(folder)!r}); sys.argv[1:] = {[json.dumps(cases), *more]!r}\n"
-        f"{activate}\nimport programs_on_gpu as p; p.main()"
-    )
-    env = {**os.environ, "SMELT_CACHE_DIR": str(folder / "cache"), "SMELT_WARM_START": "1"}
-    done = start(text, env={**env, SHARED_CODE: str(folder / "code"), **variables})
-    assert done.returncode == 0, done.stderr
-    assert "smelt" not in done.stderr, done.stderr
-    return json.loads(done.stdout)
-
-
-def close(a, b):
-    if isinstance(a, (list, dict)):
-        items = a.items() if isinstance(a, dict) else enumerate(a)
-        return type(a) is type(b) and len(a) == len(b) and all(close(v, b[k]) for k, v in items)
-    return a == pytest.approx(b, rel=1e-4, abs=1e-5) if isinstance(a, float) else a == b
+    """What `main` prints in a process with warm starts."""
+    arguments = [json.dumps(cases), *more]
+    return gpu_process(folder, PROGRAMS, arguments, compiles=compiles, SMELT_WARM_START="1", **variables)
 
 
 @pytest.mark.parametrize("name", ["block", "constants", "many", "training", "sized"])
