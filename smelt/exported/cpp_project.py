@@ -227,7 +227,8 @@ class _Example:
         if rule.dtype not in _DTYPES:
             raise ProgramError(f"there is no example of a tensor of {rule.dtype}")
         sizes, strides = (", ".join(map(str, numbers)) for numbers in (shape, stride))
-        return f"random({{{sizes}}}, {{{strides}}}, {_DTYPES[rule.dtype]})"
+        device = "" if rule.device.type == "cpu" else f'.to(c10::Device("{rule.device}"))'
+        return f"random({{{sizes}}}, {{{strides}}}, {_DTYPES[rule.dtype]}){device}"
 
     def _number(self, size: Size | None, otherwise: Any) -> int:
         if size is None:

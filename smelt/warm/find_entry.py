@@ -31,6 +31,7 @@ from smelt.runtime import IDLE_ARENAS
 from smelt.runtime.cuda_graphs import Capture, Replay
 from smelt.runtime.fork_locks import backward_lock, sizes_lock
 from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source
+from smelt.runtime.generator_states import GeneratorStates
 from smelt.runtime.gpu_identity import identity
 from smelt.runtime.tail_calls import CONTINUATION_STACK_MODULE, TailCall
 from smelt.runtime.uncounted_writes import preserve_input_counters
@@ -338,11 +339,16 @@ def _rerun(name: str, read: FormReader, function: str) -> Callable[..., object]:
     return rerun
 
 
+def _generator_states(
+    name: str, read: FormReader, devices: Sequence[str], method: str
+) -> Callable[..., object]:
+    states = GeneratorStates([torch.device(device) for device in devices])
+    return {"read": states.read, "restore": states.restore}[method]
+
+
 _GLOBALS: dict[str, Callable[..., object]] = {
     "light": lambda name, read: LIGHT_NAMES[name],
     "rerun": _rerun,
-    "random": lambda name, read: getattr(
-        torch.default_generator, {"random_state": "get_state"}.get(name, "set_state")
-    ),
+    "random": _generator_states,
     "value": lambda name, read, form: read.value(form),
 }

@@ -32,6 +32,7 @@ from smelt.graph.ir import Graph
 from smelt.guards.guard_kinds import KINDS
 from smelt.guards.stored_form import Unstorable
 from smelt.guards.tensor_facts import TensorFacts
+from smelt.runtime.generator_states import GeneratorStates
 from smelt.runtime.gpu_identity import identity
 from smelt.runtime.tail_calls import TailCall
 from smelt.tracing.record.traced import MadePlan, Traced
@@ -292,10 +293,9 @@ def _global(name: str, value: Any, entry: Entry, writer: _Writer) -> Any:
         return ["light"]
     if name == "rerun_eagerly" and getattr(value, "__name__", None) in RERUNS:
         return ["rerun", value.__name__]
-    if name == "random_state" and value == torch.default_generator.get_state:
-        return ["random"]
-    if name == "set_random_state" and value == torch.default_generator.set_state:
-        return ["random"]
+    states = getattr(value, "__self__", None)
+    if type(states) is GeneratorStates:
+        return ["random", [str(device) for device in states.devices], value.__name__]
     if isinstance(value, _native.Wrapped):
         return _continuation(value, writer)
     if str(getattr(value, "__module__", "")).startswith("smelt.capture"):

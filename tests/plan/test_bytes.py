@@ -127,10 +127,10 @@ def test_code_outlives_the_plan_that_was_loaded() -> None:
     assert torch.equal(native((torch.zeros(8),))[0], torch.ones(8))
 
 
-def test_a_gpus_code_has_no_form_in_bytes() -> None:
+def test_a_gpus_kernel_is_refused_in_a_plan_for_a_cpu() -> None:
     library = Library(Processor("nvptx64-nvidia-cuda", "sm_90", "+ptx80"), (b".version 8.0",), ("increment",))
     code = Function(library, "increment", Block(threads=128, shared=2048))
-    with pytest.raises(PlanError, match="a GPU's kernels"):
+    with pytest.raises(ValueError, match="a GPU's kernel in a plan for a CPU"):
         again(replace(increment(), kernels={"increment": code}))
 
 

@@ -25,7 +25,6 @@ from smelt.autograd.wrapper_nodes import GradientBuilder
 from smelt.capture.base.bytecode import FUTURE
 from smelt.capture.emit.eager_fallback import (
     EagerRerun,
-    random_state,
     rerun_eagerly,
     rerun_edited,
     rerun_with_handlers,
@@ -43,6 +42,7 @@ from smelt.capture.reconstruction.reconstruction_order import ReachableObjects
 from smelt.guards.global_state import without_modes
 from smelt.guards.source import Source
 from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source, identifier
+from smelt.runtime.generator_states import GeneratorStates
 from smelt.runtime.recursion_limit import deep_recursion
 from smelt.shapes.expr import Expression
 from smelt.torch_private import DisableTorchFunctionSubclass
@@ -151,7 +151,8 @@ def emit(
         "without_modes": without_modes,
     }
     if rerun is not None and rerun.draws:
-        scope |= random_state(rerun.draws)
+        states = GeneratorStates(rerun.draws)
+        scope |= {"random_state": states.read, "set_random_state": states.restore}
     if frame_exit.positions:
         scope.update(frame_exit.positions[0].warning_globals())
     is_direct = len(targets) == 1 and body == [f"{targets[0]}, = graph(inputs)", f"return {targets[0]}"]

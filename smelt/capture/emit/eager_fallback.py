@@ -80,37 +80,6 @@ def _specs(node: Node) -> list[TensorSpec]:
     return [spec for spec in specs if isinstance(spec, TensorSpec)]
 
 
-def random_state(devices: Sequence[torch.device]) -> dict[str, Callable[..., object]]:
-    """The functions `random_state()`, which returns the states of the generators of these devices, and
-    `set_random_state(state)`, which restores them. A GPU generator's state is its offset: draws change nothing else."""
-    gpus = [torch.cuda.default_generators[d.index] for d in devices if _has_generator(d)]
-    cpu = torch.default_generator
-    if not gpus:
-        return {"random_state": cpu.get_state, "set_random_state": cpu.set_state}
-    on_cpu = len(gpus) < len(devices)
-
-    def state() -> object:
-        if torch.cuda.is_current_stream_capturing():  # the CUDA graph owns the generator
-            return None
-        return cpu.get_state() if on_cpu else None, [generator.get_offset() for generator in gpus]
-
-    def restore(saved: tuple[torch.Tensor | None, list[int]] | None) -> None:
-        if saved is None:
-            return
-        cpu_state, offsets = saved
-        if cpu_state is not None:
-            cpu.set_state(cpu_state)
-        for generator, offset in zip(gpus, offsets, strict=True):
-            generator.set_offset(offset)
-
-    return {"random_state": state, "set_random_state": restore}
-
-
-def _has_generator(device: torch.device) -> bool:
-    """Whether the device has a generator (a simulated GPU draws from the CPU's)."""
-    return device.type == "cuda" and bool(torch.cuda.default_generators)
-
-
 def rerun_eagerly(
     original: Callable[..., object], failure: Exception, *args: object, **kwargs: object
 ) -> object:

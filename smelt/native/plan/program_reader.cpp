@@ -238,7 +238,9 @@ class Reader {
         l.launcher = &gpu_launcher();
         l.blocks = (l.extent + l.grain - 1) / l.grain;
         l.elsewhere = static_cast<c10::DeviceIndex>(values::integer(s[6]));
-        l.function = kernel.on(l.elsewhere < 0 ? p_.device.index() : l.elsewhere);
+        const auto device = l.elsewhere < 0 ? p_.device.index() : l.elsewhere;
+        if (!p_.device.is_cuda() || device < 0) throw FormatError("Plan: a GPU's kernel in a plan for a CPU");
+        l.function = kernel.on(device);
         l.threads = kernel.threads;
         l.shared = kernel.shared;
         l.parts = kernel.parts;
