@@ -343,7 +343,8 @@ def _generator_states(
     name: str, read: FormReader, devices: Sequence[str], method: str
 ) -> Callable[..., object]:
     states = GeneratorStates([torch.device(device) for device in devices])
-    return {"read": states.read, "restore": states.restore}[method]
+    methods: dict[str, Callable[..., object]] = {"read": states.read, "restore": states.restore}
+    return methods[method]
 
 
 _GLOBALS: dict[str, Callable[..., object]] = {

@@ -80,6 +80,14 @@ def sized(prepare):
             seen.append(plain(call(x)))
     return seen
 
+def sized_training(prepare):
+    call, seen = prepare(lambda x, y: ((x.sin() * y).softmax(-1) * x.shape[0]).square().sum()), []
+    for n in (5, 6, 7):
+        x, y = (torch.linspace(a, 1, 4 * n).view(n, 4).cuda().requires_grad_() for a in (-1, 0))
+        loss = call(x, y)
+        seen += [plain(loss), plain(torch.autograd.grad(loss, (x, y)))]
+    return seen
+
 x = torch.linspace(-1, 1, 12).view(4, 3).cuda()
 CASES = {
     "block": inference(Block, (torch.linspace(-2, 2, 32).view(4, 8).cuda(), 0.5)),
@@ -87,6 +95,7 @@ CASES = {
     "many": inference(lambda: many, ([x, x + 1, x[:2], x.T.contiguous()],)),
     "training": training,
     "sized": sized,
+    "sized training": sized_training,
 }
 
 def main():
@@ -103,7 +112,7 @@ def process(folder, cases, *more, compiles, **variables):
     return gpu_process(folder, PROGRAMS, arguments, compiles=compiles, SMELT_WARM_START="1", **variables)
 
 
-@pytest.mark.parametrize("name", ["block", "constants", "many", "training", "sized"])
+@pytest.mark.parametrize("name", ["block", "constants", "many", "training", "sized", "sized training"])
 def test_a_second_process_imports_neither_triton_nor_the_compiler(tmp_path, name):
     cold, _ = process(tmp_path, [name], compiles=True)
     warm, imported = process(tmp_path, [name], compiles=False)

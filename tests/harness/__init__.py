@@ -34,6 +34,7 @@ whole programs, eager and compiled
     user_kernels   programs that launch kernels of Triton
     wrong_lowering an operator that is compiled wrongly
     processes      programs that need a process of their own
+    gpu_processes  programs in such a process that has a GPU, or the simulated device
     mutations      programs whose entries are stored, and mutations of them
     exported       exported programs in such a process, which has not imported the compiler
     simulated      tests marked `simulated_cuda`, in a process that has the device of tests/simulated
