@@ -11,35 +11,27 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
-import logging
 import math
 import sys
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smelt import _native, runtime
-from smelt.autograd.node_data import may_copy
+from smelt import _native
 from smelt.config import Config
-from smelt.runtime import IDLE_ARENAS
-from smelt.runtime.cuda_graphs import Capture, Replay
-from smelt.runtime.fork_locks import backward_lock, sizes_lock
+from smelt.runtime.fork_locks import sizes_lock
 from smelt.runtime.generated_source import COMPILED_SCOPE, compile_source
 from smelt.runtime.generator_states import GeneratorStates
 from smelt.runtime.gpu_identity import identity
 from smelt.runtime.tail_calls import CONTINUATION_STACK_MODULE, TailCall
-from smelt.runtime.uncounted_writes import preserve_input_counters
-from smelt.shapes.expr import Sym, Values
 from smelt.warm.digests import code_of
+from smelt.warm.found_plans import DAMAGED, Plans
 from smelt.warm.live_objects import Missing, Resolver
 from smelt.warm.stored_entry import Damaged, FormReader, StoredEntry
-from smelt.warm.stored_node import StoredNode, node_from
 
 # Names of compiled frames (`FRAME_NAMES`) whose objects need no import of capture.
 LIGHT_NAMES: dict[str, object] = {
@@ -51,10 +43,11 @@ LIGHT_NAMES: dict[str, object] = {
 }  # fmt: skip
 # Functions of `capture.emit.eager_fallback`, imported when the graph of an entry has raised.
 RERUNS = ("rerun_eagerly", "rerun_with_handlers")
-NO_VALUES: Values = {}
 
 
-log = logging.getLogger("smelt")
+if TYPE_CHECKING:
+    from smelt.warm.found_node import FoundNode
+
 
 Resume = Callable[[types.FunctionType], object]  # makes the callable of a resume function
 Graph = _native.Plan | _native.SizeDispatch | _native.Differentiable
@@ -97,29 +90,15 @@ def found(
     if stored.graphs and hashlib.sha256(stored.graphs).hexdigest() != stored.data.get("graphs"):
         raise Damaged("its graphs are damaged")
     try:
-        graph = _graph(stored, matching.read, _Plans(stored, key, config, fullgraph))
+        graph = _graph(stored, matching.read, Plans(stored, key, config, fullgraph))
         frame = stored.data["frame"]
         return Found(
             matching.tree, _compiled(frame, graph, matching.read, resume), graph if frame["direct"] else None
         )
     except Damaged:
         raise
-    except _DAMAGED:
+    except DAMAGED:
         return None
-
-
-# What data of another form than expected may raise.
-_DAMAGED = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    RecursionError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
 
 
 def resolved(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, ...]) -> Resolved | None:
@@ -132,7 +111,7 @@ def resolved(stored: StoredEntry, fn: types.FunctionType, slots: tuple[object, .
         Resolver(fn, slots, data["nodes"], read.value, objects).resolve(rows)
         weak = tuple([objects[i] for i in data["weak"]])
         tree = _native.GuardTree((read.nodes(data["nodes"]), data["collect"], weak))
-    except (Missing, *_DAMAGED):
+    except (Missing, *DAMAGED):
         return None
     return None if tree.check(*slots) is None else Resolved(objects, tree, read)
 
@@ -141,77 +120,30 @@ def _has_gpus(stored: StoredEntry) -> bool:
     """Whether the GPUs of the entry are those of this process."""
     try:
         return all(list(identity(int(index))) == known for index, known in stored.data["gpus"].items())
-    except _DAMAGED:
+    except DAMAGED:
         return False
 
 
-class _Plans:
-    """The plans of an entry, and what compiles others."""
-
-    def __init__(self, stored: StoredEntry, key: str, config: Config, fullgraph: bool) -> None:
-        self._stored, self._compilation = stored, (key, stored, config, fullgraph)
-        self._linked: dict[int, _native.ProgramPlans] = {}
-        self._failed: set[int] = set()  # plans that cannot be loaded
-        self._replays: weakref.WeakSet[Replay] = weakref.WeakSet()
-        self.budget = _native.ArenaBudget(IDLE_ARENAS)  # of plans for many sizes
-
-    def at(self, role: tuple[Any, ...], numbers: tuple[int, ...] = ()) -> _native.Plan | None:
-        """The plan of a graph for these sizes, linked; None if the entry has none. Warns once of bytes that are no plan."""
-        for i, plan in enumerate(self._stored.plans):
-            if plan.role != role or i in self._failed or (plan.sizes is not None and plan.sizes != numbers):
-                continue
-            try:
-                made = self._made(i, numbers)
-            except _DAMAGED as error:
-                log.warning("smelt: a plan of a stored entry cannot be loaded: %s", error)
-                self._failed.add(i)
-                continue
-            if made is not None:
-                return made
-        return None
-
-    def first(self, role: tuple[Any, ...]) -> _native.Plan:
-        """The plan of a graph with fixed sizes. Raises Damaged if there is none that can be loaded."""
-        try:
-            made = next((self._made(i, ()) for i, p in enumerate(self._stored.plans) if p.role == role), None)
-        except _DAMAGED as error:
-            raise Damaged(str(error)) from error
-        if made is None:
-            raise Damaged("an entry without a plan")
-        return made
-
-    def _made(self, i: int, numbers: tuple[int, ...]) -> _native.Plan | None:
-        """A plan for these sizes; None if it does not cover them."""
-        stored = self._stored.plans[i]
-        if i not in self._linked:
-            self._linked[i] = stored.linked()
-        made = self._linked[i].at(numbers if stored.sizes is None else ())
-        if made is not None and stored.replays:
-            made.use_cuda_graphs(Capture(weakref.ref(made), self._replays))
-        return made and runtime.track(made)
-
-    @cached_property
-    def again(self) -> Any:
-        """The entry's `CompileAgain`; imports the compiler."""
-        return import_module("smelt.warm.compile_again").CompileAgain(*self._compilation)
-
-
-def _graph(stored: StoredEntry, read: FormReader, plans: _Plans) -> Graph:
+def _graph(stored: StoredEntry, read: FormReader, plans: Plans) -> Graph:
     """The graph, whose plan is linked. Raises ValueError for bytes that are none."""
     form = stored.data["graph"]
-    node = _Node(node_from(read.value(form["node"])), plans) if "node" in form else None
+    node = None
+    if "node" in form:  # most calls need none of this
+        node = import_module("smelt.warm.found_node").FoundNode(
+            read.value(form["node"]), form["symbols"], plans
+        )
     if form["sizes"] is None:
-        return plans.first(("graph",)) if node is None else node.at()
+        made: Graph = plans.first(("graph",)) if node is None else node.at()
+        return made
     return _sized(form, plans, node)
 
 
-def _sized(form: dict[str, Any], plans: _Plans, node: _Node | None) -> _native.SizeDispatch:
+def _sized(form: dict[str, Any], plans: Plans, node: FoundNode | None) -> _native.SizeDispatch:
     """What `backends.size_dispatch.dispatch_by_sizes` returns for the graph."""
-    symbols = [Sym(name, low, high) for name, low, high, _ in form["symbols"]]
 
     def instance(numbers: tuple[int, ...]) -> Any:
         if node is not None:
-            return (node.at(numbers, dict(zip(symbols, numbers, strict=True))),)
+            return (node.at(numbers),)
         plan = plans.at(("graph",), numbers)
         if plan is None:
             made = plans.again.sized(numbers)
@@ -222,56 +154,6 @@ def _sized(form: dict[str, Any], plans: _Plans, node: _Node | None) -> _native.S
         return (plan,)
 
     return _native.SizeDispatch([tuple(size) for size in form["sizes"]], instance, sizes_lock, plans.budget)
-
-
-class _Node:
-    """The autograd nodes of the joint graph, one for each set of sizes."""
-
-    def __init__(self, stored: StoredNode, plans: _Plans) -> None:
-        self._stored, self._plans = stored, plans
-        self._backwards = _native.ArenaBudget(IDLE_ARENAS, plans.budget)
-
-    def at(self, numbers: tuple[int, ...] = (), values: Values = NO_VALUES) -> _native.Differentiable:
-        """What `autograd.compile_joint` returns for these sizes."""
-        stored, plans = self._stored, self._plans
-        role = ("forward",)
-        forward = plans.at(role, numbers) or (plans.again.forward(numbers) if numbers else plans.first(role))
-        if numbers and type(forward) is _native.Plan:
-            plans.budget.add(forward)
-        history = stored.history
-        if history is not None and not may_copy(history.copied_bytes, values):
-            history = None
-
-        def backward(defined: Sequence[bool], reach: int = 0, requested: Sequence[bool] = ()) -> Any:
-            deterministic = torch.are_deterministic_algorithms_enabled()
-            role = "backward", _where_not(defined), int(reach), _where_not(requested), deterministic
-            found = plans.at(role, numbers) or plans.again.backward(role, numbers, stored.temporaries)
-            if numbers and type(found) is _native.Plan:
-                self._backwards.add(found)
-            return found
-
-        def substitute(index: int, requested: Sequence[bool]) -> torch.Tensor | None:
-            return stored.substitutes[index].at(values, requested)
-
-        def double_backward(*arguments: Any) -> Any:
-            return plans.again.double_backward(numbers)(*arguments)
-
-        spec: Any = {
-            **stored.data.spec(values),
-            **({} if history is None else history.spec(values)),
-            "devices": stored.devices,
-            "forward": preserve_input_counters(forward, *stored.counters),
-            "backward": backward,
-            "name": "SmeltBackward",
-            "lock": backward_lock,
-            "double_backward": None if history is None else double_backward,
-            "substitute": substitute,
-        }
-        return _native.Differentiable(spec)
-
-
-def _where_not(flags: Sequence[bool]) -> tuple[int, ...]:
-    return tuple([i for i, flag in enumerate(flags) if not flag])
 
 
 def _compiled(frame: dict[str, Any], graph: Any, read: FormReader, resume: Resume) -> types.FunctionType:

@@ -83,7 +83,7 @@ def stored(new: NewEntry, config: Config) -> StoredEntry:
 def gpus_of(graph: Graph) -> dict[str, list[str]]:
     """The GPUs of a graph, by number, and what they must be in other processes (`gpu_identity.py`). Raises Unstorable."""
     devices = [device for device in devices_of(graph) if device.type != "cpu"]
-    if any(device.type != "cuda" for device in devices):
+    if any(device.type != "cuda" or torch.version.hip for device in devices):
         raise Unstorable(f"its tensors are on {', '.join(map(str, devices))}")
     return {str(device.index): list(identity(device.index)) for device in sorted(devices, key=str)}
 
