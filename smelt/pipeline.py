@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 
 from smelt import _native, events
 from smelt.config import Config
-from smelt.graph import subgraphs
 from smelt.graph.ir import Graph, NumberSpec
 from smelt.graph.verify_graph import verify as verify_graph
 from smelt.loops.lazy_tensor import Program
@@ -34,6 +33,7 @@ from smelt.plan.build_plan import build_plan
 from smelt.plan.plan_items import Item
 from smelt.plan.plan_template import LaunchesAt, Loader, SymbolicLaunches, Template
 from smelt.plan.steps import Plan, extern_names, kernel_names
+from smelt.plan.subplans import with_subplans
 from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.plan.verify_plan import verify as verify_plan
 from smelt.rewrites.aligned_gemm import align_products
@@ -77,6 +77,11 @@ class Compilation:
 
 def compile_graph(graph: Graph, c: Compilation) -> PlansAt:
     """The plans of `graph`. Raises NeedsFixedSize where no code is valid for all sizes."""
+    return load_plan(make_plan(graph, c), c)
+
+
+def make_plan(graph: Graph, c: Compilation) -> Plan | Template:
+    """`compile_graph` up to the plan."""
     graph = compile_subgraphs(run_passes(graph, c), c)
     with stage("lower"):
         program = lower_graph(graph, c)
@@ -85,8 +90,7 @@ def compile_graph(graph: Graph, c: Compilation) -> PlansAt:
     events.emit("schedule", graph=graph, schedule=schedule)
     with stage("codegen"):
         launches = generate_code(schedule, c)
-        plan = plan_launches(schedule, launches, number_inputs(graph), c)
-    return load_plan(plan, c)
+        return plan_launches(schedule, launches, number_inputs(graph), c)
 
 
 # ---------------------------------------------------------------------------------------------------- stages
@@ -110,9 +114,16 @@ def _rewritten(made: Rewritten, c: Compilation) -> Rewritten:
 
 
 def compile_subgraphs(graph: Graph, c: Compilation) -> Graph:
-    """Makes the subgraphs of higher-order operators callable. Their sizes are fixed."""
+    """Compiles the subgraphs of higher-order operators to plans. Their sizes are fixed."""
     inner = Compilation(c.config, c.target, title=c.title, is_rewritten=True)
-    return subgraphs.compiled(graph, lambda subgraph: compile_graph(subgraph, inner)({}))
+
+    def plan_of(subgraph: Graph) -> Plan:
+        plan = make_plan(subgraph, inner)
+        assert isinstance(plan, Plan), "a graph without symbols has one plan"
+        _announce(plan, inner)
+        return plan
+
+    return with_subplans(graph, plan_of)
 
 
 def lower_graph(graph: Graph, c: Compilation) -> Program:
@@ -175,11 +186,15 @@ def instantiate(loader: Loader, values: Values, c: Compilation) -> _native.Plan:
     return loaded
 
 
-def _load(plan: Plan, c: Compilation, values: Values) -> _native.Plan:
+def _announce(plan: Plan, c: Compilation) -> None:
     events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan), plan=plan)
     if c.config.verify_stages:
         with stage("verify"):
             verify_plan(plan)
+
+
+def _load(plan: Plan, c: Compilation, values: Values) -> _native.Plan:
+    _announce(plan, c)
     with stage("load"):
         loaded = c.target.load(plan)
     if c.on_plan is not None:

@@ -7,17 +7,16 @@ is a call of `smelt::run_graphs(graphs, tensors)`, where `graphs` is a `Handle`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from smelt.graph import graph_passes
 from smelt.graph.free_symbols import symbols_of_arguments
 from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.ir import Graph, TensorSpec
-from smelt.graph.object_handles import Handle, found, handles_in
-from smelt.graph.pytree import leaves, map_leaves
+from smelt.graph.object_handles import found, handles_in
+from smelt.graph.pytree import leaves
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.shapes.expr import Expr
 from smelt.torch_private import OpOverload
@@ -58,39 +57,30 @@ Rule = Choice | Loop
 
 def _interpreted(graph: Graph) -> Compiled:
     function = GraphFunction(graph)
-    return lambda tensors: function(*tensors)
+    if graph.level == "torch":
+        return lambda tensors: function(*tensors)
+    specs = [p.spec for p in graph.placeholders]
+    return lambda tensors: function(*(t if _fits(t, s) else _copied(t, s) for t, s in zip(tensors, specs)))
 
 
 class Inner:
-    """The payload of `run_graphs`: aten `graphs`, run by a rule. `functions`: these graphs as callables."""
+    """The payload of `run_graphs`: aten `graphs`, run by a rule. A call interprets them; compiled graphs
+    have plans instead (`plan/subplans.py`)."""
 
-    def __init__(
-        self, rule: Rule, graphs: Sequence[Graph], functions: Sequence[Compiled] | None = None
-    ) -> None:
+    def __init__(self, rule: Rule, graphs: Sequence[Graph]) -> None:
         self.rule = rule
         self.graphs = tuple(graphs)
-        made = map(_interpreted, graphs) if functions is None else functions
-        self.functions = tuple(map(_laying_out, made, graphs))
+        self._functions = tuple(map(_interpreted, graphs))
 
     def __call__(self, tensors: Tensors) -> list[torch.Tensor]:
         """The results, which share memory neither with each other nor with the arguments."""
         storages = {t.untyped_storage()._cdata for t in tensors}
         results = []
-        for result in self.rule(self.functions, tensors):
+        for result in self.rule(self._functions, tensors):
             storage = result.untyped_storage()._cdata
             results.append(result.clone() if storage in storages else result)
             storages.add(storage)
         return results
-
-
-def _laying_out(function: Compiled, graph: Graph) -> Compiled:
-    """`function` on copies of the tensors whose layouts differ from those of the trace."""
-    specs = [p.spec for p in graph.placeholders]
-    if graph.level == "torch":
-        return function
-    return lambda tensors: function(
-        tuple(t if _fits(t, spec) else _copied(t, spec) for t, spec in zip(tensors, specs))
-    )
 
 
 def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
@@ -110,21 +100,6 @@ _library = torch.library.Library("smelt", "FRAGMENT")
 _library.define("run_graphs(int graphs, Tensor[] tensors) -> Tensor[]")
 _library.impl("run_graphs", _run, "CompositeExplicitAutograd")
 RUN_GRAPHS: OpOverload = torch.ops.smelt.run_graphs.default
-
-
-def compiled(graph: Graph, compile_graph: Callable[[Graph], Compiled]) -> Graph:
-    """`graph` with its subgraphs compiled by `compile_graph`."""
-    if not any(node.target is RUN_GRAPHS for node in graph):
-        return graph
-    made, _ = graph_passes.copied(graph.nodes, graph.constants)
-    for node in made:
-        if node.target is RUN_GRAPHS:
-            node.args = map_leaves(node.args, Handle, lambda handle: _compiled(handle.inner, compile_graph))
-    return made
-
-
-def _compiled(inner: Inner, compile_graph: Callable[[Graph], Compiled]) -> Handle:
-    return Handle.of(Inner(inner.rule, inner.graphs, tuple(map(compile_graph, inner.graphs))))
 
 
 # ---------------------------------------------------------------------------------------------- the torch level

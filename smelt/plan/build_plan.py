@@ -16,6 +16,7 @@ import torch
 from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import TensorSpec
 from smelt.graph.pytree import map_leaves
+from smelt.graph.subgraphs import RUN_GRAPHS, Choice
 from smelt.graph.user_kernel_calls import RUN_KERNEL
 from smelt.ops.node_builders import CLONE
 from smelt.ops.registry import REGISTRY
@@ -40,10 +41,12 @@ from smelt.plan.steps import (
     ParallelLaunch,
     Plan,
     Reg,
+    RunPlans,
     Step,
     View,
     launches,
 )
+from smelt.plan.subplans import Subplans
 from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
 from smelt.shapes.expr import Size, static
@@ -133,7 +136,7 @@ def _is_on_host(schedule: Schedule) -> bool:
 
 def _is_long(steps: Sequence[Step], roots: Roots, gil_bytes: int) -> bool:
     """Whether running these steps takes long enough to let other Python threads run meanwhile."""
-    if any(isinstance(step, Aten) for step in steps):
+    if any(isinstance(step, Aten | RunPlans) for step in steps):
         return True
     touched: Size = 0
     for launch in launches(steps):
@@ -279,7 +282,9 @@ class _Writer:
             self.steps.append(Aten(variant, args, kwargs, (None,), item.note))
             return
         self._defined.update(o for o in item.outs if o is not None)
-        expect = tuple(self.spec(o) if o in self.roots.by_pointer else None for o in item.outs)  # type: ignore[arg-type]
+        if item.op is RUN_GRAPHS:
+            return self._run_plans(item)
+        expect = self._expected(item)
         visible = is_foreign(item.op) or returns_alias(item.op) or self._writes_input(item)
         if item.op in (
             RUN_KERNEL,
@@ -290,6 +295,27 @@ class _Writer:
             self.steps.append(BumpVersion((args[0].index,)))
             visible = False
         self.steps.append(Aten(item.op, args, kwargs, item.outs, item.note, expect, visible))
+
+    def _expected(self, item: ExternItem) -> tuple[TensorSpec | None, ...]:
+        return tuple(self.spec(o) if o in self.roots.by_pointer else None for o in item.outs)  # type: ignore[arg-type]
+
+    def _run_plans(self, item: ExternItem) -> None:
+        handle, tensors = item.args
+        inner: Subplans = handle.inner  # type: ignore[attr-defined]
+        operands = [self.register(ref.id) for ref in tensors]  # type: ignore[attr-defined]
+        condition = operands.pop(0) if isinstance(inner.rule, Choice) else None
+        self.steps.append(
+            RunPlans(
+                inner.rule,
+                inner.plans,
+                condition,
+                tuple(operands),
+                inner.layouts,
+                item.outs,
+                item.note,
+                self._expected(item),
+            )
+        )
 
     def arguments(self, value: Any) -> Any:
         """`value` with registers in place of buffers."""

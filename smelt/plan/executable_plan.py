@@ -5,8 +5,8 @@
     sizes  := symbols, instruction*, (slot, whether it is at least 0)*, (slot of bytes, begin, end)*, alignment
 
 Both are tuples of tuples, numbers, texts and torch's enumerations; `plan/value_encoding.py` writes them as bytes. Launches
-have the positions of kernels in `kernel_order`, calls the names of operators. So the spec of a plan is valid in every
-process, but for arguments without a form in bytes (generators, handles).
+have the positions of kernels in `functions_of`, calls the names of operators; a step that runs plans has their specs. So the
+spec of a plan is valid in every process, but for arguments without a form in bytes (generators, handles).
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import Any
 
 from smelt import _native
 from smelt.errors import NeedsFixedSize, PlanError
+from smelt.graph.ir import TensorSpec
 from smelt.graph.object_handles import Handle, handles_in
 from smelt.graph.pytree import leaves
+from smelt.graph.subgraphs import Loop
 from smelt.graph.tensor_specs import static_sizes
 from smelt.plan import profiler_names
-from smelt.plan.machine_code import AddressOf
+from smelt.plan.machine_code import AddressOf, Function
 from smelt.plan.size_program import SizeProgram
 from smelt.plan.steps import (
     Alloc,
@@ -33,7 +35,9 @@ from smelt.plan.steps import (
     ParallelLaunch,
     Plan,
     Reg,
+    RunPlans,
     View,
+    inner_plans,
     kernel_names,
 )
 from smelt.plan.symbolic_plan import SymbolicPlan
@@ -77,33 +81,55 @@ def specs_of(sized: SymbolicPlan, syms: Sequence[Sym]) -> tuple[Spec, Spec]:
     return spec, (program.n_syms, program.instructions, conditions, intervals, sized.alignment)
 
 
-def kernel_order(plan: Plan) -> dict[str, int]:
-    """The kernels that a plan launches, by name, and their positions in its spec. Raises PlanError for a kernel that the
-    plan does not hold."""
+def functions_of(plan: Plan) -> list[Function]:
+    """The functions that a plan launches, then those of its inner plans, by position in its spec. Raises PlanError for a
+    kernel that a plan does not hold."""
+    functions = [plan.kernels[name] for name in _kernel_order(plan)]
+    for inner in inner_plans(plan):
+        functions += functions_of(inner)
+    return functions
+
+
+def _kernel_order(plan: Plan) -> list[str]:
     launched = sorted(kernel_names(plan))
     missing = [name for name in launched if name not in plan.kernels]
     if missing:
         raise PlanError(f"a plan without the code of {', '.join(missing)}")
-    return {name: i for i, name in enumerate(launched)}
+    return launched
+
+
+class _InnerSpecs:
+    """The specs of inner plans, which `add` takes in their order. `first`: the position of the first of their kernels."""
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+
+    def add(self, plan: Plan) -> Spec:
+        spec = _spec(plan, static_sizes, self._next)
+        self._next += len(functions_of(plan))
+        return spec
 
 
 @dataclass(frozen=True)
 class _Writer:
-    """Translates steps: the positions of kernels, and the encoding of sizes."""
+    """Translates steps: the positions of kernels, the encoding of sizes, and inner plans."""
 
     kernels: Mapping[str, int]
     sizes: Callable[[tuple[Size, ...]], tuple[Slotted, ...]]
+    inner: _InnerSpecs
 
 
 def _surroundings(plan: Plan, address_of: AddressOf) -> tuple[Any, ...]:
-    """What a plan refers to outside of its spec: constants, kernels, and what owns their code and the callables of
-    higher-order operators."""
-    kernels = tuple(address_of(plan.kernels[name]) for name in kernel_order(plan))
-    return plan.constants, kernels, (*plan.kernels.values(), *_inner_graphs(plan))
+    """What a plan refers to outside of its spec: constants, kernels, and what owns their code and the program's kernels."""
+    functions = functions_of(plan)
+    return plan.constants, tuple(map(address_of, functions)), (*functions, *_handles(plan))
 
 
-def _spec(plan: Plan, sizes: Callable[[tuple[Size, ...]], tuple[Slotted, ...]]) -> Spec:
-    writer = _Writer(kernel_order(plan), sizes)
+def _spec(plan: Plan, sizes: Callable[[tuple[Size, ...]], tuple[Slotted, ...]], first: int = 0) -> Spec:
+    """`first`: the position of the plan's first kernel."""
+    names = _kernel_order(plan)
+    positions = {name: i for i, name in enumerate(names, first)}
+    writer = _Writer(positions, sizes, _InnerSpecs(first + len(names)))
     return (
         plan.n_inputs,
         plan.n_registers,
@@ -117,8 +143,9 @@ def _spec(plan: Plan, sizes: Callable[[tuple[Size, ...]], tuple[Slotted, ...]]) 
     )
 
 
-def _inner_graphs(plan: Plan) -> list[Handle]:
-    return [handle for step in plan.steps if isinstance(step, Aten) for handle in handles_in(step.args)]
+def _handles(plan: Plan) -> list[Handle]:
+    own = [handle for step in plan.steps if isinstance(step, Aten) for handle in handles_in(step.args)]
+    return [*own, *(handle for inner in inner_plans(plan) for handle in _handles(inner))]
 
 
 def _register(index: int | None) -> int:
@@ -152,9 +179,32 @@ def _aten(s: Aten, writer: _Writer) -> Spec:
     schema = s.op._schema
     args = tuple(_argument(s, i, a.name, writer) for i, a in enumerate(schema.arguments))
     outs = tuple(map(_register, s.outs))
-    expect = tuple(e and (writer.sizes(e.shape), writer.sizes(e.stride), e.dtype) for e in s.expect)
+    expect = _layouts(s.expect, writer)
     name = profiler_names.of_call(s)
     return "aten", schema.name, schema.overload_name, args, outs, expect, s.user_visible, name
+
+
+def _layouts(specs: Sequence[TensorSpec | None], writer: _Writer) -> Spec:
+    return tuple(e and (writer.sizes(e.shape), writer.sizes(e.stride), e.dtype) for e in specs)
+
+
+def _run_plans(s: RunPlans, writer: _Writer) -> Spec:
+    plans = tuple((writer.inner.add(inner.plan), inner.takes) for inner in s.plans)
+    carried = s.rule.carried if isinstance(s.rule, Loop) else 0
+    outs = tuple(map(_register, s.outs))
+    layouts = _layouts(s.layouts, writer), _layouts(s.expect, writer)
+    condition = _register(s.condition)
+    return (
+        "plans",
+        s.rule.name,
+        carried,
+        plans,
+        condition,
+        s.operands,
+        outs,
+        *layouts,
+        profiler_names.of_rule(s),
+    )
 
 
 _SPECS: dict[type, Callable[[Any, _Writer], Spec]] = {
@@ -163,6 +213,7 @@ _SPECS: dict[type, Callable[[Any, _Writer], Spec]] = {
     Launch: _launch,
     ParallelLaunch: _parallel_launch,
     Aten: _aten,
+    RunPlans: _run_plans,
     BumpVersion: lambda s, writer: ("bump", s.regs),
     Free: lambda s, writer: ("free", s.regs),
 }

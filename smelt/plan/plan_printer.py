@@ -6,7 +6,19 @@ from typing import Any
 
 import torch
 
-from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, ParallelLaunch, Plan, Reg, Step, View
+from smelt.plan.steps import (
+    Alloc,
+    Aten,
+    BumpVersion,
+    Free,
+    Launch,
+    ParallelLaunch,
+    Plan,
+    Reg,
+    RunPlans,
+    Step,
+    View,
+)
 from smelt.shapes.expr import Size
 
 
@@ -45,6 +57,16 @@ def print_step(step: Step) -> str:
             args += [f"{k}={_argument_text(v)}" for k, v in step.kwargs.items()]
             outs = ", ".join("_" if r is None else f"r{r}" for r in step.outs)
             return f"{outs + ' = ' if step.outs else ''}{step.op}({', '.join(args)})"
+        case RunPlans():
+            outs = ", ".join("_" if r is None else f"r{r}" for r in step.outs)
+            condition = "" if step.condition is None else f"r{step.condition}; "
+            text = f"{outs + ' = ' if step.outs else ''}{step.rule.name}({condition}{_names(step.operands)}):"
+            for inner in step.plans:
+                taken = _names(tuple(step.operands[i] for i in inner.takes))
+                text += "".join(
+                    f"\n    {line}" for line in (f"of {taken}:", *print_plan(inner.plan).split("\n"))
+                )
+            return text
         case BumpVersion():
             return f"bump version {_names(step.regs)}"
         case Free():

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from smelt.plan.steps import Aten, Launch, ParallelLaunch, Plan, Step
+from smelt.plan.steps import Aten, Launch, ParallelLaunch, Plan, RunPlans, Step
 from smelt.user_lines import is_own, location
 
 GRAPH, STEP = "smelt graph", "smelt: "  # what the names begin with
@@ -44,6 +44,11 @@ def of_call(step: Aten) -> str:
     return _named(step.op._schema.name, step.note) if _locations(step.note) else ""
 
 
+def of_rule(step: RunPlans) -> str:
+    """The higher-order operator and its line."""
+    return _named(step.rule.name, step.note)
+
+
 def _named(what: str, note: str) -> str:
     locations = _locations(note)
     return f"{STEP}{what} ({', '.join(locations)})" if locations else STEP + what
@@ -59,4 +64,5 @@ _OF: dict[type, Callable[[Any], str]] = {
     Launch: of_launch,
     ParallelLaunch: parallel_launch_name,
     Aten: of_call,
+    RunPlans: of_rule,
 }

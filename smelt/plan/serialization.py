@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from smelt.plan.executable_plan import kernel_order, spec_of, specs_of
+from smelt.plan.executable_plan import functions_of, spec_of, specs_of
 from smelt.plan.machine_code import Function, Library
 from smelt.plan.steps import Plan
 from smelt.plan.symbolic_plan import SymbolicPlan
@@ -35,9 +35,9 @@ def plans_to_bytes(
 ) -> tuple[bytes, list[bytes]]:
     """Several plans that share their libraries: the libraries, and each plan without its constants. `syms`: the symbols
     whose values a call passes; `images_of`: the stored code of a GPU's kernel. Raises PlanError for values without a form in
-    bytes (a generator or graph as an argument), and NeedsFixedSize for symbolic sizes in a `Plan`."""
+    bytes (a generator, a kernel of the program), and NeedsFixedSize for symbolic sizes in a `Plan`."""
     inner = [plan.plan if isinstance(plan, SymbolicPlan) else plan for plan in plans]
-    functions = [plan.kernels[name] for plan in inner for name in kernel_order(plan)]
+    functions = [f for plan in inner for f in functions_of(plan)]
     images = {f.library: images_of(f.library) for f in functions if f.block is not None}
     libraries = in_order({f.library: None for f in functions})
     index = {library: i for i, library in enumerate(libraries)}
@@ -55,7 +55,7 @@ def packed(data: bytes) -> bytes:
 
 def _plan(plan: Plan | SymbolicPlan, syms: Sequence[Sym], index: Mapping[Library, int]) -> tuple[Any, ...]:
     inner = plan.plan if isinstance(plan, SymbolicPlan) else plan
-    used = [inner.kernels[name] for name in kernel_order(inner)]
+    used = functions_of(inner)
     spec, sizes = specs_of(plan, syms) if isinstance(plan, SymbolicPlan) else (spec_of(plan), None)
     return tuple(_kernel(f, index[f.library]) for f in used), spec, sizes
 

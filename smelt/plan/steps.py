@@ -19,9 +19,11 @@ import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.pytree import leaves
+from smelt.graph.subgraphs import Rule
 from smelt.plan.machine_code import Function
 from smelt.plan.size_decisions import Decisions
 from smelt.shapes.expr import Size, static
+from smelt.shapes.substitute import substitution
 from smelt.torch_private import OpOverload
 
 CPU = torch.device("cpu")
@@ -127,6 +129,37 @@ class Aten:
 
 
 @dataclass(frozen=True)
+class Subplan:
+    """The plan of a subgraph, for fixed sizes and without constants. `takes`: its inputs, as positions in the operands."""
+
+    plan: Plan
+    takes: tuple[int, ...]
+
+
+@substitution(Subplan)
+def _substituted(subplan: Subplan, values: object) -> Subplan:
+    return subplan
+
+
+@dataclass(frozen=True)
+class RunPlans:
+    """A higher-order operator (`graph/subgraphs.py`): `rule` decides which of `plans` run. `condition`: of a `Choice`.
+
+    `layouts`: those of the operands, on which the plans rely; the executor copies a tensor with other strides. Results
+    share memory neither with each other nor with operands. `outs`, `expect`: as in `Aten`.
+    """
+
+    rule: Rule
+    plans: tuple[Subplan, ...]
+    condition: int | None
+    operands: tuple[int, ...]
+    layouts: tuple[TensorSpec, ...]
+    outs: tuple[int | None, ...]
+    note: str = ""
+    expect: tuple[TensorSpec | None, ...] = ()
+
+
+@dataclass(frozen=True)
 class BumpVersion:
     """Increments the version counters of inputs that the next kernel writes; raises where eager raises."""
 
@@ -140,7 +173,7 @@ class Free:
     regs: tuple[int, ...]
 
 
-Step = Alloc | View | Launch | ParallelLaunch | Aten | BumpVersion | Free
+Step = Alloc | View | Launch | ParallelLaunch | Aten | RunPlans | BumpVersion | Free
 
 
 @dataclass(frozen=True)
@@ -188,6 +221,8 @@ def reads(step: Step) -> tuple[int, ...]:
             return tuple(r for launch in step.launches for r in launch.regs)
         case Aten():
             return (*registers_in(step.args), *registers_in(step.kwargs))
+        case RunPlans():
+            return step.operands if step.condition is None else (step.condition, *step.operands)
         case BumpVersion() | Free():
             return step.regs
         case _:
@@ -199,7 +234,7 @@ def defines(step: Step) -> tuple[int, ...]:
     match step:
         case Alloc() | View():
             return (step.out,)
-        case Aten():
+        case Aten() | RunPlans():
             return tuple(r for r in step.outs if r is not None)
         case _:
             return ()
@@ -225,6 +260,11 @@ def launches(steps: Iterable[Step]) -> Iterator[Launch]:
             yield step
         elif isinstance(step, ParallelLaunch):
             yield from step.launches
+
+
+def inner_plans(plan: Plan) -> list[Plan]:
+    """The plans of subgraphs that the plan runs, in order, without those inside them."""
+    return [inner.plan for step in plan.steps if isinstance(step, RunPlans) for inner in step.plans]
 
 
 def extern_names(plan: Plan) -> tuple[str, ...]:

@@ -11,8 +11,10 @@ from smelt.plan.steps import (
     Launch,
     ParallelLaunch,
     Plan,
+    RunPlans,
     View,
     defines,
+    inner_plans,
     launches,
     reads,
     span_bytes,
@@ -40,6 +42,8 @@ def verify(plan: Plan) -> None:
         live = out is None or ((out in held or out in defined) and out not in freed)
         _require(live, plan, len(plan.steps), f"the output r{out} is not live at the end")
     _verify_arena(plan)
+    for inner in inner_plans(plan):
+        verify(inner)
 
 
 def _verify_alone(plan: Plan, i: int) -> None:
@@ -53,6 +57,12 @@ def _verify_alone(plan: Plan, i: int) -> None:
         _require(
             isinstance(step, View) or step.arena is None or fixed, plan, i, "a symbolic size in the arena"
         )
+    if isinstance(step, RunPlans):
+        for inner in step.plans:
+            _require(len(inner.takes) == inner.plan.n_inputs, plan, i, "an inner plan with other inputs")
+            _require(not inner.plan.constants, plan, i, "an inner plan with constants")
+            _require(all(k < len(step.operands) for k in inner.takes), plan, i, "no such operand")
+        _require(len(step.layouts) == len(step.operands), plan, i, "not as many layouts as operands")
     if isinstance(step, ParallelLaunch):
         _require(len(step.work) == len(step.launches), plan, i, "not as many shares of work as launches")
         _verify_parallel_launch(plan, i, step)

@@ -15,7 +15,7 @@ from typing import Any
 from torch.profiler import profile, supported_activities
 
 from smelt.plan import profiler_names
-from smelt.plan.steps import Aten, Launch, Plan, Reg, Step
+from smelt.plan.steps import Aten, Launch, Plan, Reg, RunPlans, Step
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem, accesses
 from smelt.torch_private import profiler_enabled
 
@@ -111,6 +111,8 @@ def steps_of(schedule: Schedule, plan: Plan) -> Mapping[int, int]:
             launches[step.regs].append(n)
         elif isinstance(step, Aten):
             results |= dict.fromkeys(_results(step), n)
+        elif isinstance(step, RunPlans):
+            results |= {out: n for out in step.outs if out is not None}
     found: dict[int, int] = {}
     for i, item in enumerate(schedule.items):
         if isinstance(item, KernelItem) and launches[_buffers(item)]:

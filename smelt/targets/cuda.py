@@ -33,7 +33,7 @@ from smelt.plan.executable_plan import executable
 from smelt.plan.machine_code import Function
 from smelt.plan.plan_device import Memory, Sharing
 from smelt.plan.schema_aliases import is_foreign
-from smelt.plan.steps import Aten, Plan, launches
+from smelt.plan.steps import Aten, Plan, RunPlans, inner_plans, launches
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.runtime.cuda_graphs import Capture, Replay
 from smelt.runtime.disk_cache import Store, store
@@ -220,6 +220,9 @@ def _by_device(plan: Plan) -> dict[torch.device, set[Function]]:
         function = plan.kernels[launch.kernel]
         if function.block is not None:
             functions.setdefault(launch.device or plan.device, set()).add(function)
+    for inner in inner_plans(plan):
+        for device, more in _by_device(inner).items():
+            functions.setdefault(device, set()).update(more)
     return functions
 
 
@@ -232,6 +235,8 @@ def cannot_be_replayed(plan: Plan) -> str | None:
         return "its kernels are given numbers"
     if plan.on_host:
         return "it computes on the CPU"
+    if any(isinstance(step, RunPlans) for step in plan.steps):
+        return "it runs graphs inside of the graph"
     for call in calls:
         if call.op in (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL):
             return "it launches a kernel of the program's own"

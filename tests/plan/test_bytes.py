@@ -16,11 +16,26 @@ from smelt.codegen.llvm.host_cpu import host, processor
 from smelt.codegen.plan_loading import load
 from smelt.errors import NeedsFixedSize, PlanError
 from smelt.graph.ir import TensorSpec
-from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Handle, Inner
+from smelt.graph.object_handles import Handle
+from smelt.graph.subgraphs import Choice, Loop
+from smelt.graph.user_kernel_calls import RUN_KERNEL
 from smelt.plan.arena_placement import Interval
 from smelt.plan.machine_code import Block, Function, Library, Processor
 from smelt.plan.serialization import packed, plans_to_bytes
-from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, ParallelLaunch, Plan, Reg, Step, View
+from smelt.plan.steps import (
+    Alloc,
+    Aten,
+    BumpVersion,
+    Free,
+    Launch,
+    ParallelLaunch,
+    Plan,
+    Reg,
+    RunPlans,
+    Step,
+    Subplan,
+    View,
+)
 from smelt.plan.symbolic_plan import SymbolicPlan
 from smelt.plan.value_encoding import decode, encoded
 from smelt.shapes.expr import Sym
@@ -179,9 +194,70 @@ def test_what_has_no_form_in_bytes() -> None:
     step = Aten(aten.rand.generator, ([3],), {"generator": torch.Generator()}, (0,))
     with pytest.raises(PlanError, match="a Generator has no form"):
         again(Plan(0, (), 1, (step,), (0,)))
-    inside = Aten(RUN_GRAPHS, (Handle.of(Inner(Choice(), ())), [Reg(0)]), {}, (1,))
+    kernel = Aten(RUN_KERNEL, (Handle.of(increment), [Reg(0)], []), {}, ())
     with pytest.raises(PlanError, match="a Handle has no form"):
-        again(Plan(1, (), 2, (inside,), (1,)))
+        again(Plan(1, (), 1, (kernel,), (0,)))
+
+
+# ---- plans inside of plans
+
+SPEC = TensorSpec((8,), (1,), F32, CPU)
+CLONE = Plan(1, (), 2, (Aten(aten.clone.default, (Reg(0),), {}, (1,)),), (1,))
+
+
+def chooses(*plans: Subplan, outs: tuple[int, ...] = (2,)) -> Plan:
+    """x + 1 if a condition holds, else x."""
+    step = RunPlans(Choice(), plans, 0, (1,), (SPEC,), outs, expect=(None,) * len(outs))
+    return Plan(2, (), 3, (step,), outs)
+
+
+def repeats(carried: int = 1) -> Plan:
+    """x + 1 until its sum is at least 0."""
+    total = Aten(aten.sum.default, (Reg(0),), {}, (1,))
+    steps = (total, Aten(aten.lt.Scalar, (Reg(1), 0), {}, (2,)))
+    plans = Subplan(Plan(1, (), 3, steps, (2,)), (0,)), Subplan(increment(), (0,))
+    step = RunPlans(Loop(carried), plans, None, (0,), (SPEC,), (1,), expect=(SPEC,))
+    return Plan(1, (), 2, (step,), (1,))
+
+
+def test_inner_plans() -> None:
+    x = torch.randn(8)
+    chosen = again(chooses(Subplan(increment(), (0,)), Subplan(CLONE, (0,))))
+    assert torch.equal(chosen((torch.tensor(True), x))[0], x + 1)
+    assert torch.equal(chosen((torch.tensor([False]), x))[0], x)
+    repeated = again(repeats())
+    assert torch.equal(repeated((torch.full((8,), -2.5),))[0], torch.full((8,), 0.5))
+    assert torch.equal(repeated((torch.ones(8),))[0], torch.ones(8))
+    for wrong in (torch.tensor(1.0), torch.tensor([True, False])):
+        with pytest.raises(RuntimeError, match="a condition that is not one bool"):
+            chosen((wrong, x))
+    with pytest.raises(RuntimeError, match=r"Float\[9\], but Float\[8\] was seen"):
+        chosen((torch.tensor(True), torch.ones(9)))
+
+
+def test_inner_plans_on_a_tensor_of_other_strides() -> None:
+    """The executor copies it."""
+    x = torch.randn(8, 2)[:, 0]
+    chosen = again(chooses(Subplan(increment(), (0,)), Subplan(CLONE, (0,))))
+    assert torch.equal(chosen((torch.tensor(True), x))[0], x + 1)
+
+
+@pytest.mark.parametrize(
+    "plan, what",
+    [
+        (chooses(Subplan(increment(), ()), Subplan(CLONE, (0,))), "with other inputs"),
+        (chooses(Subplan(increment(), (1,)), Subplan(CLONE, (0,))), "number"),
+        (chooses(Subplan(increment(), (0,))), "that do not fit their step"),
+        (chooses(Subplan(increment(), (0,)), Subplan(CLONE, (0,)), outs=()), "that do not fit their step"),
+        (repeats(carried=0), "that do not fit their step"),
+        (repeats(carried=2), "number"),
+    ],
+    ids=["inputs", "operands", "number", "results", "carried", "too-many-carried"],
+)
+def test_inner_plans_that_do_not_fit(plan: Plan, what: str) -> None:
+    code, [data] = plans_to_bytes([plan])
+    with pytest.raises(ValueError, match=what):
+        loaded(data, code)
 
 
 def loaded(plan: bytes, code: bytes = b"(\0") -> _native.Plan | None:

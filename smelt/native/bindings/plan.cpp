@@ -10,6 +10,7 @@
 #include "bindings/values.h"
 #include "gil.h"
 #include "module.h"
+#include "plan/inner_plans.h"
 #include "plan/plan.h"
 #include "plan/profiler_events.h"
 #include "plan/program_reader.h"
@@ -161,7 +162,7 @@ void plan_dealloc(PyObject* object) {
 PyObject* plan_release(PyObject* self, PyObject*) {
     Plan& plan = *reinterpret_cast<PlanObject*>(self)->plan;
     if (plan.graphs) plan.graphs->drop();
-    return PyLong_FromSize_t(plan.idle.drop());
+    return PyLong_FromSize_t(plan.drop_idle());
 }
 
 PyObject* plan_use_graphs(PyObject* self, PyObject* capture) {
@@ -179,7 +180,7 @@ PyObject* arena_bytes(PyObject* self, void*) {
 }
 
 PyObject* idle_bytes(PyObject* self, void*) {
-    return PyLong_FromSize_t(reinterpret_cast<PlanObject*>(self)->plan->idle.bytes());
+    return PyLong_FromSize_t(reinterpret_cast<PlanObject*>(self)->plan->idle_bytes());
 }
 
 PyMethodDef plan_methods[] = {
@@ -223,6 +224,15 @@ PyType_Spec plan_spec = {"smelt._native.Plan", sizeof(PlanObject), 0,
 
 PyTypeObject* plan_type = nullptr;
 
+// Raises KeyboardInterrupt if the user interrupts the process.
+void check_signals() {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() == 0) return;
+    python_error error;
+    error.persist();
+    throw error;
+}
+
 Plan& as_plan(PyObject* object) {
     return *reinterpret_cast<PlanObject*>(object)->plan;
 }
@@ -230,6 +240,7 @@ Plan& as_plan(PyObject* object) {
 }  // namespace
 
 int init_plan(PyObject* module) {
+    set_between_steps(check_signals);
     PyObject* type = PyType_FromSpec(&plan_spec);
     if (!type) return -1;
     plan_type = reinterpret_cast<PyTypeObject*>(type);  // never freed
@@ -263,7 +274,7 @@ size_t plan_outputs(PyObject* plan) {
 }
 
 void set_arena_budget(PyObject* plan, std::shared_ptr<ArenaBudget> budget) {
-    as_plan(plan).idle.set_budget(std::move(budget), bytes_of(*as_plan(plan).program));
+    as_plan(plan).set_budget(budget);
 }
 
 int64_t plan_returned_input(PyObject* plan, size_t position) {

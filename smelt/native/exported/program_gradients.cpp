@@ -16,7 +16,7 @@ std::shared_ptr<plan::Plan> BackwardPlans::at(const Key& key, const std::vector<
     auto program = found == plans_.end() ? nullptr : found->second->at(sizes);
     if (!program) throw ProgramError("the program has no backward for these gradients and sizes");
     auto made = std::make_shared<plan::Plan>(std::move(program));
-    made->idle.set_budget(budget_, plan::bytes_of(*made->program));
+    made->set_budget(budget_);
     return made;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "devices/gpu_driver.h"
+#include "plan/inner_plans.h"
 #include "plan/profiler_events.h"
 #include "plan/kernel_launcher.h"
 #include "plan/tensor_allocation.h"
@@ -42,6 +43,9 @@ class Run {
                     break;
                 case Kind::aten:
                     aten(s.index);
+                    break;
+                case Kind::run_plans:
+                    run_plans(s.index);
                     break;
                 case Kind::free:
                     for (Reg r : p_.frees[s.index].regs) f_.tensors[r].reset();
@@ -123,6 +127,24 @@ class Run {
         }
         take_results(a, stack);
         stack.clear();
+    }
+
+    [[gnu::noinline]] void run_plans(size_t i) {
+        const Event event = names_ ? event_of_step(names_->run_plans[i]) : nullptr;
+        const RunPlans& r = p_.run_plans[i];
+        std::vector<at::Tensor> operands;
+        operands.reserve(r.operands.size());
+        for (Reg reg : r.operands) operands.push_back(f_.tensors[reg]);
+        std::vector<at::Tensor> results =
+            run_inner(r, r.condition < 0 ? at::Tensor() : f_.tensors[r.condition], std::move(operands));
+        for (size_t k = 0; k < r.outs.size(); ++k) {
+            const Reg reg = r.outs[k];
+            if (reg < 0) continue;
+            at::Tensor t =
+                r.expect[k] ? with_layout(*r.expect[k], std::move(results[k])) : std::move(results[k]);
+            if (p_.needs_data[reg]) f_.data[reg] = t.unsafeGetTensorImpl()->mutable_data();
+            f_.tensors[reg] = std::move(t);
+        }
     }
 
     static c10::IValue number(const at::Tensor& t) {

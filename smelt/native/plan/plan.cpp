@@ -42,6 +42,26 @@ std::vector<at::Tensor> all_outputs(const Program& p, RegisterFile& f) {
 
 }  // namespace
 
+size_t Plan::drop_idle() {
+    size_t bytes = idle.drop();
+    for (const RunPlans& r : program->run_plans)
+        for (const RunPlans::Inner& inner : r.plans) bytes += inner.plan->drop_idle();
+    return bytes;
+}
+
+size_t Plan::idle_bytes() {
+    size_t bytes = idle.bytes();
+    for (const RunPlans& r : program->run_plans)
+        for (const RunPlans::Inner& inner : r.plans) bytes += inner.plan->idle_bytes();
+    return bytes;
+}
+
+void Plan::set_budget(const std::shared_ptr<ArenaBudget>& budget) {
+    idle.set_budget(budget, bytes_of(*program));
+    for (const RunPlans& r : program->run_plans)
+        for (const RunPlans::Inner& inner : r.plans) inner.plan->set_budget(budget);
+}
+
 void set_address(const Program& p, RegisterFile& f, size_t i, const at::Tensor& t) {
     if (!p.needs_data[i]) return;
     auto* impl = t.unsafeGetTensorImpl();

@@ -21,6 +21,12 @@ struct Plan {
     const std::unique_ptr<const Program> program;
     IdleRegisterFiles idle;
     std::unique_ptr<CudaGraphs> graphs;  // null: no CUDA graphs
+
+    // Memory that calls do not use, with that of inner plans.
+    size_t drop_idle();  // frees it; returns the bytes of its arenas
+    size_t idle_bytes();
+    // Call it once, before the plan runs.
+    void set_budget(const std::shared_ptr<ArenaBudget>& budget);
 };
 
 // ---- the parts of a call

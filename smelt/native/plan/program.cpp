@@ -27,7 +27,7 @@ void derive(Program& p) {
     for (Reg r : p.outputs)
         if (r >= static_cast<Reg>(p.n_inputs)) p.needs_tensor[r] = 1;
     for (const Launch& l : p.launches) mark(p.needs_data, l.regs);
-    p.dispatches = !p.atens.empty() || !p.views.empty();
+    p.dispatches = !p.atens.empty() || !p.views.empty() || !p.run_plans.empty();
     p.has_own_registers = p.n_registers <= kFewRegisters && p.arena_bytes == 0 && p.constants.empty();
     for (const Registers& b : p.bumps) {
         mark(p.needs_tensor, b.regs);
@@ -37,6 +37,10 @@ void derive(Program& p) {
         for (const auto& [position, reg] : a.tensors) p.needs_tensor[reg] = 1;
         for (const ListArgument& l : a.lists) mark(p.needs_tensor, l.regs);
         for (const NumberArgument& n : a.numbers) p.needs_tensor[n.reg] = 1;
+    }
+    for (const RunPlans& r : p.run_plans) {
+        mark(p.needs_tensor, r.operands);
+        if (r.condition >= 0) p.needs_tensor[r.condition] = 1;
     }
     for (size_t i = p.views.size(); i-- > 0;) {  // a view of a view follows it
         const View& v = p.views[i];
@@ -78,6 +82,10 @@ size_t bytes_of(const Program& p) {
     for (const BatchedLaunch& l : p.batched_launches) total += bytes(l.ends);
     for (const Registers& r : p.frees) total += bytes(r.regs);
     for (const Registers& r : p.bumps) total += bytes(r.regs);
+    for (const RunPlans& r : p.run_plans) {  // not the plans, which instances of a template share
+        total += sizeof(RunPlans) + bytes(r.operands) + bytes(r.layouts) + bytes(r.outs) + bytes(r.expect);
+        for (const Layout& layout : r.layouts) total += of_layout(layout);
+    }
     for (const Aten& a : p.atens) {
         total += bytes(a.args) + bytes(a.tensors) + bytes(a.lists) + bytes(a.numbers) + bytes(a.outs);
         total += bytes(a.expect);

@@ -83,11 +83,30 @@ struct Aten {
     bool aliases;  // according to the schema a result shares memory with an argument
 };
 
+struct Plan;
+
+// A higher-order operator. Without `loops` the first plan runs if the condition holds, else the second. A loop runs the second
+// while the first returns true; the first `carried` operands are the values that change.
+struct RunPlans {
+    struct Inner {
+        std::shared_ptr<Plan> plan;
+        std::vector<size_t> takes;  // operands
+    };
+    bool loops;
+    size_t carried;
+    std::vector<Inner> plans;  // two
+    Reg condition;             // -1: of a loop
+    std::vector<Reg> operands;
+    std::vector<Layout> layouts;  // of the operands, on which the plans rely
+    std::vector<Reg> outs;
+    std::vector<std::optional<Layout>> expect;  // as of Aten
+};
+
 struct Registers {
     std::vector<Reg> regs;
 };
 
-enum class Kind : uint8_t { alloc, view, launch, parallel_launch, aten, free, bump };
+enum class Kind : uint8_t { alloc, view, launch, parallel_launch, aten, run_plans, free, bump };
 
 struct Step {
     Kind kind;
@@ -97,7 +116,7 @@ struct Step {
 // Names of profiler events: of the graph, and of steps by index into the vector of their kind.
 struct Names {
     std::string graph;
-    std::vector<std::string> launches, batched_launches, atens;
+    std::vector<std::string> launches, batched_launches, atens, run_plans;
 };
 
 struct Program {
@@ -109,6 +128,7 @@ struct Program {
     std::vector<Launch> launches;
     std::vector<BatchedLaunch> batched_launches;
     std::vector<Aten> atens;
+    std::vector<RunPlans> run_plans;
     std::vector<Registers> frees, bumps;
     std::vector<Reg> outputs;
     std::shared_ptr<const Names> names;  // shared by the programs of one template

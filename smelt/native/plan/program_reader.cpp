@@ -1,6 +1,8 @@
 #include "plan/program_reader.h"
 
+#include <algorithm>
 #include <bit>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +10,7 @@
 #include "devices/device_kernel.h"
 #include "plan/boxed_arguments.h"
 #include "plan/kernel_launcher.h"
+#include "plan/plan.h"
 #include "plan/tensor_allocation.h"
 
 namespace smelt::plan {
@@ -104,6 +107,8 @@ class Reader {
             add(Kind::parallel_launch, p_.batched_launches, parallel_launch(s));
         } else if (kind == "aten") {
             add(Kind::aten, p_.atens, aten(s));
+        } else if (kind == "plans") {
+            add(Kind::run_plans, p_.run_plans, run_plans(s));
         } else if (kind == "free") {
             free(registers(at(s, 1)));
         } else if (kind == "bump") {
@@ -350,6 +355,56 @@ class Reader {
         names_.atens.push_back(values::text(s[7]));
         for (const auto& r : a.op.schema().returns()) a.aliases |= r.alias_info() != nullptr;
         return a;
+    }
+
+    static Layout fixed_layout(const Value& value) {
+        const Items& e = values::tuple(value, 3);
+        Layout l{values::integers(e[0]), values::integers(e[1]),
+                 values::as<c10::ScalarType>(e[2], "a dtype")};
+        if (span_bytes(l) < 0 || l.shape.size() != l.stride.size())
+            throw FormatError("Plan: an impossible layout");
+        return l;
+    }
+
+    RunPlans::Inner inner_plan(const Value& value, size_t operands) {
+        const Items& f = values::tuple(value, 2);
+        auto program = std::make_unique<Program>();
+        read_program(f[0], Surroundings{{}, kernels_}, *program);
+        RunPlans::Inner made{nullptr,
+                             values::each(f[1], [&](const Value& v) { return values::index(v, operands); })};
+        const auto& numbers = program->is_number;
+        if (made.takes.size() != program->n_inputs ||
+            std::find(numbers.begin(), numbers.end(), 1) != numbers.end())
+            throw FormatError("Plan: an inner plan with other inputs");
+        made.plan = std::make_shared<Plan>(std::move(program));
+        return made;
+    }
+
+    RunPlans run_plans(const Items& s) {
+        if (s.size() != 10) throw FormatError("Plan: inner plans with other fields");
+        const std::string& rule = values::text(s[1]);
+        RunPlans r{};
+        r.loops = rule == "while_loop";
+        if (!r.loops && rule != "cond") throw FormatError("Plan: an unknown rule, " + rule);
+        r.operands = registers(s[5]);
+        r.carried = values::index(s[2], r.operands.size() + 1);
+        r.plans = values::each(s[3], [&](const Value& v) { return inner_plan(v, r.operands.size()); });
+        r.condition = optional_reg(s[4]);
+        r.outs = values::each(
+            s[6], [this](const Value& out) { return values::integer(out) == -1 ? Reg{-1} : defined(out); });
+        r.layouts = values::each(s[7], fixed_layout);
+        for (const Value& e : values::tuple(s[8])) {
+            r.expect.emplace_back();
+            if (!e.is_none()) r.expect.back() = fixed_layout(e);
+        }
+        names_.run_plans.push_back(values::text(s[9]));
+        const auto returns = [&](size_t i) { return r.plans[i].plan->program->outputs.size(); };
+        bool fits = r.plans.size() == 2 && r.layouts.size() == r.operands.size() &&
+                    r.expect.size() == r.outs.size() && (r.condition < 0) == r.loops;
+        fits = fits && returns(1) == r.outs.size() && returns(0) == (r.loops ? 1 : r.outs.size());
+        if (!fits || (r.loops && r.carried != r.outs.size()))
+            throw FormatError("Plan: inner plans that do not fit their step");
+        return r;
     }
 
     static bool takes_tensor(const c10::Type& type) {
