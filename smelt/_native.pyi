@@ -300,9 +300,11 @@ class ProgramPlans:
     def at(self, sizes: Sequence[int], /) -> Plan | None:
         """A new plan for these sizes; None if no plan covers them."""
 
-def read_program(path: str | bytes, /) -> tuple[dict[str, bytes], list[tuple[str, torch.Tensor]]]:
-    """The sections of a program's file but its weights, as they are stored, and its state. Verifies checksums and tables.
-    Raises OSError, and ValueError for another file or a damaged one."""
+def read_program(
+    path: str | bytes, weights: str | bytes | None, /
+) -> tuple[dict[str, bytes], list[tuple[str, torch.Tensor]]]:
+    """The sections of a program's file but its weights, as they are stored, and its state. `weights`: its file of weights.
+    Verifies checksums and tables. Raises OSError, and ValueError for another file or a damaged one."""
 
 def unpacked(section: bytes, /) -> bytes:
     """A section of a graph, of plans or of machine code, unpacked. Raises ValueError for other bytes."""

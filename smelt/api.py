@@ -237,6 +237,7 @@ def export(
     dynamic_shapes: Any = None,
     gradients: bool = False,
     methods: Mapping[str, tuple[Any, ...] | dict[str, Any]] | None = None,
+    targets: Sequence[str] = ("host",),
 ) -> Program:
     """Return a call of `model`, or calls of several methods, as a program that runs without the model's code and the
     compiler, also in another process: `smelt.export(model, (x,)).save("m.smelt")`, then `smelt.load("m.smelt")(x)`
@@ -256,6 +257,8 @@ def export(
         methods: instead of `args`, the arguments of several methods, which share weights: a tuple, or a dict of keyword
             arguments, for each name; "forward" is the model itself. `dynamic_shapes` are then by method.
             `Program.method(name)` calls one.
+        targets: the processors that the program has machine code for: "host", this machine's, and levels of x86-64
+            ("x86-64-v2", "x86-64-v3", "x86-64-v4"), which this machine need not have. Loading takes the best that fits.
 
     Raises:
         ExportError: the call is not one graph, has effects outside of buffers, or contradicts `dynamic_shapes`; the message
@@ -266,19 +269,25 @@ def export(
     Exceptions of `model` propagate.
     """
     exporter: Any = _compiler()
-    program: Program = exporter.export(model, args, kwargs, dynamic_shapes, gradients, methods)
+    program: Program = exporter.export(
+        model, args, kwargs, dynamic_shapes, gradients, methods, tuple(targets)
+    )
     return program
 
 
-def load(path: str | os.PathLike[str]) -> Program:
+def load(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Program:
     """Return the program in a file that `Program.save` wrote. Neither loading nor running it imports the compiler, unless
     the file has no plans for this processor or this torch; then they are compiled, with one warning.
 
     Weights are views of the mapped file. Load only programs that you would run: their plans hold machine code.
 
+    Args:
+        weights: the file of the format safetensors with the weights of a program that was saved with one. smelt finds them
+            by name, and needs at least one name of tied weights.
+
     Raises:
         OSError: the file cannot be read.
-        ProgramError: it is no program, another version's, or damaged.
+        ProgramError: it is no program, a newer version's, or damaged; or a weight is missing, or has another dtype or shape.
         Unavailable: smelt's native extension does not fit this torch or Python.
     """
     from smelt import compatibility, config, errors  # noqa: PLC0415 (imports torch)
@@ -287,7 +296,7 @@ def load(path: str | os.PathLike[str]) -> Program:
         raise errors.Unavailable(f"smelt.load: {compatibility.unavailable}")
     from smelt.exported import program  # noqa: PLC0415 (imports the native extension)
 
-    return program.load(path)
+    return program.load(path, weights)
 
 
 def symbolic_trace(

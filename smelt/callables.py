@@ -17,7 +17,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -493,6 +493,7 @@ def export(
     dynamic_shapes: Any,
     gradients: bool,
     methods: Mapping[str, Any] | None,
+    targets: Sequence[str],
 ) -> Any:
     """The program of one call of `model`, which may be compiled, or of calls of its methods."""
     if model is None or not callable(model) or isinstance(model, type):
@@ -514,7 +515,7 @@ def export(
                 "smelt.export: pass the arguments of the model itself as methods={'forward': ...}"
             )
         calls = export_call.calls_of(methods, dynamic_shapes)
-    return export_call.export(model, calls, gradients)
+    return export_call.export(model, calls, gradients, targets)
 
 
 def reset() -> None:

@@ -212,15 +212,17 @@ def report(
 def package(
     program: Annotated[Path, typer.Argument(metavar="PROGRAM", help="A file that smelt.export wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the project.")],
+    weights: Annotated[Path | None, typer.Option(help="Its file of weights, if it has one.")] = None,
 ) -> None:
     """Write a C++ project for an exported program.
 
     It has CMakeLists.txt, an example, and the sources of the runtime."""
     project = _of_compiler("smelt.exported.cpp_project")
-    if not program.is_file():
-        raise Refused(f"no such file: {program}")
+    for file in (program, weights):
+        if file is not None and not file.is_file():
+            raise Refused(f"no such file: {file}")
     with _writing(output), _one_line():
-        project.write_project(program, output)
+        project.write_project(program, output, weights)
     print(
         f"{output}: cmake -B build -DCMAKE_PREFIX_PATH=$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')"
     )

@@ -23,9 +23,8 @@ from smelt.exported.input_checks import (
     class_name,
     computed,
 )
-from smelt.exported.program_file import (
-    can_be_encoded,
-)
+from smelt.exported.program_file import can_be_encoded
+from smelt.exported.result_nest import fields_of
 from smelt.guards.guard import Guard
 from smelt.guards.guard_kinds import KINDS
 from smelt.guards.source import Source
@@ -116,7 +115,7 @@ class ArgumentChecks:
         for guard in (*captured.guards, *captured.env.facts.gradient_reads):
             rule = self._rule(guard)
             if rule is not None and rule not in self.rules:
-                self.rules.append(rule)
+                self.rules += (rule, *self._field_rules(guard, rule))
 
     def path(self, source: Source) -> Path | None:
         """The path of an argument or of a part of it; None for a source outside the arguments."""
@@ -247,6 +246,15 @@ class ArgumentChecks:
             "no_attr": f"{names} must have no attribute {value!r}",
         }
         return Rule(kind, known, value, texts.get(kind, f"{names}: {self._shown(guard, sources)}"), line)
+
+    def _field_rules(self, guard: Guard, rule: TensorRule | Rule) -> list[Rule]:
+        """The fields of a named tuple or dataclass, of whose class a guard is."""
+        fields = fields_of(guard.value) if isinstance(rule, Rule) and rule.kind == "type" else None
+        if fields is None:
+            return []
+        assert isinstance(rule, Rule)
+        text = f"{self._text(rule.paths[0])} must have the fields {', '.join(fields)}"
+        return [Rule("fields", rule.paths, tuple(fields), text, "")]
 
     def _no_overlap(self, sources: Sequence[Source], line: str) -> Rule:
         """That arguments share no memory with what is written, and those that are written with nothing. A result may be a

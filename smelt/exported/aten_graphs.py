@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
 
 from smelt.errors import ExportError, ProgramError
-from smelt.exported.program_file import GraphData, GraphNode, Ref
+from smelt.exported.program_file import GraphData, GraphNode, InnerGraphs, Ref
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, OpKind
-from smelt.graph.object_handles import handles_in
+from smelt.graph.object_handles import Handle
 from smelt.graph.pytree import map_leaves
+from smelt.graph.subgraphs import Choice, Inner, Loop, Rule
 from smelt.torch_private import OpOverload
 
 _GETITEM = "getitem"
@@ -27,25 +29,25 @@ def as_data(
 ) -> GraphData:
     """Return `graph` as data. `name_of` returns a constant's name in the state, `target_of` the stored form of a node's
     target; without it, `graph` is an aten graph. Raises ExportError for a node that has no form in a file."""
-    target_of = target_of or _aten_target
+    of_target = target_of or _aten_target
     index = {node: i for i, node in enumerate(graph)}
 
-    def references(value: Any) -> Any:
-        return map_leaves(value, Node, lambda node: Ref(index[node]))
+    def stored(node: Node, leaf: Any) -> Any:
+        if isinstance(leaf, Node):
+            return Ref(index[leaf])
+        if not isinstance(leaf.inner, Inner):
+            raise ExportError(
+                f"the graph calls {node.name}, a kernel of the program, which has no form in a file{_at(node.line)}"
+            )
+        return inner_data(leaf.inner.rule, leaf.inner.graphs, name_of, target_of)
 
     nodes = []
     for node in graph:
-        target = target_of(node)
-        if handles_in((node.args, node.kwargs)):
-            raise ExportError(
-                f"the graph calls {node.name}, a graph inside of a graph (torch.cond, while_loop) or a kernel of the "
-                f"program, which has no form in a file{_at(node.line)}"
-            )
+        target = of_target(node)
+        args, kwargs = map_leaves((node.args, node.kwargs), (Node, Handle), partial(stored, node))
         spec = node.spec.type.__name__ if isinstance(node.spec, NumberSpec) else node.spec
         line = None if node.line is None else (node.line.filename, node.line.line, node.line.function)
-        nodes.append(
-            GraphNode(node.op, target, references(node.args), references(node.kwargs), node.name, spec, line)
-        )
+        nodes.append(GraphNode(node.op, target, args, kwargs, node.name, spec, line))
     return GraphData(tuple(nodes), {key: name_of(value) for key, value in graph.constants.items()})
 
 
@@ -58,12 +60,14 @@ def restored(
     for d in data.nodes:
         known = graph.nodes
 
-        def node_of(ref: Ref, known: list[Node] = known) -> Node:
+        def value_of(ref: Ref | InnerGraphs, known: list[Node] = known) -> Node | Handle:
+            if isinstance(ref, InnerGraphs):
+                return Handle.of(Inner(*inner_graphs(ref, state, target_from)))
             if not 0 <= ref.index < len(known):
                 raise ProgramError("a graph whose nodes are out of order")
             return known[ref.index]
 
-        args, kwargs = map_leaves((d.args, d.kwargs), Ref, node_of)
+        args, kwargs = map_leaves((d.args, d.kwargs), (Ref, InnerGraphs), value_of)
         target = target_from(d) if target_from is not None else _GETITEMS.get(d.target, d.target)
         line = None if d.line is None else Line(*d.line)
         spec = NumberSpec(_NUMBERS[d.spec]) if isinstance(d.spec, str) else d.spec
@@ -73,6 +77,29 @@ def restored(
     except KeyError as error:
         raise ProgramError(f"a graph with an unknown constant, {error}") from error
     return graph
+
+
+def inner_data(
+    rule: Rule,
+    graphs: Iterable[Graph],
+    name_of: Callable[[torch.Tensor], str],
+    target_of: Callable[[Node], Any] | None = None,
+) -> InnerGraphs:
+    """Graphs inside a graph as data."""
+    carried = rule.carried if isinstance(rule, Loop) else 0
+    return InnerGraphs(rule.name, carried, tuple(as_data(graph, name_of, target_of) for graph in graphs))
+
+
+def inner_graphs(
+    data: InnerGraphs,
+    state: Mapping[str, torch.Tensor],
+    target_from: Callable[[GraphNode], Any] | None = None,
+) -> tuple[Rule, tuple[Graph, ...]]:
+    """The rule and the graphs of `data`. Raises ProgramError for an unknown rule."""
+    rules: dict[str, Rule] = {rule.name: rule for rule in (Choice(), Loop(data.carried))}
+    if data.rule not in rules or len(data.graphs) != 2:
+        raise ProgramError(f"a graph with an unknown rule, {data.rule}")
+    return rules[data.rule], tuple(restored(graph, state, target_from) for graph in data.graphs)
 
 
 def _aten_target(node: Node) -> Any:

@@ -121,7 +121,7 @@ void show(const std::string& name, const c10::IValue& value) {{
 
 int main(int argc, char** argv) {{
     try {{
-        const smelt::Program program = smelt::Program::load(argc > 1 ? argv[1] : {file});
+        const smelt::Program program = smelt::Program::load({files});
         std::cout << program.name() << '\\n';
         for (const smelt::DynamicSize& size : program.dynamic_sizes())
             std::cout << "  dimension " << size.dimension << " of " << size.of << " is from " << size.low << " to "
@@ -161,17 +161,20 @@ def write_runtime(folder: Path) -> list[Path]:
     return [folder / "units" / f"{unit}.cpp" for unit in units]
 
 
-def write_project(program: Path, folder: Path) -> None:
-    """Write a project to a folder: CMakeLists.txt, main.cpp, the runtime in `smelt/`, and a copy of the program. Raises
-    OSError, and ProgramError for a file that is no program."""
-    contents = program_file.read(program)
+def write_project(program: Path, folder: Path, weights: Path | None = None) -> None:
+    """Write a project to a folder: CMakeLists.txt, main.cpp, the runtime in `smelt/`, and copies of the program and its file
+    of weights. Raises OSError, and ProgramError for a file that is no program."""
+    contents = program_file.read(program, weights)
     write_runtime(folder / "smelt")
     (folder / "CMakeLists.txt").write_text(_CMAKE, encoding="utf-8")
     arguments, keywords = example_arguments(contents.tables.methods[0])
-    text = _MAIN.format(file=json.dumps(program.name), arguments=arguments, keywords=keywords)
+    copied = [program] if weights is None else [program, weights]
+    files = ", ".join(f"argc > {i} ? argv[{i}] : {json.dumps(path.name)}" for i, path in enumerate(copied, 1))
+    text = _MAIN.format(files=files, arguments=arguments, keywords=keywords)
     (folder / "main.cpp").write_text(text, encoding="utf-8")
-    if program.resolve() != (folder / program.name).resolve():
-        shutil.copyfile(program, folder / program.name)
+    for path in copied:
+        if path.resolve() != (folder / path.name).resolve():
+            shutil.copyfile(path, folder / path.name)
 
 
 def example_arguments(method: Method) -> tuple[str, str]:
@@ -198,8 +201,10 @@ class _Example:
                 self._facts.setdefault(rule.paths[0], {})[rule.kind] = rule.value
         paths += [at for at in method.inputs if isinstance(at, tuple)]
         self._members: dict[ArgumentPath, dict[Any, None]] = {}
+        self._steps: dict[ArgumentPath, dict[tuple[str, Any], None]] = {}
         for path in paths:
             for n in range(1, len(path)):
+                self._steps.setdefault(path[:n], {})[path[n]] = None
                 if path[n][0] == "item":
                     self._members.setdefault(path[:n], {})[path[n][1]] = None
 
@@ -210,15 +215,26 @@ class _Example:
         facts: Mapping[str, Any] = self._facts.get(path, {})
         if "eq" in facts:
             return _constant(facts["eq"])
+        if "fields" in facts:
+            items = {name: self._field(path, i, name) for i, name in enumerate(facts["fields"])}
+            return _dict_text(items)
         if path in self._members:
             keys = sorted(self._members[path], key=str)
             items = {key: self.expression((*path, ("item", key))) for key in keys}
             if all(isinstance(key, str) for key in keys):
-                return f"make_dict({{{', '.join(f'{{{_constant(k)}, {v}}}' for k, v in items.items())}}})"
+                return _dict_text(items)
             values = ", ".join(items[key] for key in sorted(self._members[path]))
             is_list = facts.get("type") == "builtins.list"
             return f"make_list({{{values}}})" if is_list else f"std::make_tuple({values})"
         return {"int": "int64_t{1}", "float": "1.0"}.get(facts.get("number", ""), "c10::IValue()")
+
+    def _field(self, path: ArgumentPath, i: int, name: str) -> str:
+        """The expression of a field of an instance, whichever way the program reads it."""
+        own = (*path, ("dict", None)), ("item", name)
+        steps = [(*path, step) for step in (("attr", name), ("member", name), ("item", i), ("item", name))]
+        known = self._tensors.keys() | self._facts.keys()
+        found = [at for at in (*steps, (*own[0], own[1])) if at in known or at in self._steps]
+        return self.expression(found[0]) if found else "c10::IValue()"
 
     def _tensor(self, rule: TensorRule) -> str:
         shape = tuple(self._number(n, rule.least) for n in rule.shape)
@@ -234,6 +250,10 @@ class _Example:
         if size is None:
             return int(otherwise)
         return evaluate(size, self._values) if isinstance(size, Expr) else size
+
+
+def _dict_text(items: Mapping[str, str]) -> str:
+    return f"make_dict({{{', '.join(f'{{{_constant(k)}, {v}}}' for k, v in items.items())}}})"
 
 
 def _constant(value: Any) -> str:

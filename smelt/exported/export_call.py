@@ -31,7 +31,7 @@ from smelt.exported.captured_result import CapturedResult
 from smelt.exported.captured_state import CapturedState, ProgramState, effect_text, restores
 from smelt.exported.dynamic_dims import Declared, declarations, dim_text, paste, text_of
 from smelt.exported.input_checks import SizeRule
-from smelt.exported.plan_making import Part, target_of
+from smelt.exported.plan_making import HOST, TARGETS, Part, best_first, compiling_for, target_of
 from smelt.exported.program import Program
 from smelt.exported.program_file import (
     Contents,
@@ -79,9 +79,14 @@ def calls_of(methods: Mapping[str, Any], dynamic_shapes: Any) -> list[Call]:
     return calls
 
 
-def export(model: Any, calls: Sequence[Call], gradients: bool) -> Program:
+def export(model: Any, calls: Sequence[Call], gradients: bool, targets: Sequence[str] = (HOST,)) -> Program:
     """The program of these calls; see `smelt.export`."""
-    contents = _Contents(ProgramState(model, gradients))
+    unknown = [target for target in targets if target not in TARGETS]
+    if unknown or not targets:
+        raise ExportError(
+            f"unknown target {unknown[0]!r}; known: {', '.join(TARGETS)}" if unknown else "targets are empty"
+        )
+    contents = _Contents(ProgramState(model, gradients), best_first(targets))
     for call in calls:
         _add_call(contents, model, call, gradients)
     return Program(contents.finished())
@@ -90,18 +95,25 @@ def export(model: Any, calls: Sequence[Call], gradients: bool) -> Program:
 class _Contents:
     """The contents of a program while methods are added."""
 
-    def __init__(self, state: ProgramState) -> None:
+    def __init__(self, state: ProgramState, kinds: Sequence[str]) -> None:
+        """`kinds`: the targets, best first."""
         self.state = state
+        self.kinds = kinds
+        self.graphs = 0
         self.methods: list[Method] = []
         self.targets: list[TargetData] = []
         self.sections: dict[str, bytes] = {}
 
     def add_graph(self, part: Part, sizes: Sequence[SizeRule], values: Values, config: Config) -> None:
         """Add a graph and its plans."""
+        self.graphs += 1
         self.sections[f"graph.{part.number}"] = packed(encoded(as_data(part.graph, self.state.constant)))
-        target, plans = target_of(part, sizes, values, self.state.constant, config)
-        self.targets.append(target)
-        self.sections |= plans
+        for i, kind in enumerate(self.kinds):
+            with compiling_for(kind):
+                suffix = f".{i}" if i else ""
+                target, plans = target_of(part, sizes, values, self.state.constant, config, suffix)
+            self.targets.append(target)
+            self.sections |= plans
 
     def finished(self) -> Contents:
         tables = Tables({"torch": str(torch.__version__)}, tuple(self.methods), tuple(self.targets))
@@ -133,7 +145,8 @@ def _add_call(contents: _Contents, model: Any, call: Call, gradients: bool) -> N
                 same = d.name == second.name
                 return replace(d, name=first.name, min=first.min, max=first.max) if same else d
 
-            capture([(t, renamed(d)) for t, d in declared], _Contents(ProgramState(model, gradients)))
+            others = _Contents(ProgramState(model, gradients), contents.kinds)
+            capture([(t, renamed(d)) for t, d in declared], others)
 
         _check_equal(error, sizes, merged)
         raise ExportError(str(error)) from error.__cause__
@@ -281,7 +294,7 @@ class _Exporter(FrameCompiler):
             *(reader.number(n.symbol.expression) for n in traced.numbers),
         )
         reals = [captured.env.trace.inputs.real(fake) for fake in traced.inputs]
-        number = len(contents.targets)
+        number = contents.graphs
         if traced.joint is None:
             parts, gradients = [Part(number, traced.aten_graph)], None
         else:

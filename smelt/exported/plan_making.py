@@ -6,7 +6,8 @@ other likely sizes with other outcomes of decisions, and last one for all sizes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +16,7 @@ import torch
 from smelt import config as options
 from smelt import pipeline, targets
 from smelt.backends.unbacked_subgraphs import devices_of
-from smelt.codegen.llvm.host_cpu import host, processor
+from smelt.codegen.llvm.host_cpu import LEVELS, generating_for, host, processor
 from smelt.codegen.triton.link import machine_code
 from smelt.config import Config
 from smelt.errors import ExportError, PlanError
@@ -47,6 +48,27 @@ class Part:
     donated: frozenset[int] = frozenset()
 
 
+HOST = "host"
+TARGETS = (HOST, *LEVELS)
+
+
+@contextmanager
+def compiling_for(target: str) -> Iterator[None]:
+    """Within the context plans are for a target: the processor of this machine, or a level of x86-64."""
+    with nullcontext() if target == HOST else generating_for(target):
+        yield
+
+
+def best_first(targets: Iterable[str]) -> list[str]:
+    """Targets in the order in which a processor should try them: wider vectors first, then more features."""
+
+    def rank(target: str) -> tuple[int, int]:
+        with compiling_for(target):
+            return host().bits, len(processor(host()).needs)
+
+    return sorted(dict.fromkeys(targets), key=rank, reverse=True)
+
+
 def compile_again(contents: Contents, method: Method, number: int) -> tuple[TargetData, dict[str, bytes]]:
     """Compile a stored graph to plans for this machine. Raises the exceptions of the compiler."""
     symbols = {
@@ -69,8 +91,10 @@ def target_of(
     values: Values,
     name_of: Callable[[torch.Tensor], str],
     config: Config,
+    suffix: str = "",
 ) -> tuple[TargetData, dict[str, bytes]]:
-    """Compile a graph to plans for this machine; also return the sections that hold the plans and their machine code."""
+    """Compile a graph to plans for this machine; also return the sections that hold the plans and their machine code, whose
+    names end in `suffix`."""
     made = _plans(part, sizes, values, config)
     inner = [plan.plan if isinstance(plan, SymbolicPlan) else plan for plan in made]
     constants = tuple(tuple(map(name_of, plan.constants)) for plan in inner)
@@ -91,8 +115,8 @@ def target_of(
         code_for.triple,
         (*of_linux(code_for.needs), *map(_capability, gpus)),
         str(torch.__version__),
-        f"code.{part.number}",
-        tuple(f"plan.{part.number}.{i}" for i in range(len(plans))),
+        f"code.{part.number}{suffix}",
+        tuple(f"plan.{part.number}.{i}{suffix}" for i in range(len(plans))),
         constants,
     )
     return target, {name: packed(data) for name, data in zip((target.code, *target.plans), (code, *plans))}

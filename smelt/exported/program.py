@@ -89,9 +89,13 @@ class Program:
 
     __call__.__smelt_disable__ = True  # type: ignore[attr-defined]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program with its state to a file, whole or not at all. Raises OSError."""
-        program_file.write(path, self._shared.contents())
+    def save(self, path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> None:
+        """Write the program with its state to a file, whole or not at all. Raises OSError.
+
+        `weights`: a file of the format safetensors, written first, which gets the weights. The program keeps constants of
+        its plans, and tensors that share memory other than as a whole. Load both with `smelt.load(path, weights)`.
+        """
+        program_file.write(path, self._shared.contents(), weights)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -162,9 +166,9 @@ class Program:
         return f"<smelt program {self._method.name}{self.signature}{f', {sizes}' if sizes else ''}>"
 
 
-def load(path: str | os.PathLike[str]) -> Program:
+def load(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Program:
     """The program in a file that `Program.save` wrote. Raises OSError, and ProgramError for another or a damaged file."""
-    contents = program_file.read(path)
+    contents = program_file.read(path, weights)
     names = {method.name for method in contents.tables.methods}
     if not names or len(names) < len(contents.tables.methods):
         raise ProgramError(f"{os.fspath(path)}: a program without methods, or with two of one name")

@@ -9,7 +9,7 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,14 @@ from smelt.autograd.node_data import Layout, NodeData, SavedValue
 from smelt.errors import PlanError, ProgramError
 from smelt.exported.input_checks import NumberOf, Path, Rule, SizeRule, TensorRule
 from smelt.exported.result_nest import ResultNode
+from smelt.exported.weights_file import Weight, storable, write_weights
 from smelt.graph.ir import TensorSpec
 from smelt.plan import value_encoding
 from smelt.plan.value_encoding import decode
 from smelt.runtime.whole_files import written_whole
 
 MAGIC = b"smeltprg"
-VERSION = 3  # of the format
+VERSION = 4  # of the format; files of version 3 are read, too
 ALIGNMENT = 64  # of each section, and of each weight in its section
 HEADER = struct.Struct(
     "<8sIIQI"
@@ -116,6 +117,16 @@ class GraphData:
 
 
 @dataclass(frozen=True)
+class InnerGraphs:
+    """The graphs inside a graph (`graph/subgraphs.py`), in an argument of a node. `rule`: "cond", or "while_loop" with
+    `carried` values."""
+
+    rule: str
+    carried: int
+    graphs: tuple[GraphData, ...]
+
+
+@dataclass(frozen=True)
 class TargetData:
     """The plans of a graph for one kind of processor: `needs` are the features of its instructions, as Linux names them.
     `code` is the section of the machine code, `plans` those of the plans, best first; `constants`: for each, the tensors of
@@ -128,20 +139,6 @@ class TargetData:
     code: str
     plans: tuple[str, ...]
     constants: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A tensor of the state: a view of storage number `storage`. `requires_grad`: it is a parameter of a program with
-    gradients."""
-
-    name: str
-    storage: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    requires_grad: bool
 
 
 @dataclass(frozen=True)
@@ -186,7 +183,7 @@ RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     for number, cls in {
         1: Parameter, 2: Method, 3: Ref, 4: GraphNode, 5: GraphData, 6: TargetData, 7: Weight, 8: Tables, 9: TensorRule,
         10: Rule, 11: SizeRule, 12: ResultNode, 13: TensorSpec,
-        14: NumberOf, 15: Layout, 16: SavedValue, 17: BackwardData, 18: Gradients,
+        14: NumberOf, 15: Layout, 16: SavedValue, 17: BackwardData, 18: Gradients, 19: InnerGraphs,
     }.items()
 }  # fmt: skip
 _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
@@ -221,17 +218,30 @@ def can_be_encoded(value: Any) -> bool:
         return False
 
 
-def write(path: str | os.PathLike[str], contents: Contents) -> None:
-    """Write a program, whole or not at all. Raises OSError, and ProgramError for a state that is not dense, or on other
-    devices than CPUs and CUDA's."""
-    storages, weights = _stored(contents.state)
-    offsets, size = [], 0
-    for storage in storages:
-        offsets.append(size)
+def write(
+    path: str | os.PathLike[str], contents: Contents, weights: str | os.PathLike[str] | None = None
+) -> None:
+    """Write a program, whole or not at all. `weights`: a file for those weights that have a form in it (`weights_file.py`),
+    which is written first. Raises OSError, and ProgramError for a state that is not dense, or on other devices than CPUs and
+    CUDA's."""
+    all_storages, views = _stored(contents.state)
+    external: dict[int, Weight] = {}
+    if weights is not None:
+        constants = {c for t in contents.tables.targets for names in t.constants for c in names}
+        external = storable(views, constants)
+        write_weights(weights, {view.name: contents.state[view.name] for view in external.values()})
+    spans: list[tuple[Any, ...]] = []
+    storages, size = [], 0
+    for number, storage in enumerate(all_storages):
+        device = () if storage.device.type == "cpu" else (storage.device,)
+        if number in external:
+            spans.append((external[number].name, *device))
+            continue
+        storages.append(storage)
+        spans.append((size, storage.nbytes(), *device))
         size = _aligned(size + storage.nbytes())
-    devices = (() if s.device.type == "cpu" else (s.device,) for s in storages)
-    spans = ((offset, s.nbytes(), *device) for offset, s, device in zip(offsets, storages, devices))
-    table = encoded((tuple(weights), tuple(spans)))
+    placed = tuple(replace(view, offset=0) if view.storage in external else view for view in views)
+    table = encoded((placed, tuple(spans)))
     sections: dict[bytes, Sequence[bytes | memoryview]] = {
         b"tables": (encoded(contents.tables),),
         **{name.encode(): (data,) for name, data in contents.packed.items()},
@@ -257,11 +267,13 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
         file.write(bytes(at - file.tell()))
 
 
-def read(path: str | os.PathLike[str]) -> Contents:
-    """Map a program (native/exported/program_file.cpp). Weights are views of the mapped file; writes to them do not change
-    the file. Raises OSError, and ProgramError for another file or a damaged one."""
+def read(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Contents:
+    """Map a program (native/exported/program_file.cpp). Weights are views of the mapped file, or of the file `weights`;
+    writes to them do not change the files. Raises OSError, and ProgramError for another file or a damaged one."""
     try:
-        sections, state = _native.read_program(os.fspath(path))
+        sections, state = _native.read_program(
+            os.fspath(path), None if weights is None else os.fspath(weights)
+        )
         tables: Tables = decode(sections.pop("tables"), RECORDS)
     except (ValueError, PlanError, RuntimeError) as error:  # also torch's: it has no such device
         raise ProgramError(f"{os.fspath(path)}: {error}") from error

@@ -18,6 +18,7 @@ import torch
 
 from smelt.graph.free_symbols import dimensions, symbols_in
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
+from smelt.graph.object_handles import handles_in
 from smelt.shapes.expr import contiguous_stride
 from smelt.torch_private import (
     VF,
@@ -29,6 +30,8 @@ from smelt.torch_private import (
 )
 
 _MAX_PRINTED_CONSTANT = 64
+
+_IMPORTS = "import operator\n\nimport torch\n"
 
 # Where functions are looked for by name, the path that a reader knows best first.
 _NAMESPACES: tuple[tuple[str, Any], ...] = (
@@ -64,8 +67,7 @@ class PythonSource:
 def python_source(graph: Graph, comments: bool = True) -> PythonSource:
     """The graph as Python. `comments`: user lines and result types."""
     names: dict[str, Any] = {}
-    head = ["import operator", "", "import torch", ""]
-    head += _constants(graph, names)
+    head = [*_IMPORTS.split("\n"), *_constants(graph, names)]
     body = _body(graph, names, comments)
     used = set(symbols_in(n for n in graph.nodes if n.op != "placeholder"))
     bound = dimensions(graph.placeholders)
@@ -78,8 +80,15 @@ def python_source(graph: Graph, comments: bool = True) -> PythonSource:
 
 
 def code(graph: Graph) -> str:
-    """The graph as a Python program, which runs if it needs no names besides `torch` and `operator`."""
-    return python_source(graph).source
+    """The graph as a Python program, which runs if it needs no names besides `torch` and `operator`. The graphs inside it
+    follow as functions, named for their nodes."""
+    text = python_source(graph).source
+    for node in graph:
+        for handle in handles_in(node.args):
+            for i, inner in enumerate(getattr(handle.inner, "graphs", ())):
+                function = code(inner).removeprefix(_IMPORTS)
+                text += f"\n{function.replace('def forward(', f'def {node.name}_{i}(', 1)}"
+    return text
 
 
 def _constants(graph: Graph, names: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ import torch
 from smelt import _native
 from smelt.autograd.double_backward import DoubleBackward
 from smelt.errors import ExportError, PlanError
-from smelt.exported.aten_graphs import as_data, restored
-from smelt.exported.program_file import RECORDS, GraphData, GraphNode
+from smelt.exported.aten_graphs import as_data, inner_data, inner_graphs, restored
+from smelt.exported.program_file import RECORDS, GraphData, GraphNode, InnerGraphs
 from smelt.graph.ir import Graph, Node
+from smelt.graph.subgraphs import Program
 from smelt.guards.stored_form import Unstorable
 from smelt.plan.serialization import packed
 from smelt.plan.value_encoding import decode, encoded
@@ -75,7 +77,7 @@ def _double_form(double: DoubleBackward, name_of: Callable[[torch.Tensor], str])
         return [[index[t.node], index[t.history_node], t.by_view, t.written_later] for t in tensors]
 
     return {
-        "graph": as_data(double.graph, name_of, _torch_target),
+        "graph": as_data(double.graph, name_of, partial(_torch_target, name_of=name_of)),
         "results": rows(double.results),
         "cuts": rows(double.cuts),
         "rest": (double.sources, double.rewritten, double.copied, double.draws, False, double.settings, ()),
@@ -85,7 +87,7 @@ def _double_form(double: DoubleBackward, name_of: Callable[[torch.Tensor], str])
 def double_backward(form: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> DoubleBackward:
     """The double backward of a stored form, whose graph has the constants of `state`."""
     data: GraphData = form["graph"]
-    graph = restored(data, state, _torch_function)
+    graph = restored(data, state, partial(_torch_function, state=state))
 
     def tensors(rows: Sequence[Any]) -> tuple[TorchLevelTensor, ...]:
         nodes = graph.nodes
@@ -107,16 +109,22 @@ def _names() -> dict[int, str]:
     return found
 
 
-def _torch_target(node: Node) -> Any:
+def _torch_target(node: Node, name_of: Callable[[torch.Tensor], str]) -> Any:
     if node.op != "call_function":
         return node.target
+    if isinstance(node.target, Program):
+        return inner_data(
+            node.target.rule, node.target.graphs, name_of, partial(_torch_target, name_of=name_of)
+        )
     name = _names().get(id(node.target))
     if name is None or _function(name) is not node.target:
         raise Unstorable(f"second derivatives call {getattr(node.target, '__qualname__', node.target)}")
     return name
 
 
-def _torch_function(node: GraphNode) -> Any:
+def _torch_function(node: GraphNode, state: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(node.target, InnerGraphs):
+        return Program(*inner_graphs(node.target, state, partial(_torch_function, state=state)))
     return _function(node.target) if node.op == "call_function" else node.target
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from benchmarks.sweep_program_files import build
 from smelt.cli.app import app
 from smelt.errors import InputError
 from smelt.exported.program import Program
+from smelt.exported.weights_file import write_weights
 from tests.harness.exported import exported_model, same, section, tensors, with_section
+from tests.harness.inner_graphs import MODELS, REFUSED, made
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler"),
@@ -150,6 +153,73 @@ def test_arguments_and_messages(driver: Path, tmp_path: Path) -> None:
         assert same(f, w), (f, w)
 
 
+class Sides(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: torch.Tensor
+
+
+@dataclasses.dataclass
+class Options:
+    sides: Sides
+    scale: float
+    others: list[Slotted]
+
+
+def of_fields(options: Options, sides: Sides) -> Any:
+    y = options.sides.left * options.scale + options.sides[1] + options.others[0].x
+    left, right = sides
+    return {"y": y - left + right, "options": options, "sides": sides, "made": Slotted(y)}
+
+
+def test_named_tuples_and_dataclasses(driver: Path, tmp_path: Path) -> None:
+    """C++ passes the fields, as a tuple or a dict, and gets a dict; arguments are returned as they were passed."""
+    x, y, z = torch.randn(3), torch.randn(3), torch.randn(3)
+    arguments = Options(Sides(x, y), 2.0, [Slotted(z)]), Sides(z, x)
+    program = smelt.export(of_fields, arguments)
+    sides, swapped = {"left": x, "right": y}, {"right": y, "left": x}
+    wanted = program(*arguments)
+    calls: list[Call] = [
+        (((sides, 2.0, [{"x": z}]), {"left": z, "right": x}), {}),
+        ((((x, y), 2.0, [(z,)]), {"right": x, "left": z}), {}),
+        (((swapped, 2.0, [{"x": z}]), (z, x)), {}),
+        (((sides, 3.0, [{"x": z}]), (z, x)), {}),
+        (((sides, 2.0), (z, x)), {}),
+        (((sides, 2.0, [{"x": z}]), {"left": z, "rigth": x}), {}),
+        ((((x, y.double()), 2.0, [{"x": z}]), (z, x)), {}),
+        ((x, (z, x)), {}),
+    ]
+    found = in_cpp(driver, tmp_path, program, calls)
+    for f, ((options, others), _) in zip(found[:3], calls):
+        result = {"y": wanted["y"], "options": options, "sides": others, "made": {"x": wanted["made"].x}}
+        assert same(f, result), f
+    for text, what in zip(
+        found[3:],
+        (
+            "options.scale must be 2.0, got 3.0",
+            "options must be a tests.exported.test_cpp.Options, got a tuple of length 2",
+            "sides must be a tests.exported.test_cpp.Sides, got a dict with keys ['left', 'rigth']",
+            "options.sides[1] must have dtype torch.float32, got torch.float64",
+            "options must be a tests.exported.test_cpp.Options, got a Tensor of (3,)",
+        ),
+        strict=True,
+    ):
+        assert isinstance(text, str) and what in text, text
+
+
+@pytest.mark.skipif(REFUSED, reason="torch.cond calls torch.compile there, which breaks the graph")
+@pytest.mark.parametrize("name", MODELS)
+def test_graphs_inside_of_graphs(name: str, driver: Path, tmp_path: Path) -> None:
+    _, args, program = made(name)
+    calls: list[Call] = [(of, {}) for of in args]
+    found = in_cpp(driver, tmp_path, program, calls, threads=4)
+    assert all(map(same, found, in_python(program, calls)))
+
+
 class Counter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -258,6 +328,37 @@ def test_weights_change_while_threads_run(driver: Path, tmp_path: Path) -> None:
     sets = tuple({n: p.detach() for n, p in nn.Linear(4, 64).named_parameters()} for _ in range(2))
     (tmp_path / "sets.pt").write_bytes(torch._C._pickle_save(sets))
     results_of(driver, tmp_path, [((x,), ())], 4, tmp_path / "sets.pt")
+
+
+def test_weights_beside_the_program(driver: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, beside = torch.randn(3, 4), tmp_path / "m.smelt.safetensors"
+    program = smelt.export(nn.Linear(4, 6), (x,))
+    program.save(tmp_path / "m.smelt", beside)
+    other = nn.Linear(4, 6)
+    for weights in (None, other.state_dict()):
+        if weights is not None:  # another tool writes them
+            write_weights(beside, weights)
+            program.update_weights(weights)
+        (found,) = results_of(driver, tmp_path, [((x,), ())])
+        assert same(found, program(x))
+    write_weights(beside, {"weight": torch.ones(4, 6), "bias": torch.ones(6)})
+    done = started(driver, tmp_path, [])
+    text = (
+        "the weight weight must be torch.float32 of (6, 4), the file of weights has torch.float32 of (4, 6)"
+    )
+    assert done.returncode == 2 and text in done.stderr, done
+    beside.unlink()
+    assert "its weights are in another file" in started(driver, tmp_path, []).stderr
+
+
+def test_targets(driver: Path, tmp_path: Path) -> None:
+    """The first target that the processor can run is taken; a wider one would end the process."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    levels = ("x86-64-v4", "x86-64-v2", "x86-64-v3")
+    program = smelt.export(model, (x,), targets=levels)
+    assert same(in_cpp(driver, tmp_path, program, [((x,), {})]), [program(x)])
 
 
 # ---- gradients

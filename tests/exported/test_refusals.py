@@ -260,12 +260,3 @@ def test_where_smelt_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "unavailable", "another torch")
     with pytest.raises(smelt.errors.Unavailable, match=r"smelt\.load: another torch"):
         smelt.load("m.smelt")
-
-
-def test_graphs_inside_of_graphs() -> None:
-    def doubled(x: Any) -> Any:
-        return torch.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
-
-    if hasattr(torch, "while_loop"):
-        with pytest.raises(ExportError, match="a graph inside of a graph"):
-            smelt.export(doubled, (X,))

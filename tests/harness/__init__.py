@@ -37,6 +37,8 @@ whole programs, eager and compiled
     gpu_processes  programs in such a process that has a GPU, or the simulated device
     mutations      programs whose entries are stored, and mutations of them
     exported       exported programs in such a process, which has not imported the compiler
+    inner_graphs   models with graphs inside of graphs, as programs
+    stored_programs models whose programs in tests/exported/stored later versions must load
     simulated      tests marked `simulated_cuda`, in a process that has the device of tests/simulated
 
 one stage, on example tensors

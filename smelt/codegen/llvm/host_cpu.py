@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -44,10 +47,28 @@ LEVELS = {
 }
 
 
-@functools.cache
+_other: ContextVar[Host | None] = ContextVar("other", default=None)
+
+
+@contextmanager
+def generating_for(level: str) -> Iterator[None]:
+    """Within the context code is generated for a level of x86-64, which this machine may lack. The code cannot be linked
+    there."""
+    token = _other.set(LEVELS[level])
+    try:
+        yield
+    finally:
+        _other.reset(token)
+
+
 def host() -> Host:
     """The machine that code is generated for. Raises BackendError if llvmlite brings too old an LLVM, or if `SMELT_CPU`
     names a level that does not exist or that this machine lacks."""
+    return _other.get() or _host()
+
+
+@functools.cache
+def _host() -> Host:
     if llvm.llvm_version_info[0] < LLVM:
         found = ".".join(map(str, llvm.llvm_version_info))
         raise BackendError(f"llvmlite brings LLVM {found}; smelt needs {LLVM} (llvmlite 0.48 or newer)")

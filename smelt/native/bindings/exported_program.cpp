@@ -1,5 +1,6 @@
 // Files and plans of exported programs, for smelt/exported/program.py.
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -98,24 +99,26 @@ PyType_Spec plans_spec = {"smelt._native.ProgramPlans", sizeof(PlansObject), 0, 
 // ------------------------------------------------------------------------------------------------ functions
 
 PyObject* read_program(PyObject*, PyObject* args) {
-    PyObject* path = nullptr;
-    if (!PyArg_ParseTuple(args, "O&:read_program", PyUnicode_FSConverter, &path)) return nullptr;
+    PyObject *path = nullptr, *weights = nullptr;
+    if (!PyArg_ParseTuple(args, "O&O:read_program", PyUnicode_FSConverter, &path, &weights)) return nullptr;
     const auto owned = py::reinterpret_steal<py::object>(path);
     HANDLE_TH_ERRORS
     try {
         const ProgramFile file(bytes_of(owned));
+        const auto other = py::handle(weights).cast<std::optional<std::string>>();
         read_tables(file.section("tables"));  // Python decodes them without checks
         py::dict sections;
         for (const auto& [name, data] : file.sections())
             if (name != "weights" && name != "state")
                 sections[py::str(name)] = py::bytes(data.data(), data.size());
         py::list state;
-        for (const auto& [name, tensor] : file.state())
+        for (const auto& [name, tensor] : file.state(other))
             state.append(py::make_tuple(name, py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor))));
         return py::make_tuple(sections, state).release().ptr();
     } catch (const std::system_error& error) {
+        const std::string what = error.what();  // "path: reason"
         errno = error.code().value();
-        return PyErr_SetFromErrnoWithFilename(PyExc_OSError, PyBytes_AS_STRING(path));
+        return PyErr_SetFromErrnoWithFilename(PyExc_OSError, what.substr(0, what.rfind(": ")).c_str());
     } catch (const values::FormatError& error) {
         TORCH_CHECK_VALUE(false, error.what());
     }
@@ -137,7 +140,9 @@ PyObject* lacking_here(PyObject*, PyObject* args) {
 
 PyMethodDef functions[] = {
     {"read_program", read_program, METH_VARARGS,
-     "read_program(path): the sections of a program's file but its weights, and its state. Raises OSError, "
+     "read_program(path, weights): the sections of a program's file but its weights, and its state. "
+     "`weights`: the "
+     "path of its file of weights, or None. Raises OSError, "
      "and "
      "ValueError for another file or a damaged one."},
     {"unpacked", unpacked_section, METH_O,

@@ -250,19 +250,6 @@ Bound bound(const Method& method, const Program::Arguments& arguments, const Pro
 
 // ------------------------------------------------------------------------------------------------ reading
 
-const IValue& ArgumentReader::operator()(Path path) {
-    std::optional<IValue>& seen = seen_[path];
-    if (!seen) seen = read(path);
-    if (!seen) throw InputError("the arguments have nothing at " + text(path));
-    return *seen;
-}
-
-std::string ArgumentReader::text(Path path) const {
-    const Place& place = method_.places[path];
-    if (place.base == path) return place.kind + "[" + repr(place.key) + "]";
-    return text(place.base) + "[" + repr(place.key) + "]";
-}
-
 namespace {
 
 std::optional<IValue> item_of(const IValue& base, const Value& key) {
@@ -293,6 +280,16 @@ std::optional<IValue> member_of(const IValue& base, const Value& key) {
     return c10::ivalue::Tuple::create(std::move(sizes));
 }
 
+// A step into the dict of an instance's fields.
+std::optional<IValue> field_of(const IValue& base, const Fields& fields, const Place& place) {
+    if (place.kind == "dict") return base;
+    const auto* index = place.key.get<int64_t>();
+    if (!index) return item_of(base, place.key);
+    const int64_t at = *index < 0 ? *index + static_cast<int64_t>(fields.size()) : *index;
+    if (at < 0 || static_cast<size_t>(at) >= fields.size()) return {};
+    return item_of(base, Value(fields[static_cast<size_t>(at)]));
+}
+
 std::optional<IValue> element_of(const IValue& base, const Value& key) {
     const auto* index = key.get<int64_t>();
     if (!index || !base.isTensor() || *index < 0 || *index >= base.toTensor().numel()) return {};
@@ -302,10 +299,52 @@ std::optional<IValue> element_of(const IValue& base, const Value& key) {
 
 }  // namespace
 
+const IValue& ArgumentReader::operator()(Path path) {
+    std::optional<IValue>& seen = seen_[path];
+    const bool is_new = !seen;
+    if (!seen) seen = read(path);
+    if (!seen) throw InputError("the arguments have nothing at " + text(path));
+    if (const auto cls = method_.classes.find(path); is_new && cls != method_.classes.end())
+        seen = with_fields(*std::move(seen), cls->second);
+    return *seen;
+}
+
+const IValue& ArgumentReader::passed(Path path) {
+    const IValue& x = (*this)(path);
+    for (const auto& [before, made] : with_fields_)
+        if (made.is(x)) return before;
+    return x;
+}
+
+IValue ArgumentReader::with_fields(IValue x, const Fields& fields) {
+    for (const auto& [before, made] : with_fields_)
+        if (before.is(x)) return made;
+    std::vector<IValue> items;
+    if (x.isTuple()) {
+        items = x.toTupleRef().elements().vec();
+    } else if (x.isGenericDict() && x.toGenericDict().size() == fields.size()) {
+        for (const std::string& name : fields)
+            if (auto item = item_of(x, Value(name))) items.push_back(*std::move(item));
+    }
+    if (items.size() != fields.size()) return x;
+    c10::impl::GenericDict made(c10::StringType::get(), c10::AnyType::get());
+    for (size_t i = 0; i < fields.size(); ++i) made.insert(fields[i], std::move(items[i]));
+    with_fields_.emplace_back(std::move(x), made);
+    return made;
+}
+
+std::string ArgumentReader::text(Path path) const {
+    const Place& place = method_.places[path];
+    if (place.base == path) return place.kind + "[" + repr(place.key) + "]";
+    return text(place.base) + "[" + repr(place.key) + "]";
+}
+
 std::optional<IValue> ArgumentReader::read(Path path) {
     const Place& place = method_.places[path];
     if (place.base != path) {
         const IValue& base = (*this)(place.base);
+        const auto cls = method_.classes.find(place.base);
+        if (cls != method_.classes.end() && base.isGenericDict()) return field_of(base, cls->second, place);
         if (place.kind == "item") return item_of(base, place.key);
         if (place.kind == "member") return member_of(base, place.key);
         if (place.kind == "element") return element_of(base, place.key);
@@ -530,9 +569,20 @@ const std::unordered_map<std::string, RuleKind>& rule_kinds() {
     return kinds;
 }
 
-void check_rule(const Rule& rule, ArgumentReader& read) {
+// Whether the object at a place is the dict of the fields of its class.
+bool is_instance(const Method& method, Path path, const IValue& x) {
+    const auto cls = method.classes.find(path);
+    if (cls == method.classes.end() || !x.isGenericDict()) return false;
+    const auto dict = x.toGenericDict();
+    return dict.size() == cls->second.size() &&
+           std::all_of(cls->second.begin(), cls->second.end(),
+                       [&](const auto& name) { return dict.contains(name); });
+}
+
+void check_rule(const Method& method, const Rule& rule, ArgumentReader& read) {
     Objects objects;
     for (const Path path : rule.paths) objects.push_back(read(path));
+    if (rule.kind == "type" && is_instance(method, rule.paths[0], objects[0])) return;
     const auto kind = rule_kinds().find(rule.kind);
     if (kind == rule_kinds().end()) throw ProgramError("a rule of an unknown kind, " + rule.kind);
     if (kind->second.holds(rule.value, objects)) return;
@@ -565,7 +615,7 @@ std::vector<int64_t> check(const Method& method, ArgumentReader& read) {
         if (rule.kind == "expression")
             conditions.push_back(&rule);
         else
-            check_rule(rule, read);
+            check_rule(method, rule, read);
     }
     std::vector<int64_t> slots;
     for (const SizeRule& size : method.sizes) slots.push_back(value_of(size, read));
@@ -573,7 +623,7 @@ std::vector<int64_t> check(const Method& method, ArgumentReader& read) {
     if (shapes::run(method.program, method.sizes.size(), slots.data()) != shapes::Status::ok)
         throw InputError("sizes of more than 64 bits");
     for (const auto& [rule, t] : tensors) check_sizes(*rule, t, slots);
-    for (const Rule* rule : conditions) check_rule(*rule, read);
+    for (const Rule* rule : conditions) check_rule(method, *rule, read);
     return slots;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "exported/python_numbers.h"
@@ -26,7 +27,8 @@ struct Bound {
 // Binds arguments to the signature. Throws InputError.
 Bound bound(const Method& method, const Program::Arguments& arguments, const Program::Keywords& keywords);
 
-// Reads objects at places of the arguments of one call, or the state; each once.
+// Reads objects at places of the arguments of one call, or the state; each once. A tuple or dict of the fields of a class reads as
+// the dict of these fields, in the order of the class.
 class ArgumentReader {
   public:
     ArgumentReader(const Method& method, const Bound& bound, const Tensors& state,
@@ -36,10 +38,14 @@ class ArgumentReader {
     // Throws InputError if there is none.
     const c10::IValue& operator()(Path path);
 
+    // The object as it was passed, whether or not it reads as a dict of fields.
+    const c10::IValue& passed(Path path);
+
     Number number(const NumberOf& number);
 
   private:
     std::optional<c10::IValue> read(Path path);
+    c10::IValue with_fields(c10::IValue x, const Fields& fields);
     std::string text(Path path) const;
 
     const Method& method_;
@@ -47,6 +53,7 @@ class ArgumentReader {
     const Tensors& state_;
     const std::map<std::string, size_t>& names_;
     std::vector<std::optional<c10::IValue>> seen_;
+    std::vector<std::pair<c10::IValue, c10::IValue>> with_fields_;  // an argument, and the dict of its fields
 };
 
 // Checks the arguments and returns the values of the size symbols, then those of Method::program. Throws InputError for

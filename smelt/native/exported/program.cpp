@@ -66,7 +66,7 @@ class PlanCache {
         if (!program) throw ProgramError("the program has no plan for " + text(sizes));
         auto made = std::make_shared<Instance>();
         made->plan = std::make_unique<plan::Plan>(std::move(program));
-        made->plan->idle.set_budget(budget_, plan::bytes_of(*made->plan->program));
+        made->plan->set_budget(budget_);
         if (method_.gradients)
             made->spec =
                 c10::make_intrusive<ProgramSpec>(method_, *made->plan->program, sizes, slots, backwards_);
@@ -225,8 +225,8 @@ struct LoadedMethod {
 }  // namespace exported
 
 struct Program::Data {
-    explicit Data(const std::string& path)
-        : file(std::make_shared<const ProgramFile>(path)), state(file->state()) {
+    Data(const std::string& path, const std::optional<std::string>& weights)
+        : file(std::make_shared<const ProgramFile>(path)), state(file->state(weights)) {
         const exported::Tables tables = exported::read_tables(file->section("tables"));
         if (tables.methods.empty()) throw FormatError("a program without methods");
         std::set<std::string> known;
@@ -283,8 +283,16 @@ c10::IValue container(const ResultNode& node, std::vector<c10::IValue> items) {
 }  // namespace
 
 Program Program::load(const std::string& path) {
+    return load_with(path, {});
+}
+
+Program Program::load(const std::string& path, const std::string& weights) {
+    return load_with(path, weights);
+}
+
+Program Program::load_with(const std::string& path, const std::optional<std::string>& weights) {
     try {
-        return {std::make_shared<Data>(path), 0};
+        return {std::make_shared<Data>(path, weights), 0};
     } catch (const FormatError& error) {
         throw ProgramError(path + ": " + error.what());
     } catch (const ProgramError& error) {
@@ -393,7 +401,7 @@ c10::IValue Program::operator()(const Arguments& arguments, const Keywords& keyw
             made.push_back(result(std::get<size_t>(node.value)));
         } else if (node.kind == "input") {
             const size_t at = std::get<size_t>(node.value);
-            made.push_back(node.is_path ? read(at) : passed.at(at));
+            made.push_back(node.is_path ? read.passed(at) : passed.at(at));
         } else if (node.kind == "number") {
             made.push_back(boxed(read.number(std::get<NumberOf>(node.value))));
         } else {

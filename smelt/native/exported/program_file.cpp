@@ -1,52 +1,19 @@
 #include "exported/program_file.h"
 
 #include <c10/core/InferenceMode.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <cstring>
-#include <system_error>
 
 #include "exported/checksum.h"
 #include "exported/tables.h"
+#include "exported/weights_file.h"
 #include "torch.h"
 #include "values/decode.h"
 
 namespace smelt::exported {
 
 using values::FormatError;
-
-// Pages are copied when they are written.
-class Mapping {
-  public:
-    explicit Mapping(const std::string& path) {
-        const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        if (file < 0) throw std::system_error(errno, std::generic_category(), path);
-        struct stat status{};
-        int error = ::fstat(file, &status) != 0 ? errno : 0;
-        size_ = error ? 0 : static_cast<size_t>(status.st_size);
-        if (!error && size_ > 0) {
-            data_ = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
-            if (data_ == MAP_FAILED) error = errno;
-        }
-        ::close(file);
-        if (error) throw std::system_error(error, std::generic_category(), path);
-    }
-    ~Mapping() {
-        if (size_ > 0) ::munmap(data_, size_);
-    }
-    Mapping(const Mapping&) = delete;
-    Mapping& operator=(const Mapping&) = delete;
-
-    std::string_view data() const { return {static_cast<const char*>(data_), size_}; }
-
-  private:
-    void* data_ = nullptr;
-    size_t size_ = 0;
-};
 
 namespace {
 
@@ -100,14 +67,19 @@ at::Tensor viewed(const c10::Storage& storage, const Weight& w) {
 
 }  // namespace
 
-ProgramFile::ProgramFile(const std::string& path) : mapping_(std::make_shared<Mapping>(path)) {
+ProgramFile::ProgramFile(const std::string& path) : mapping_(std::make_shared<MappedFile>(path)) {
     const std::string_view data = mapping_->data();
     if (data.size() < kHeader || data.substr(0, kMagic.size()) != kMagic)
         throw FormatError("no program of smelt");
     const auto version = number<uint32_t>(data, 8), count = number<uint32_t>(data, 12);
-    if (version != kFormatVersion)
-        throw FormatError("a program of version " + std::to_string(version) + "; this smelt reads version " +
-                          std::to_string(kFormatVersion) + ": export the model again");
+    if (version > kFormatVersion)
+        throw FormatError("a program of version " + std::to_string(version) + "; this smelt reads versions " +
+                          std::to_string(kOldestFormat) + " to " + std::to_string(kFormatVersion) +
+                          ": load it with the smelt that wrote it or a newer one");
+    if (version < kOldestFormat)
+        throw FormatError("a program of version " + std::to_string(version) + "; this smelt reads versions " +
+                          std::to_string(kOldestFormat) + " to " + std::to_string(kFormatVersion) +
+                          ": export the model again");
     const auto length = number<uint64_t>(data, 16);
     if (length != data.size() || count > (data.size() - kHeader) / kEntry)
         throw FormatError(std::to_string(length) + " bytes are expected, " + std::to_string(data.size()) +
@@ -136,25 +108,54 @@ std::string_view ProgramFile::section(const std::string& name) const {
     return found->second;
 }
 
-State ProgramFile::state() const {
+namespace {
+
+// The storage of a weight in another file: the first of `names`, which are tied, that the file has.
+c10::Storage external_storage(const WeightsFile& file, const StateTable& table, const StateTable::Span& span,
+                              size_t number) {
+    const Weight* of = nullptr;
+    std::string_view data;
+    for (const Weight& w : table.weights) {
+        if (w.storage != number || !file.has(w.name)) continue;
+        const std::string_view found = file.values_of(w.name, w.dtype, w.shape);
+        if (of && found != data)
+            throw FormatError("the weights " + of->name + " and " + w.name +
+                              " are one tensor in the program, and differ in the file of weights");
+        of = &w;
+        data = found;
+    }
+    if (!of) throw FormatError("the file of weights has no " + span.external);
+    return file.storage_of(*of, data);
+}
+
+}  // namespace
+
+State ProgramFile::state(const std::optional<std::string>& other) const {
     const StateTable table = read_state(section("state"));
     const std::string_view weights = section("weights");
     if (reinterpret_cast<uintptr_t>(weights.data()) % kAlignment != 0)
         throw FormatError("weights that are not aligned");
-    std::vector<c10::Storage> storages;
-    for (const auto& [at, bytes] : table.spans) {
-        if (at > weights.size() || bytes > weights.size() - at || at % kAlignment != 0)
-            throw FormatError("a weight outside of its section");
-        auto* memory = const_cast<char*>(weights.data()) + at;
-        c10::DataPtr owned(
-            memory, new std::shared_ptr<Mapping>(mapping_),
-            [](void* kept) { delete static_cast<std::shared_ptr<Mapping>*>(kept); }, c10::Device(c10::kCPU));
-        storages.emplace_back(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                                    bytes, std::move(owned), nullptr, false));
-    }
+    const bool is_external = std::any_of(table.spans.begin(), table.spans.end(),
+                                         [](const StateTable::Span& span) { return !span.external.empty(); });
+    if (is_external && !other)
+        throw FormatError("its weights are in another file: load it with that, weights=\"...\"");
+    if (other && !is_external)
+        throw FormatError("the program holds its weights: load it without others, and call update_weights");
+    std::optional<WeightsFile> file;
+    if (other) file.emplace(*other);
     const c10::InferenceMode ordinary(false);  // later calls write these tensors, wherever they are
-    for (size_t i = 0; i < storages.size(); ++i)
-        if (!table.devices[i].is_cpu()) storages[i] = on_device(storages[i], table.devices[i]);
+    std::vector<c10::Storage> storages;
+    for (const StateTable::Span& span : table.spans) {
+        if (!span.external.empty()) {
+            storages.push_back(external_storage(*file, table, span, storages.size()));
+        } else {
+            if (span.offset > weights.size() || span.bytes > weights.size() - span.offset ||
+                span.offset % kAlignment != 0)
+                throw FormatError("a weight outside of its section");
+            storages.push_back(storage_of(mapping_, weights.substr(span.offset, span.bytes)));
+        }
+        if (!span.device.is_cpu()) storages.back() = on_device(storages.back(), span.device);
+    }
     State state;
     for (const Weight& w : table.weights) {
         if (w.storage >= storages.size()) throw FormatError("a weight that cannot be: " + w.name);

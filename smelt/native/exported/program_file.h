@@ -7,14 +7,15 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-namespace smelt::exported {
+#include "exported/mapped_file.h"
 
-class Mapping;
+namespace smelt::exported {
 
 // The tensors of the state by name, in the order of the file.
 using State = std::vector<std::pair<std::string, at::Tensor>>;
@@ -29,11 +30,12 @@ class ProgramFile {
     // Throws FormatError if it is missing.
     std::string_view section(const std::string& name) const;
 
-    // Views of the mapped weights; writes to them do not change the file.
-    State state() const;
+    // Views of the mapped weights; writes to them do not change the file. `other`: the file of weights beside the program's,
+    // for a program that was saved with one. Throws as the constructor.
+    State state(const std::optional<std::string>& other = {}) const;
 
   private:
-    std::shared_ptr<Mapping> mapping_;
+    std::shared_ptr<MappedFile> mapping_;
     std::map<std::string, std::string_view> sections_;
 };
 

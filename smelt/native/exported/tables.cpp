@@ -229,7 +229,14 @@ class MethodReader {
         if (node.kind == Kind::record && node.number == kTensorRule)
             m_.rules.emplace_back(tensor_rule(value));
         else
-            m_.rules.emplace_back(any_rule(value));
+            add_rule(any_rule(value));
+    }
+
+    void add_rule(Rule rule) {
+        if (rule.kind == "fields")  // what arguments may be instead of an instance
+            m_.classes[rule.paths.at(0)] = values::texts(rule.value);
+        else
+            m_.rules.emplace_back(std::move(rule));
     }
 
     std::vector<std::optional<size_t>> slots(const Value& value) {
@@ -431,11 +438,21 @@ StateTable state_table(const Value& value) {
                                  values::integers(f[4]), values::integer(f[5]), values::boolean(f[6])});
     }
     for (const Value& item : values::tuple(parts[1])) {
-        const Items& span = values::tuple(item);
-        if (span.size() != 2 && span.size() != 3) throw FormatError("offset, bytes and device are expected");
-        table.devices.push_back(span.size() == 2 ? c10::Device(c10::kCPU)
-                                                 : values::as<c10::Device>(span[2], "a device"));
-        table.spans.emplace_back(values::index(span[0], SIZE_MAX), values::index(span[1], SIZE_MAX));
+        const Items& parts_of = values::tuple(item);
+        StateTable::Span span;
+        const auto* name = parts_of.empty() ? nullptr : parts_of[0].get<std::string>();
+        const size_t placed = name ? 1 : 2;  // the parts that say where the bytes are
+        if (parts_of.size() != placed && parts_of.size() != placed + 1)
+            throw FormatError("a name, or offset and bytes, and a device are expected");
+        if (name) {
+            if (name->empty()) throw FormatError("a name is expected");
+            span.external = *name;
+        } else {
+            span.offset = values::index(parts_of[0], SIZE_MAX);
+            span.bytes = values::index(parts_of[1], SIZE_MAX);
+        }
+        if (parts_of.size() > placed) span.device = values::as<c10::Device>(parts_of[placed], "a device");
+        table.spans.push_back(std::move(span));
     }
     return table;
 }

@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,7 +19,7 @@
 
 namespace smelt::exported {
 
-constexpr uint32_t kFormatVersion = 3;
+constexpr uint32_t kFormatVersion = 4, kOldestFormat = 3;  // that are read
 
 // A path in the arguments of a call, as an index into Method::places.
 using Path = size_t;
@@ -120,6 +121,9 @@ struct Gradients {
     std::vector<BackwardData> backwards;
 };
 
+// The fields of a named tuple or dataclass, in order.
+using Fields = std::vector<std::string>;
+
 struct Method {
     std::string name;
     int64_t graph;
@@ -134,6 +138,7 @@ struct Method {
     std::vector<size_t> differentiated;  // inputs that may require grad
     std::optional<Gradients> gradients;
     std::vector<Place> places;
+    std::map<Path, Fields> classes;            // places of named tuples and dataclasses
     std::vector<shapes::Instruction> program;  // of sizes; the first slots are the symbols
 };
 
@@ -162,8 +167,12 @@ struct Weight {
 
 struct StateTable {
     std::vector<Weight> weights;
-    std::vector<std::pair<size_t, size_t>> spans;  // offset and bytes of each storage
-    std::vector<c10::Device> devices;              // of each storage
+    struct Span {
+        size_t offset = 0, bytes = 0;
+        std::string external;  // in another file: the name there
+        c10::Device device = c10::kCPU;
+    };
+    std::vector<Span> spans;  // of each storage
 };
 
 // All throw FormatError for data that are none.

@@ -6,7 +6,7 @@
 // weights by name, with which the program is updated first; and the result of each, or the text of its error with its class.
 // With THREADS, that many threads make all calls, and their results must be equal. WEIGHTS is a pickle of two sets of weights:
 // while the program is updated to one after the other, each thread repeats the first call, which must give the result of one of
-// the sets, and after the last update that of the last set.
+// the sets, and after the last update that of the last set. Weights beside the program are in FILE.safetensors.
 #include <smelt/program.h>
 #include <torch/serialize.h>
 
@@ -93,7 +93,9 @@ bool update_while_running(const smelt::Program& program, const c10::IValue& give
 
 int main(int argc, char** argv) {
     try {
-        const smelt::Program program = smelt::Program::load(argv[1]);
+        const std::string beside = std::string(argv[1]) + ".safetensors";
+        const bool is_beside = std::ifstream(beside).good();
+        const smelt::Program program = is_beside ? smelt::Program::load(argv[1], beside) : smelt::Program::load(argv[1]);
         const c10::IValue calls = torch::pickle_load(read(argv[2]));
         std::vector<c10::IValue> results;
         for (const c10::IValue& given : calls.toTupleRef().elements()) results.push_back(call(program, given));

@@ -75,9 +75,14 @@ class SMELT_PUBLIC Program {
     // be read.
     static Program load(const std::string& path);
 
+    // The same for a program that was saved with its weights beside it, in a file of the format safetensors, which is mapped,
+    // too. Weights are found by name; one of another dtype or shape is a ProgramError. That file has no checksums.
+    static Program load(const std::string& path, const std::string& weights);
+
     // Calls the program. Arguments are tensors, numbers, texts, None, and tuples, lists and dicts of these, as the model took
-    // them at the export. Named tuples and dataclasses in the result are dicts from field names to values. Throws InputError;
-    // ProgramError if no plan covers the sizes or a plan does not fit its program; and what operators throw.
+    // them at the export. A named tuple or dataclass is passed as a tuple of its fields in their order, or a dict with their
+    // names as keys; in the result it is such a dict, unless it is an argument, which is returned as it was passed. Throws
+    // InputError; ProgramError if no plan covers the sizes or a plan does not fit its program; and what operators throw.
     //
     // A program with gradients (gradients=True at the export) records the call for autograd: results have a history, which
     // `backward` follows, to arguments and `parameters` that require grad. Without gradients, an argument that requires grad is
@@ -112,6 +117,7 @@ class SMELT_PUBLIC Program {
 
   private:
     struct Data;
+    static Program load_with(const std::string& path, const std::optional<std::string>& weights);
     Program(std::shared_ptr<Data> data, std::size_t method) : data_(std::move(data)), method_(method) {}
 
     std::shared_ptr<Data> data_;
