@@ -242,6 +242,7 @@ def library_digest() -> bytes:
         for name, value in vars(space).items():
             kind = type(value)
             if kind is types.FunctionType:
+                value = _within(value)
                 found += name, value, value.__code__
             elif kind in _NAMED:
                 found += name, value, None
@@ -257,6 +258,13 @@ def library_digest() -> bytes:
     digest = hashlib.sha256(b"\0".join([p for name, part in parts for p in (name.encode(), part)])).digest()
     _library = found, digest
     return digest
+
+
+def _within(function: types.FunctionType) -> types.FunctionType:
+    """The function that torch wraps when torch._dynamo is imported, which `torch.cond` does."""
+    if function.__code__.co_qualname == "_disable_dynamo.<locals>.inner":
+        return vars(function).get("__wrapped__", function)  # type: ignore[no-any-return]
+    return function
 
 
 _library: tuple[list[Any], bytes] = ([], b"")

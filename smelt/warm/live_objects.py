@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -299,11 +300,21 @@ def _by_name(resolver: Resolver, module: str, qualname: str) -> object:
     return found
 
 
+def _module(name: str) -> types.ModuleType:
+    """A module. One of torch is imported, because torch imports some where a function is called, such as `torch.cond`."""
+    if name not in sys.modules and name.startswith("torch."):
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            raise Missing(str(error)) from None
+    return sys.modules[name]
+
+
 _READ: dict[str, Callable[..., object]] = {
     "root": lambda r: r._fn,
     "modules": lambda r: sys.modules,
-    "module": lambda r, name: sys.modules[name],
-    "dict": lambda r, name: vars(sys.modules[name]),
+    "module": lambda r, name: _module(name),
+    "dict": lambda r, name: vars(_module(name)),
     "name": _by_name,
     "globals": lambda r, function: r.objects[function].__globals__,
     "member": Resolver._member,

@@ -174,6 +174,11 @@ def is_smelt_scope(scope: Mapping[str, object]) -> bool:
     return COMPILED_SCOPE in scope or str(scope.get("__name__", "")).startswith("smelt.")
 
 
+def is_smelt_module(scope: Mapping[str, object]) -> bool:
+    """Whether `scope` is the globals of a smelt module, which never change: nothing guards them."""
+    return COMPILED_SCOPE not in scope and is_smelt_scope(scope)
+
+
 # A frame, the tick of its current instruction, and how the outcome of the next call becomes that instruction's result.
 CallSite = tuple[Frame, int, tuple[ResultHandler, ...]]
 

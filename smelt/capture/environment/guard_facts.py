@@ -37,6 +37,7 @@ from smelt.capture.base.value_kinds import (
     is_nan,
     is_special_name,
 )
+from smelt.capture.base.vm_frames import is_smelt_module
 from smelt.capture.environment.source_index import Sources
 from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.errors import Unsupported
@@ -251,7 +252,8 @@ class GuardFacts:
 
     def use_function(self, function: FunctionType) -> None:
         """Guard the code and the defaults of a function."""
-        if id(function) not in self._functions and not self._sources.is_created_function(function):
+        is_settled = id(function) in self._functions or is_smelt_module(function.__globals__)
+        if not is_settled and not self._sources.is_created_function(function):
             self._functions.add(id(function))
             value = (function.__code__, function.__defaults__, function.__kwdefaults__)
             self.guard("function", self._sources.const(function), value)

@@ -10,7 +10,7 @@ from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY313
 from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.value_kinds import MISSING, NULL
-from smelt.capture.base.vm_frames import Frame
+from smelt.capture.base.vm_frames import Frame, is_smelt_module
 from smelt.capture.environment import environment_mutations, wrap_values
 from smelt.capture.semantics import cells
 from smelt.capture.vm.vm import VM
@@ -55,6 +55,9 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
         return namespace[name]
     _check_not_changed_as_dict(vm, namespace)
     if name in namespace and not env.log.has_written_name(namespace, name):
+        if type(namespace[name]) is types.FunctionType and is_smelt_module(namespace):
+            env.sources.const(namespace[name])
+            return namespace[name]
         return wrap_values.wrap(env, namespace[name], env.sources.const(namespace).child("item", name))
     builtin_names = namespace.get("__builtins__", _BUILTINS)
     builtin_names = builtin_names if isinstance(builtin_names, dict) else vars(builtin_names)
@@ -62,7 +65,7 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
         # a function uses the builtins that its module had when the function was created
         raise unsupported("a module with __builtins__ of its own", UNSUPPORTED_OBJECT)
     # otherwise the trace has deleted the name or created the namespace
-    if not created and not env.log.has_written_name(namespace, name):
+    if not (created or is_smelt_module(namespace) or env.log.has_written_name(namespace, name)):
         env.facts.guard("contains", env.sources.const(namespace), (name, False), key=name)
     if builtin_names is not _BUILTINS and id(builtin_names) not in env.sources:  # created by the trace
         return _read_created(builtin_names, name)
