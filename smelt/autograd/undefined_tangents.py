@@ -1,10 +1,11 @@
 """The backward for undefined tangents, which are zero: nothing is computed from them.
 
-Autograd passes an undefined tangent to a node for an output that was not differentiated. Zeros propagate through
-operators that are linear in them; where both operands of a sum are zero, or one factor of a product, the result is. A
-gradient that stays zero to the end is None, as eager's would be; infinite other factors make no difference, as eager
-computes nothing from undefined gradients either. Zeros computed from a defined tangent, as for an overwritten value,
-are a gradient: added to an undefined one they stay one. Any other operator reads a tensor of zeros.
+Autograd passes an undefined tangent to a node for an output that was not differentiated. What depends on no other tangent
+is zero: gradients are linear in tangents, and eager's nodes compute nothing from undefined gradients, whatever operators
+their formulas use. Where other operands depend on defined tangents, zeros propagate through operators that are linear in
+them. A gradient that stays zero to the end is None, as eager's would be; infinite other factors make no difference. Zeros
+computed from a defined tangent, as for an overwritten value, are a gradient: added to an undefined one they stay one. Any
+other operator reads a tensor of zeros.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from smelt.autograd.recompute_classes import class_of
 from smelt.autograd.recompute_formulas import layout
 from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_passes import eliminate_dead, extract, has_effect, stays_in_backward
@@ -20,6 +22,7 @@ from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import make_spec
 from smelt.ops.linearity import is_zero_constant, linear_in
 from smelt.ops.node_builders import FULL, MUL
+from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import row
 from smelt.ops.result_specs import result_spec
 from smelt.ops.symbolic_rules import STRIDED
@@ -90,7 +93,11 @@ class _Zeros(GraphRewriter):
     def _simplified(self, node: Node) -> Node | None:
         if node.target is operator.getitem:
             return None
-        if has_effect(node) or not isinstance(node.target, OpOverload):
+        if has_effect(node):
+            return self.copy(node, self._tensor)
+        if self.defined.isdisjoint(argument_nodes(node)) and class_of(node) is not Class.CREATION:
+            return None
+        if not isinstance(node.target, OpOverload):
             return self.copy(node, self._tensor)
         if row(node.target).on_numbers in _SIGNS and not self.defined.isdisjoint(argument_nodes(node)):
             return self._other_operand(node) or self.copy(node, self._tensor)

@@ -216,16 +216,46 @@ def test_gradients_that_stay_zero_are_none_and_cost_nothing():
 def test_materialized_zeros_have_the_recorded_strides(stride):
     spec = TensorSpec((3, 4), stride, torch.float32, torch.device("cpu"))
     tangent = Node("placeholder", "tangents_1", (), {}, "tangents_1", spec)
+    other = Node("placeholder", "tangents_2", (), {}, "tangents_2", spec)
     seen = Node("call_function", aten.as_strided.default, (tangent, [2], [stride[1]], 0), {}, "seen", None)
-    exp = Node("call_function", aten.exp.default, (tangent,), {}, "exp", spec)
+    larger = Node("call_function", aten.maximum.default, (tangent, other), {}, "larger", spec)
     graph = Graph("aten")
-    graph.nodes = [tangent, seen, exp, Node("output", "output", ((exp, seen),), {}, "output")]
+    graph.nodes = [tangent, other, seen, larger, Node("output", "output", ((larger, seen),), {}, "output")]
     without = undefined_tangents.without_tangents(graph, frozenset({0}))
     verify(without)
-    (made,) = (n for n in without if n.op == "call_function" and n.spec.stride == stride and n.name != "exp")
+    (made,) = (
+        n for n in without if n.op == "call_function" and n.spec.stride == stride and n.name != "larger"
+    )
     assert made.spec == spec
-    exps, nothing = GraphFunction(without)()
-    assert torch.equal(exps, torch.ones(3, 4)) and nothing is None
+    found, nothing = GraphFunction(without)(torch.full((3, 4), -1.0))
+    assert torch.equal(found, torch.zeros(3, 4)) and nothing is None
+
+
+HEADS = {
+    "cholesky": lambda z: torch.linalg.cholesky(z @ z.T + torch.eye(3)),
+    "fft": lambda z: torch.fft.fft2(z).real,
+    "svd": lambda z: torch.linalg.svdvals(z),
+    "put": lambda z: z.put(torch.tensor([1, 2]), torch.ones(2)),
+    "logcumsumexp": lambda z: z.logcumsumexp(0),
+    "scatter_reduce": lambda z: z.scatter_reduce(0, torch.zeros(1, 3, dtype=torch.int64), z[:1], "mean"),
+    "xlogy": lambda z: z.exp().xlogy(2 + z.abs()),
+    "cond": lambda z: torch.cond(z.sum() > 0, lambda z: (z @ z).sin(), lambda z: (z @ z).cos(), (z,)),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_result_that_is_not_differentiated_gives_no_gradient(head) -> None:
+    """Whatever operators its formulas use; and its history may have been freed."""
+    y, z = torch.randn(3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+    leaf, z_before = z, z * 2
+    z_before.sum().backward(retain_graph=False)
+    leaf.grad = None
+    a, _ = smelt.compile(lambda y, z: (y * 2, HEADS[head](z)))(y, z_before)
+    a.sum().backward()
+    assert leaf.grad is None and torch.equal(y.grad, torch.full((3,), 2.0))
+    a, _ = smelt.compile(lambda y, z: (y * 2, HEADS[head](z)))(y, leaf)
+    a.sum().backward()
+    assert leaf.grad is None
 
 
 def test_a_value_zero_for_each_tangent_alone_is_computed_for_both() -> None:
