@@ -197,6 +197,14 @@ get_inplace_requires_grad_allowed = _needed(
 set_inplace_requires_grad_allowed = _needed(
     lambda: torch._C._functorch.set_inplace_requires_grad_allowed, "inputs are made inside a transform"
 )
+functions_allowed_in_transforms = _needed(
+    lambda: torch._C._functorch.get_single_level_autograd_function_allowed,
+    "inputs with a history are made inside a transform",
+)
+set_functions_allowed_in_transforms = _needed(
+    lambda: torch._C._functorch.set_single_level_autograd_function_allowed,
+    "inputs with a history are made inside a transform",
+)
 # What leaves the innermost transform, by its kind. One by one: `pop_dynamic_layer_stack_and_undo_to_depth` of torch 2.11
 # leaves two levels for each.
 LEAVE_TRANSFORM: dict[object, Callable[[], object]] = {

@@ -232,6 +232,17 @@ def grad_of_a_lambda():
 
 
 @program(graphs=1)
+def a_tensor_with_a_history_is_first_read_inside_transforms():
+    holder = {"weight": torch.randn(3, requires_grad=True) * 2}
+
+    def fn(x):
+        rows = torch.vmap(lambda row: row * holder["weight"])(x)
+        return rows, torch.func.grad(lambda y: (y * holder["weight"]).sum())(x)
+
+    return fn, [(rand(2, 3),), (rand(2, 3),), (rand(2, 3),)]
+
+
+@program(graphs=1)
 def grad_with_argnums():
     def fn(x, y):
         return torch.func.grad(lambda a, b: (a * b.sin()).sum(), argnums=(0, 1))(x, y)

@@ -29,8 +29,11 @@ from smelt.torch_private import (
     OpOverloadPacket,
     disabled_torch_function_impl,
     forward_mode_level,
+    functions_allowed_in_transforms,
     len_torch_dispatch_stack,
     make_subclass,
+    maybe_current_level,
+    set_functions_allowed_in_transforms,
 )
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES, is_plain_subclass
 from smelt.tracing.record.call_arguments import Args
@@ -214,11 +217,18 @@ class _History(torch.autograd.Function):
 
 
 def with_history(fake: FakeTensor) -> FakeTensor:
-    """The fake, requiring grad as the result of a computation. Call it with the recording modes disabled."""
+    """The fake, requiring grad as the result of a computation. Call it with the recording modes disabled, and transforms of
+    torch.func: torch forbids such functions while one is open, also beneath it."""
     with torch.inference_mode(False), torch.enable_grad():
         source = torch.empty(0, device="meta", requires_grad=True)
-        result: FakeTensor = _History.apply(source, [fake])  # type: ignore[no-untyped-call]
-        return result
+        if maybe_current_level() is None:
+            return _History.apply(source, [fake])  # type: ignore[no-any-return, no-untyped-call]
+        allowed = functions_allowed_in_transforms()
+        set_functions_allowed_in_transforms(True)
+        try:
+            return super(torch.autograd.Function, _History).apply(source, [fake])  # type: ignore[no-any-return]
+        finally:
+            set_functions_allowed_in_transforms(allowed)
 
 
 # Attribute of a meta storage: another meta storage for the same real memory.
