@@ -7,6 +7,7 @@ memory. Constants of more than 64 elements are not printed; the text reads them 
 from __future__ import annotations
 
 import builtins
+import keyword
 import linecache
 import math
 import operator
@@ -166,6 +167,9 @@ def _index_text(index: Any, names: dict[str, Any]) -> str:
 def target_text(target: Any, names: dict[str, Any]) -> str:
     """An expression for a function; a function that no known module holds gets an entry in `names`."""
     if isinstance(target, (OpOverload, OpOverloadPacket)):
+        packet, _, overload = str(target).rpartition(".")
+        if keyword.iskeyword(overload):  # aten.random.from
+            return f"getattr(torch.ops.{packet}, {overload!r})"
         return f"torch.ops.{target}"
     name = getattr(target, "__name__", "")
     for namespace, module in _NAMESPACES:

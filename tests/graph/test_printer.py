@@ -35,6 +35,13 @@ def test_code_runs(level):
     assert len(run(graph, inputs)) == 3
 
 
+def test_an_overload_whose_name_is_a_keyword():
+    _, traced = trace(lambda x: x.random_(2, 3), [torch.empty(4)])
+    x = torch.zeros(4)
+    GraphFunction(traced.aten_graph)(x)
+    assert torch.equal(x, torch.full((4,), 2.0))
+
+
 def test_lines_are_comments():
     _, traced = trace(lambda x: x + 1, [torch.randn(2)])
     traced.torch_graph.nodes[1].line = Line("model.py", 12, "forward")
