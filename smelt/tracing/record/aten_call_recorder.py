@@ -204,11 +204,7 @@ class AtenCallRecorder:
             raise self.call.unsupported(UNSUPPORTED_OBJECT, str(error)) from error
 
     def _check_writable(self, info: Effects, args: Args, kwargs: Kwargs) -> None:
-        """Raise eager's error for an in-place update of an inference tensor, and Unsupported for writes that autograd
-        refuses."""
-        target = args[0] if args else None
-        if type(target) is FakeTensor and target.is_inference() and not torch.is_inference_mode_enabled():
-            raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed.")
+        """Raise Unsupported for writes that autograd refuses."""
         arguments = fakes_in([*args, *kwargs.values()])
         differentiated = torch.is_grad_enabled() and any(f.requires_grad for f in arguments)
         for written in _mutated_arguments(info, args, kwargs):
