@@ -945,3 +945,15 @@ def test_hooks_on_saved_tensors_of_two_results():
         return [t.grad for t in leaves]
 
     torch.testing.assert_close(gradients(smelt.compile(fn)), gradients(fn))
+
+
+def test_a_view_without_gradients_is_written_before_it():
+    """Autograd refuses to say what the history of such a view is."""
+
+    def fn(x, p):
+        x[1:].mul_(2)
+        p.data = p.data * 2
+        return p.sum()
+
+    with torch.no_grad():
+        same_as_eager(fn, lambda: (leaf(3, 3), leaf(3)), graphs=None)

@@ -230,3 +230,22 @@ def test_a_text_that_shows_a_size_does_not_specialize_it() -> None:
         raised = observe(compiled, (torch.ones(n),), 0), observe(program, (torch.ones(n),), 0)
         assert str(raised[0].error) == str(raised[1].error)
     assert len(entries(compiled)) == 2
+
+
+@pytest.mark.parametrize("value", [True, False, 1])
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_flag_that_eager_does_not_set(value: object, is_leaf: bool) -> None:
+    """`requires_grad = value` raises for a tensor that is no leaf, also if nothing changes, and for other values."""
+
+    def assign(x: torch.Tensor) -> bool:
+        x.requires_grad = value  # type: ignore[assignment]
+        return x.requires_grad
+
+    def outcome(fn: Program) -> Any:
+        x = torch.ones(2, requires_grad=True)
+        try:
+            return fn(x if is_leaf else x * 1)
+        except (RuntimeError, TypeError) as error:
+            return type(error), str(error)
+
+    assert outcome(smelt.compile(assign)) == outcome(assign)

@@ -100,9 +100,17 @@ def _check_rebindable(vm: VM, tensor: FakeTensor, value: FakeTensor) -> None:
             or trace.inputs.sets_requires_grad(tensor)
             or (id(tensor) not in rebound and tensor.storage_key in trace.writes.storages)
             or (vm.env.log.is_set_on_tensor(tensor, "grad") and tensor.spec != value.spec)
-            or (tensor.requires_grad and (not tensor.is_leaf or any(f.grad_fn is not None for f in computed)))
+            or (tensor.requires_grad and (not tensor.is_leaf or any(map(_has_history, computed))))
         ):
             raise unsupported("the data of a tensor is set", UNSUPPORTED_EFFECT)
+
+
+def _has_history(fake: FakeTensor) -> bool:
+    """Whether `fake` has a history; True for a view of which autograd does not know it."""
+    try:
+        return fake.grad_fn is not None
+    except RuntimeError:
+        return True
 
 
 def _assign_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
@@ -133,7 +141,9 @@ def check_counters(vm: VM, fakes: Iterable[FakeTensor]) -> None:
 
 
 def set_flag(vm: VM, tensor: FakeTensor, value: object) -> None:
-    """`tensor.requires_grad = value`."""
+    """`tensor.requires_grad = value`. Unlike the method, it accepts leaves only, and no other value than a bool."""
+    if not tensor.is_leaf or type(value) is not bool:
+        tensor.requires_grad = value  # type: ignore[assignment] # raises eager's error
     set_requires_grad(vm, tensor, value)
 
 
