@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -118,6 +119,53 @@ def test_a_result_beside_one_that_another_is_computed_from(compile):
     other.sum().backward()
     z.sum().backward()
     return gradients(x, w), raised(y.sum().backward)
+
+
+@both()
+@pytest.mark.parametrize("retain", [False, True])
+def test_a_gradient_that_ends_at_a_result_frees_nothing_before_it(compile, retain):
+    """Eager's engine does not run what the result itself was computed from."""
+
+    def f(x, w):
+        h = (x * w).exp()
+        return h, h.sin(), h.cos()
+
+    x, w = leaf(3), leaf(3)
+    h, u, v = compile(f)(x, w)
+    (seen,) = torch.autograd.grad(u.sum(), h, retain_graph=retain)
+    again = raised(lambda: torch.autograd.grad(u.sum(), h))
+    v.sum().backward()
+    return seen, again, gradients(x, w), raised(h.sum().backward), raised(v.sum().backward)
+
+
+@both()
+def test_a_penalty_of_the_logits_before_the_loss(compile):
+    body, head, x = nn.Linear(3, 3), nn.Linear(3, 2), leaf(4, 3)
+
+    def f(x):
+        hidden = body(x).tanh()
+        logits = head(hidden)
+        return hidden, logits, torch.nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.int64))
+
+    hidden, logits, loss = compile(f)(x)
+    (by_hidden,) = torch.autograd.grad(logits.sum(), hidden)
+    later = raised((loss + by_hidden.sum()).backward)
+    hidden.sum().backward()
+    return by_hidden, later, every_gradient(body, head), gradients(x)
+
+
+@both()
+def test_a_written_input_between_two_results(compile):
+    def f(z, w):
+        z.mul_(w)
+        return z.cos(), (z * w).sum()
+
+    a, w = leaf(3), leaf(3)
+    z = a * 1.5
+    u, v = compile(f)(z, w)
+    (seen,) = torch.autograd.grad(v, z)
+    u.sum().backward()
+    return seen, gradients(a, w), raised(z.sum().backward)
 
 
 @both()

@@ -107,7 +107,8 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         raise refuse("a gradient is not a tensor of the trace")
     calls = () if autograd.custom is None else tuple(autograd.custom.called)
     reads_saved = () if autograd.custom is None else autograd.custom.reads_saved
-    conflicts = shared_saves(nodes, outside, reads_saved)
+    cut_edges = {(candidates[i].grad_fn, candidates[i].output_nr) for i in cuts}
+    conflicts = shared_saves(nodes, outside, reads_saved, cut_edges)
     return RecordedBackward(
         values,
         results,

@@ -13,18 +13,19 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from smelt.torch_private import NODES_IN_C, DisableTorchDispatch, DisableTorchFunction, OpOverload
-from smelt.tracing.backward.autograd_graph import topological_order
+from smelt.tracing.backward.autograd_graph import Edge, topological_order
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
 
 _MOST_OVERLOADS = 10
 
 
 def shared_saves(
-    results: Sequence[Any], outside: Iterable[Any], reads_saved: Collection[Any]
+    results: Sequence[Any], outside: Iterable[Any], reads_saved: Collection[Any], cuts: Collection[Edge]
 ) -> tuple[tuple[int, ...], ...]:
     """For each of `results` (autograd nodes): those whose gradients pass the same node that saves something, in
-    ascending order, including itself if it passes any. Nodes beyond `outside` do not count. A node of a user's
-    function counts if it is in `reads_saved`: if its backward reads what it saved."""
+    ascending order, including itself if it passes any. Nodes beyond `outside` do not count, nor those beyond the results
+    `cuts`, which raise by themselves. A node of a user's function counts if it is in `reads_saved`: if its backward reads
+    what it saved."""
     order = topological_order(results, frozenset(outside))
     reached_from = dict.fromkeys(order, 0)  # bit k: reachable from result k
     for k, node in enumerate(results):
@@ -33,9 +34,9 @@ def shared_saves(
     shared = [0] * len(results)
     groups = set()
     for node in order:
-        for following, _ in node.next_functions:
-            if following in reached_from:
-                reached_from[following] |= reached_from[node]
+        for edge in node.next_functions:
+            if edge[0] in reached_from and edge not in cuts:
+                reached_from[edge[0]] |= reached_from[node]
         kind: Any = type(node)
         if node in reads_saved if hasattr(kind, "_forward_cls") else _kind_saves(kind):
             groups.add(reached_from[node])
