@@ -198,8 +198,9 @@ WRONG_CARRIES = {  # the step of a scan, initial values, rows, dimension
 }
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("name", WRONG_CARRIES)
-def test_a_scan_that_changes_its_carry_raises_as_in_eager(name):
+def test_a_scan_that_changes_its_carry_raises_as_in_eager(name, fullgraph):
     step, start, rows, dim = WRONG_CARRIES[name]
 
     def fn(start, rows):
@@ -209,7 +210,7 @@ def test_a_scan_that_changes_its_carry_raises_as_in_eager(name):
     with pytest.raises(Exception) as eager:
         fn(start, rows)
     with pytest.raises(type(eager.value)) as found:
-        smelt.compile(fn)(start, rows)
+        smelt.compile(fn, fullgraph=fullgraph)(start, rows)
     assert str(found.value).splitlines()[0] == str(eager.value).splitlines()[0]
 
 
@@ -219,8 +220,9 @@ def test_a_loop_that_changes_its_values_raises_as_in_eager():
 
     with pytest.raises(Exception) as eager:
         double(torch.ones(2))
-    with pytest.raises(type(eager.value)):
-        smelt.compile(double)(torch.ones(2))
+    for fullgraph in (False, True):
+        with pytest.raises(type(eager.value)):
+            smelt.compile(double, fullgraph=fullgraph)(torch.ones(2))
 
 
 def in_a_dictionary(x):

@@ -74,6 +74,7 @@ from smelt.errors import (
     BackendError,
     MarkedSizeError,
     NeedsFixedSize,
+    RefusedOperator,
     SmeltError,
     Unsupported,
     VerificationError,
@@ -534,6 +535,8 @@ class FrameCompiler:
             return False
         if _user_wants_raised(error, self.config):
             raise error
+        if isinstance(error, RefusedOperator) and self.fullgraph:
+            return functools.partial(self._handle_missing_refusal, fn, error)
         return self._fall_back(fn, reason_for(error), error)
 
     def _failure_callback(self, fn: FunctionType) -> Callable[[Exception], None]:
@@ -590,6 +593,10 @@ class FrameCompiler:
             return
         detail = f"capture raised {summary(error.error)}, the function itself did not"
         self._fall_back(fn, Reason(INTERNAL, detail, error.line), error)
+
+    def _handle_missing_refusal(self, fn: FunctionType, error: RefusedOperator) -> None:
+        """Handle an eager run in which torch's compiler did not refuse the operator, so that the user gets no error of it."""
+        self._fall_back(fn, error.reason, error)
 
     def _record_race(self, fn: FunctionType, error: BaseException) -> None:
         """Record that other threads may have changed guarded state. The next call is captured, up to a limit."""
