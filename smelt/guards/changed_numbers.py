@@ -1,43 +1,76 @@
 """The numbers, texts, functions and sizes that changed between two calls: the next capture makes them symbolic, or guards
-functions by their code."""
+functions by their code. Other immutable objects that changed are opaque to it (`capture/proxies/opaque_proxy.py`)."""
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import enum
 from collections.abc import Iterable, Mapping, Sequence
-from types import FunctionType, MappingProxyType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodWrapperType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
+from smelt._native import isinstance
 from smelt.guards.guard import Guard
 from smelt.guards.leaf_equality import same_leaf
 from smelt.guards.read_source import Missing, Reader
 from smelt.guards.source import Source
 from smelt.guards.tensor_facts import TensorFacts, tensor_facts
+from smelt.tracing.symbolic.numpy_numbers import PROXY_OF
 
 Path = tuple[object, ...]  # `Source.path`
-_HOLD_NUMBERS = (int, float, str, tuple, torch.Size, slice)
 SLICE_PARTS = ("start", "stop", "step")
+
+_OPAQUE = frozenset({
+    bytes, complex, range, slice, tuple, frozenset, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.finfo, torch.iinfo, np.ndarray, MethodWrapperType,
+})  # fmt: skip
+_OPAQUE_BASES = (np.generic, enum.Enum, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta)
+_COUNTS = frozenset(("len", "keys"))  # kinds of guards of the items of a tuple or frozenset
+
+
+def may_be_opaque(value: object) -> bool:
+    """Whether a program that only passes `value` on depends on its class alone. Numbers of 64 bits and strings have
+    symbolic forms instead."""
+    if type(value) is int:
+        return value.bit_length() > 63
+    if type(value) is BuiltinFunctionType:  # a function of a module may read the frame that calls it
+        return value.__self__ is not None and not isinstance(value.__self__, (type, ModuleType))
+    return type(value) in _OPAQUE or (isinstance(value, _OPAQUE_BASES) and type(value) not in PROXY_OF)
 
 
 def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Path]:
-    """Paths of the sources whose int, float or text is guarded to be constant, but has another value of the same type, and
-    of those that have another nested function."""
+    """Paths of the sources whose value is guarded to be constant, but is another of the same type, and of those that have
+    another nested function."""
     read = Reader(slots)
     found = set()
     for guard in guards:
-        is_constant = guard.kind.is_constant and type(guard.value) in _HOLD_NUMBERS
-        if guard.source is None or not (is_constant or guard.kind.is_identity):
+        kind = guard.kind
+        if guard.source is None or not (kind.is_constant or kind.is_identity or kind.name in _COUNTS):
             continue
         try:
             now = read(guard.source)
         except Missing:
             continue
-        if is_constant:
-            found |= _changed(guard.source, guard.value, now)
-        elif type(now) is FunctionType and now is not guard.value and is_nested(now):
+        if kind.is_constant:
+            changed = _changed(guard.source, guard.value, now)
+            found |= changed | _owner(guard.source) if changed else changed
+        elif kind.is_identity:
+            if now is not guard.value and _may_be_another(now, guard.value):
+                found.add(guard.source.path)
+        elif type(now) in (tuple, frozenset) and not kind.holds(guard.source, guard.value, read):
             found.add(guard.source.path)
     return found
+
+
+def _may_be_another(now: object, then: object) -> bool:
+    """Whether `now`, in place of an object that is guarded by identity, may have another guard."""
+    if type(now) is FunctionType:
+        return is_nested(now)
+    return type(now) is type(then) and may_be_opaque(now)
 
 
 def is_nested(function: FunctionType) -> bool:
@@ -48,14 +81,30 @@ def is_nested(function: FunctionType) -> bool:
 def _changed(source: Source, then: Any, now: Any) -> set[Path]:
     if type(now) is not type(then):
         return set()
+    parts: list[tuple[Source, Any, Any]] = []
     if type(then) in (tuple, torch.Size) and len(then) == len(now):
-        return {p for i, (a, b) in enumerate(zip(then, now)) for p in _changed(source.child("item", i), a, b)}
-    if type(then) is slice:
-        parts = (
+        parts = [(source.child("item", i), a, b) for i, (a, b) in enumerate(zip(then, now))]
+    elif type(then) is slice:
+        parts = [
             (source.child("member", name), getattr(then, name), getattr(now, name)) for name in SLICE_PARTS
-        )
+        ]
+    if parts and all(type(a) is type(b) for _, a, b in parts):
         return {path for part, a, b in parts for path in _changed(part, a, b)}
-    return {source.path} if type(then) in (int, float, str) and not same_leaf(then, now) else set()
+    if type(then) is bool or then is None or same_leaf(then, now):
+        return set()
+    return {source.path}
+
+
+def _owner(part: Source) -> set[Path]:
+    """The path of the object of which a guard compares the part at `part`, if it may be opaque as a whole."""
+    at = part.base if part.kind == "call" else part
+    if at is None or at.base is None or at.kind != "member" or at.key not in _OWN_PARTS:
+        return set()
+    return {at.base.path}
+
+
+# What guards compare of a NumPy scalar or array, and of a bound C method.
+_OWN_PARTS = frozenset(("item", "shape", "strides", "__self__"))
 
 
 def changed_sizes(

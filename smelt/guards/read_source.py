@@ -114,7 +114,7 @@ ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "script": _script,
     "call": _call,
 }
-FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
+FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)
 
 
 class Reader:

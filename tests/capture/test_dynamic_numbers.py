@@ -92,7 +92,7 @@ SCHEDULES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_two_entries_accept_a_hundred_calls(name: str) -> None:
     compiled = check(SCHEDULES[name], [(X, n) for n in range(1, 101)])
-    assert len(entries(compiled)) == 2
+    assert len(entries(compiled)) == (1 if name == "unused" else 2)
 
 
 def test_dynamic_numbers_are_generalized_together() -> None:

@@ -150,7 +150,7 @@ def is_interned(constant: object) -> bool:
     """Whether CPython has a single object for all constants equal to this one."""
     if type(constant) is int:
         return -5 <= constant <= 256
-    if isinstance(constant, (str, bytes, tuple)):
+    if isinstance(constant, (str, bytes, tuple)) and type(constant) is not torch.Size:
         return len(constant) == 0 or (len(constant) == 1 and not isinstance(constant, tuple))
     return type(constant) in _SHARED_TYPES
 

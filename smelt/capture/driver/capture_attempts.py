@@ -140,7 +140,8 @@ class FailedAttempt:
     """Why an attempt created no entry, and facts about its symbolic numbers.
 
     `used_symbols`: there were symbolic numbers, which may be the cause.
-    `texts`: the paths of strings that change from call to call.
+    `unread`: the paths of strings and other objects that change from call to call, whose values are not guarded. `read`: of
+    these, the ones that the error is about, if known.
     `formatted_numbers`, `formatted_sizes`: the paths of symbolic numbers and sizes that the program formatted into text.
     `counts`: the paths of the step counts that were read.
     `selecting`: both branches of a condition were running.
@@ -164,7 +165,8 @@ class FailedAttempt:
     derived: frozenset[tuple[Path, Size]] = frozenset()
     used_unbacked: bool = False
     formatted_sizes: frozenset[frozenset[Path]] = frozenset()
-    texts: frozenset[Path] = frozenset()
+    unread: frozenset[Path] = frozenset()
+    read: frozenset[Path] = frozenset()
 
 
 # ---------------------------------------------------------------------------------------------------- retry rules
@@ -203,11 +205,17 @@ def _rule(
     return add
 
 
+_MOST_GUARDED = 4
+
+
 @_rule(Exception)
-def _guard_texts(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """The program may have read a string that changes from call to call, so its characters are guarded. Does not persist:
-    the next capture may not read it."""
-    retry = replace(attempt, symbolic=attempt.symbolic - (failed.texts - attempt.unguarded))
+def _guard_read_values(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The program may have read a string or another object that changes from call to call, so its value is guarded; after
+    some attempts, or where it is not known which, the values of all. Does not persist: the next capture may not read it."""
+    read = failed.read - attempt.unguarded
+    if not read or len(start.symbolic - attempt.symbolic) >= _MOST_GUARDED:
+        read = failed.unread - attempt.unguarded
+    retry = replace(attempt, symbolic=attempt.symbolic - read)
     return retry if retry != attempt else None
 
 

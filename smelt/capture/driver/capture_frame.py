@@ -32,9 +32,11 @@ from smelt.capture.environment.symbolic_size_policy import Path, Range
 from smelt.capture.graph_breaks import finalizers, graph_break
 from smelt.capture.graph_breaks.frame_exits import FrameExit, Return
 from smelt.capture.graph_breaks.graph_break import Break
+from smelt.capture.graph_breaks.live_locals import used_slots
 from smelt.capture.graph_breaks.resume_functions import OriginalCode
 from smelt.capture.interpreter.interpreter import Interpreter, Stopped
-from smelt.capture.proxies.text_proxy import Unreadable
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
+from smelt.capture.proxies.text_proxy import TextProxy, Unreadable
 from smelt.capture.reconstruction.reconstruction_order import collect_fakes, find_reachable
 from smelt.capture.semantics import cells
 from smelt.capture.semantics.calls import lru_caches
@@ -128,10 +130,8 @@ def capture_frame(
                 e = _unbacked_error(vm, e)
             if isinstance(e, Unsupported):
                 vm.locate(e)
-                changing = [s.source for s in _text_sources(vm) if s.path in attempt.unguarded]
-                if isinstance(e, Unreadable) and changing:
-                    detail = f"characters of text with {' or '.join(changing)} in it, which differs from call to call"
-                    e.reason = replace(e.reason, kind=CHANGING_VALUE, detail=detail)
+                if isinstance(e, Unreadable):
+                    e.reason = _changing_value(vm, e, attempt.unguarded) or e.reason
                 e.__traceback__ = None  # its frames would keep the call's arguments alive
             return _failed(vm, e)
         finally:
@@ -193,10 +193,28 @@ def _unbacked_symbols(vm: VM, number: int | None) -> Symbols:
     return symbols
 
 
-def _text_sources(vm: VM) -> list[Source]:
-    """The sources of symbolic strings, and of numbers in the text of others."""
+def _changing_value(vm: VM, error: Unreadable, unguarded: frozenset[Path]) -> Reason | None:
+    """The reason of an error about an unguarded object, or about a string that shows unguarded strings or numbers."""
+    opaque = [s.source for s in _read_sources(vm, error) if type(vm.env.wrapped.unread[s]) is OpaqueProxy]
     numbers = sorted(vm.assumptions.formatted_numbers, key=lambda source: source.source)
-    return [*vm.env.wrapped.texts, *numbers]
+    changing = [s.source for s in (*vm.env.wrapped.unread, *numbers) if s.path in unguarded]
+    if not changing:
+        return None
+    detail = f"characters of text with {' or '.join(changing)} in it, which differs from call to call"
+    if opaque:
+        detail = f"the value of {' or '.join(opaque)}"
+    return replace(error.reason, kind=CHANGING_VALUE, detail=detail)
+
+
+def _read_sources(vm: VM, error: Exception) -> list[Source]:
+    """The sources of the strings and objects that change and that the program read, as far as `error` knows them."""
+    pending = list(error.values) if isinstance(error, Unreadable) else []
+    values: list[object] = []
+    for value in pending:
+        values.append(value)
+        if type(value) is TextProxy:
+            pending += value.args
+    return [source for source, proxy in vm.env.wrapped.unread.items() if any(v is proxy for v in values)]
 
 
 def _failed(vm: VM, error: Exception) -> FailedAttempt:
@@ -210,7 +228,8 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         marked=vm.assumptions.marked_depth > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
         formatted_numbers=frozenset(source.path for source in vm.assumptions.formatted_numbers),
-        texts=frozenset(source.path for source in vm.env.wrapped.texts),
+        unread=frozenset(source.path for source in vm.env.wrapped.unread),
+        read=frozenset(source.path for source in _read_sources(vm, error)),
         formatted_sizes=vm.env.sizes.paths_of(vm.assumptions.formatted_sizes),
         counts=frozenset(source.path for source in vm.env.numbers.unguarded),
         sizes=needed_sizes(vm.env, error),
@@ -296,8 +315,10 @@ def _capture(
             for i, name in enumerate(code.local_names[: len(slots)])
         ]
         env.sizes.begin(roots, slots)
+        used = used_slots(code, fn.__code__)
         for i in env.sizes.symbol_sources.policy.argument_order(len(slots)):
-            frame.locals[i] = wrap_values.wrap(env, slots[i], roots[i])
+            if i in used:
+                frame.locals[i] = wrap_values.wrap(env, slots[i], roots[i])
         try:
             frame_exit = _run_root(vm, frame, stop)
             _check_exit(vm, frame_exit)

@@ -30,7 +30,8 @@ from smelt.capture.environment import wrap_values
 from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.overlay import of_same_class
 from smelt.capture.environment.wrap_values import guard_elements
-from smelt.capture.proxies.text_proxy import TextProxy
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
+from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -86,7 +87,7 @@ def _with_numbers(env: Environment, container: list[object]) -> list[object] | N
     if not wrap_values.has_dynamic_numbers(env, source):
         return None
     wrapped = [wrap_values.wrap(env, v, source.child("item", i)) for i, v in enumerate(container)]
-    if any(type(w) is TextProxy for w in wrapped):
+    if any(type(w) is TextProxy or type(w) is OpaqueProxy for w in wrapped):
         return None
     env.facts.guard("len", source, len(wrapped))
     env.native_views.numbers[id(container)] = wrapped
@@ -149,6 +150,8 @@ def _fix_all(env: Environment, wrapped: Iterable[object], values: Sequence[objec
 
 def _fixed(env: Environment, wrapped: object, value: object) -> object:
     """The VM's value `wrapped` for native code that reads `value` itself: numbers are specialized, characters guarded."""
+    if type(wrapped) is OpaqueProxy:
+        raise unreadable("native code reads an object that changes", wrapped)
     if type(wrapped) is not TextProxy:
         return without_proxies(specialize(wrapped), depth=0)
     env.facts.guard("eq", env.sources[id(wrapped)], value)
@@ -157,7 +160,7 @@ def _fixed(env: Environment, wrapped: object, value: object) -> object:
 
 def _guard_texts(env: Environment, wrapped: object, value: object) -> None:
     """Guard the characters of strings in nested tuples. Numbers in them stay symbolic."""
-    if type(wrapped) is TextProxy:
+    if type(wrapped) is TextProxy or type(wrapped) is OpaqueProxy:
         _fixed(env, wrapped, value)
     elif wrapped is not value and isinstance(value, tuple):
         for w, v in zip(tuple.__iter__(cast("tuple[object, ...]", wrapped)), tuple.__iter__(value)):

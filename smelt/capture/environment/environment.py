@@ -19,6 +19,7 @@ from smelt.capture.environment.mutation_log import MutationLog
 from smelt.capture.environment.overlay import Overlay
 from smelt.capture.environment.source_index import Sources
 from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.graph.ir import Line
 from smelt.guards.source import Source
@@ -66,9 +67,15 @@ class WrappedObjects:
     nested: dict[int, torch.Tensor] = field(default_factory=dict)
     ragged_sizes: dict[int, torch.Tensor] = field(default_factory=dict)  # the tensors that they belong to
     tuples: dict[int, Any] = field(default_factory=dict)  # the copy of a tuple with fakes in place of tensors
-    texts: dict[Source, TextProxy] = field(default_factory=dict)  # strings that change from call to call
+    # strings and other objects that change from call to call
+    unread: dict[Source, TextProxy | OpaqueProxy] = field(default_factory=dict)
     # all but constants, tensors, and objects that their type or identity guard tells apart
     objects: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def has_opaque(self) -> bool:
+        """Whether some object is opaque to the capture."""
+        return any(type(proxy) is OpaqueProxy for proxy in self.unread.values())
 
 
 @dataclass

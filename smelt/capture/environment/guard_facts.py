@@ -39,6 +39,7 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.base.vm_frames import is_smelt_module
 from smelt.capture.environment.source_index import Sources
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
@@ -136,6 +137,8 @@ class GuardFacts:
         """Guard what lookups in a class find: special methods, descriptors, and the names in `class_names`."""
         if cls in self._classes:
             return
+        if cls is OpaqueProxy:
+            raise unreadable("the program uses an object that changes")
         self._classes.add(cls)
         if (
             not cls.__flags__ & IMMUTABLE_TYPE_FLAG
@@ -172,8 +175,8 @@ class GuardFacts:
                 self.use_identity(part)
             return
         source = self._sources.get(id(value))
-        if type(value) is TextProxy:
-            raise unreadable("the identity of a string that changes decides")
+        if type(value) is TextProxy or type(value) is OpaqueProxy:
+            raise unreadable("the identity of an object that changes decides", value)
         if source is None or source.kind == "const" or is_constant(value):
             return
         if is_identity(value) and not self._sources.is_guarded_by_code(value):

@@ -33,6 +33,7 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies import array_proxy
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.reconstruction.constants import is_bound
 from smelt.guards import changed_numbers
@@ -64,10 +65,10 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
     if kind in LEAF_TYPES:
         if decided:
             return value
+        if env.numbers.dynamic and _is_unread(env, value, source):
+            return _wrap_unread(env, value, source)
         if env.numbers.dynamic and (kind is int or kind is float):
             return env.numbers.read(value, source)
-        if kind is str and source.path in env.numbers.dynamic and _is_read_by_program(source):
-            return _wrap_text(env, source)
         if kind in (slice, torch.Size) and has_dynamic_numbers(env, source):
             return (_wrap_slice if kind is slice else _wrap_tuple)(env, value, source, decided)
         env.facts.guard("eq", source, value)
@@ -76,6 +77,8 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
         return value
     if kind is FakeTensor or kind in NUMBERS:
         return value
+    if env.numbers.dynamic and not decided and _is_unread(env, value, source):
+        return _wrap_unread(env, value, source)
     if isinstance(value, torch.Tensor):
         return _wrap_tensor(env, value, source)
     if type(value) is np.ndarray and array_proxy.is_traceable(value):
@@ -103,19 +106,26 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
     return _wrap_object(env, value, source, decided)
 
 
-def _is_read_by_program(source: Source) -> bool:
-    """Whether the value at `source` was read for the program, not by native code, as names of functions and modules are."""
-    return source.kind in ("arg", "attr", "item", "cell") and not is_special_name(str(source.key))
+def _is_unread(env: Environment, value: object, source: Source) -> bool:
+    """Whether the value at `source` changes from call to call, and the program has not read it so far. What native code
+    reads, as names of functions and modules, is read."""
+    if source.kind not in ("arg", "attr", "item", "cell") or is_special_name(str(source.key)):
+        return False
+    return (type(value) is str or changed_numbers.may_be_opaque(value)) and source.path in env.numbers.dynamic
 
 
-def _wrap_text(env: Environment, source: Source) -> TextProxy:
-    """Wrap a string that changes from call to call: it may be formatted, stored and returned, but not read."""
-    text = env.wrapped.texts.get(source)
-    if text is None:
-        env.facts.guard("type", source, str)
-        text = env.wrapped.texts[source] = TextProxy(str)
-        env.sources.register(text, source)
-    return text
+def _wrap_unread(env: Environment, value: object, source: Source) -> TextProxy | OpaqueProxy:
+    """Wrap a string or another object that changes from call to call: the program may pass it on, and format a string."""
+    proxy = env.wrapped.unread.get(source)
+    if proxy is None:
+        env.facts.guard("type", source, type(value))
+        if isinstance(value, (BuiltinType, types.MethodWrapperType)):
+            env.facts.guard("eq", source.child("member", "__name__"), value.__name__)
+            env.facts.guard("type", source.child("member", "__self__"), type(value.__self__))
+        proxy = TextProxy(str) if type(value) is str else OpaqueProxy(value)
+        env.wrapped.unread[source] = proxy
+        env.sources.register(proxy, source)
+    return proxy
 
 
 def guard_native_access(env: Environment, cls: type) -> None:

@@ -33,6 +33,7 @@ from smelt.capture.base.type_lookup import fully_qualified_name, type_find
 from smelt.capture.base.value_kinds import NULL, Sentinel, callee_and_args, unbound_callable
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.resume_points import Placeholder
+from smelt.capture.proxies.text_proxy import Unreadable
 from smelt.capture.reconstruction.frame_globals import provide
 from smelt.reasons import UNSUPPORTED_OPCODE
 
@@ -139,7 +140,7 @@ def _check_frame(fn: object, count: int) -> None:
     """Raise Unsupported for a call that would inspect the compiled frame instead of the user's."""
     try:
         reads = fn in _FRAME_READERS and _FRAME_READERS[fn] in (None, count)
-    except TypeError:  # unhashable
+    except (TypeError, Unreadable):  # unhashable, or a bound method of C that changes
         return
     if reads:
         raise unsupported(

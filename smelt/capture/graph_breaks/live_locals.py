@@ -16,6 +16,7 @@ _READS = frozenset(
         "DELETE_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF",
     }
 )  # fmt: skip
+_USES = _READS | {"STORE_FAST", "MAKE_CELL"}
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS"})
 _JUMPS_ALWAYS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 _READS_ALL = frozenset({"locals", "vars", "eval", "exec", "dir"})  # names whose call may read any local
@@ -57,6 +58,14 @@ def live_slots(code: Code, user_code: types.CodeType) -> list[frozenset[int]]:
             if now != live[at]:
                 live[at], changed = now, True
     return live
+
+
+def used_slots(code: Code, user_code: types.CodeType) -> frozenset[int]:
+    """The slots that some instruction reads, stores or deletes."""
+    if _READS_ALL.intersection(user_code.co_names):
+        return frozenset(range(code.nlocals))
+    used = (arg for name, (_, arg) in zip(code.names, code.instructions) if name in _USES)
+    return frozenset((*used, *_implicit(code, user_code)))
 
 
 def _following(code: Code, at: int) -> list[int]:

@@ -25,6 +25,7 @@ from smelt.capture.environment.environment import Environment
 from smelt.capture.graph_breaks import await_breaks, generator_reconstruction, iterator_reconstruction
 from smelt.capture.interpreter import interpreted_tracebacks
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
+from smelt.capture.proxies.text_proxy import Unreadable, unreadable
 from smelt.capture.reconstruction.traceback_reconstruction import without_smelt_frames
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.calls import (
@@ -320,6 +321,10 @@ class Interpreter(VM):
     def _record_catch(self, error: BaseException) -> None:
         """Replay the traceback of `error`, an exception of the environment that a frame handles."""
         state = self.exceptions
+        if isinstance(error, (TypeError, AttributeError)) and self.env.wrapped.has_opaque:
+            unknown = unreadable("the program handles an error that an object which changes may cause")
+            self.locate(unknown)
+            raise unknown
         entries = tuple(state.traceback_entries)
         if entries and id(error) in self.env.sources:
             defer(self, interpreted_tracebacks.ExtendTraceback(entries), error)
@@ -332,6 +337,8 @@ class Interpreter(VM):
             line = self.current_line() or reason.line or (stack[-1] if stack else None)
             error.reason = replace(reason, line=line, stack=stack)
             error.args = (str(error.reason),)
+            if isinstance(error, Unreadable) and not error.values and self.frame is not None:
+                error.values = tuple(self.frame.stack)  # the operands are among these
             self.failure = error
             # A debugger shows the variables and lines of the user's frames: the call runs eagerly from its start.
             shows_frames = reason.kind is DEBUGGER or self._inspects_frames()

@@ -106,15 +106,20 @@ def has_scalar(value: object, depth: int = 4) -> bool:
 
 
 class BoundMethod:
-    """`array.name`, a method bound to an array."""
+    """`owner.name`, a method bound to an array or a string that a proxy stands for."""
 
-    __slots__ = ("array", "name")
+    __slots__ = ("name", "owner")
 
-    def __init__(self, array: ArrayProxy, name: str) -> None:
-        self.array, self.name = array, name
+    def __init__(self, owner: object, name: str) -> None:
+        self.owner, self.name = owner, name
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        return getattr(self.array, self.name)(*args, **kwargs)
+        return getattr(self.owner, self.name)(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        raise Unsupported(Reason(UNSUPPORTED_CALL, "a comparison of methods"))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def load_array_attr(array: ArrayProxy, name: str) -> object:

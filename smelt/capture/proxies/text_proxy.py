@@ -24,12 +24,17 @@ from smelt.tracing.record.trace import Trace
 
 
 class Unreadable(Unsupported):
-    """The program reads the characters of a `TextProxy`."""
+    """The program reads the characters of a `TextProxy`, or an object that changes from call to call. `values`: the proxies
+    that it reads, if known."""
+
+    def __init__(self, reason: Reason, *values: object) -> None:
+        super().__init__(reason)
+        self.values = values
 
 
-def unreadable(what: str) -> Unsupported:
-    """Refusal of a program that reads the characters of a `TextProxy` by `what`."""
-    return Unreadable(Reason(DATA_DEPENDENT, what))
+def unreadable(what: str, *values: object) -> Unsupported:
+    """Refusal of a program that reads the proxies `values` by `what`."""
+    return Unreadable(Reason(DATA_DEPENDENT, what), *values)
 
 
 class TextProxy:
@@ -48,12 +53,12 @@ class TextProxy:
         return TextProxy(concatenate, other, self) if isinstance(other, str) else NotImplemented
 
     def __getattr__(self, name: str) -> object:
-        raise unreadable(f"str.{name} of a tensor's text")
+        raise unreadable(f"str.{name} of a tensor's text", self)
 
 
 def _refused_reader(name: str) -> Callable[..., object]:
     def refuse(self: TextProxy, *args: object) -> object:
-        raise unreadable(f"str.{name} of a tensor's text")
+        raise unreadable(f"str.{name} of a tensor's text", self)
 
     return refuse
 
@@ -143,7 +148,7 @@ def binary(fn: Callable[..., object], left: object, right: object) -> object:
     """An operator with a `TextProxy` operand: only concatenation with strings is supported."""
     if all(type(v) is TextProxy or type(v) in LEAF_TYPES for v in (left, right)):
         return fn(left, right)
-    raise unreadable("a tensor's text is compared")
+    raise unreadable("a tensor's text is compared", left, right)
 
 
 # ------------------------------------------------------------------------------------------- in compiled frames

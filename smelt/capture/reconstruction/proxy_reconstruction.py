@@ -60,7 +60,7 @@ PROXIES: dict[type, ReconstructionKind] = {
     ),
     SymbolicList: ReconstructionKind(lambda x: (*x.head, x.start, x.stop), _list_text),
     ArrayProxy: ReconstructionKind(lambda x: (x.tensor,), _array_text),
-    BoundMethod: ReconstructionKind(lambda x: (x.array,), lambda x, text: f"{text(x.array)}.{x.name}"),
+    BoundMethod: ReconstructionKind(lambda x: (x.owner,), lambda x, text: f"{text(x.owner)}.{x.name}"),
     TextProxy: ReconstructionKind(lambda x: x.args, _text_text),
     FormattedTensor: ReconstructionKind(lambda x: (x.tensor,), _formatted_tensor_text),
     Verbatim: ReconstructionKind(

@@ -28,6 +28,7 @@ from smelt.capture.base.type_lookup import FUNCTION
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionType
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.semantics import attributes, cells
 from smelt.capture.semantics.attributes import python_method
@@ -50,6 +51,8 @@ def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
         obj = obj.function
     elif type(obj) is TextProxy:
         obj = ""
+    elif type(obj) is OpaqueProxy:
+        obj = obj.value
     elif type(obj) in PROXY_EXAMPLES:
         obj = PROXY_EXAMPLES[type(obj)]
     elif type(obj) is UnbackedComparison:

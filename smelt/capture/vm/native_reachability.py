@@ -19,6 +19,7 @@ from smelt._native import isinstance
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.base.vm_frames import VM_ITERABLES, Coroutine, Generator, VMCallable
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
@@ -76,6 +77,7 @@ _PLAIN = {
     **dict.fromkeys(LEAF_TYPES - {slice}, False),
     FakeTensor: False,
     TextProxy: True,  # so that `call_in_window` refuses it
+    OpaqueProxy: True,
     Generator: False,
     Coroutine: False,
     VMCallable: False,

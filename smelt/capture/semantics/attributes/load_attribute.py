@@ -23,7 +23,8 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.base.vm_frames import Coroutine, Generator
 from smelt.capture.proxies import array_proxy
-from smelt.capture.proxies.text_proxy import TextProxy
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
+from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.capture.semantics import number_semantics
 from smelt.capture.semantics.attributes.class_attributes import load_class_attr, load_super_attr
 from smelt.capture.semantics.attributes.instance_attributes import (
@@ -146,6 +147,19 @@ def load_array_attr(vm: VM, array: array_proxy.ArrayProxy, name: str) -> object:
     return array_proxy.load_array_attr(array, name)
 
 
+def _load_opaque_attr(vm: VM, proxy: OpaqueProxy, name: str) -> object:
+    if name == "__class__":
+        return vm.class_of(proxy)
+    raise unreadable(f"attribute {name} of an object that changes", proxy)
+
+
+def _load_text_attr(vm: VM, text: TextProxy, name: str) -> object:
+    """An attribute of a string that is not known: its methods may be passed on."""
+    if type(str.__dict__.get(name)) is types.MethodDescriptorType:
+        return array_proxy.BoundMethod(text, name)
+    return getattr(text, name)
+
+
 def load_native_attr(vm: VM, obj: object, name: str) -> object:
     """An attribute of an object whose C type runs no user code."""
     return getattr(obj, name)
@@ -245,6 +259,8 @@ def load_random_attr(vm: VM, generator: random.Random, name: str) -> object:
 LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     FakeTensor: load_tensor_attr,
     array_proxy.ArrayProxy: load_array_attr,
+    OpaqueProxy: _load_opaque_attr,
+    TextProxy: _load_text_attr,
     types.ModuleType: load_module_attr,
     type: load_class_attr,
     FunctionType: load_function_attr,

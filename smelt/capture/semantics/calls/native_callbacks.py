@@ -8,7 +8,9 @@ all, run directly.
 
 from __future__ import annotations
 
+import collections
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
@@ -18,10 +20,11 @@ from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import handler_of, unsupported
 from smelt.capture.base.native_functions import POLYFILLS, REFUSED, runs_natively
-from smelt.capture.base.value_kinds import MISSING, FunctionType
+from smelt.capture.base.value_kinds import CONTAINER_BASES, MISSING, BuiltinType, FunctionType
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
 from smelt.capture.proxies.array_proxy import has_scalar, hidden_refusal
-from smelt.capture.proxies.text_proxy import TextProxy, Unreadable
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
+from smelt.capture.proxies.text_proxy import TextProxy, Unreadable, unreadable
 from smelt.capture.semantics import number_semantics
 from smelt.capture.semantics.calls.argument_binding import VARARGS, VARKEYWORDS
 from smelt.capture.semantics.calls.process_dependence import note_native_call
@@ -120,13 +123,30 @@ def call_in_window(
     vm: VM, fn: Callable[..., R], args: Sequence[object], kwargs: Mapping[str, object] | None = None
 ) -> R:
     """`fn(*args, **kwargs)` in a window. Raises as `call_native`."""
+    if vm.env.wrapped.unread and not _passes_on(fn):
+        opaque = leaves((args, kwargs), OpaqueProxy)
+        if opaque:
+            raise unreadable("native code reads an object that changes", *opaque)
     for value in args:
         vm.env.facts.use_class(type(value))
         if isinstance(value, type):
             vm.env.facts.use_class(value)
         if type(value) is TextProxy and not (isinstance(fn, type) and issubclass(fn, BaseException)):
-            raise Unreadable(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
+            raise unreadable("native code reads the text of a tensor", value)
     return _run_in_window(vm, vm.call_from_native, fn, args, kwargs)
+
+
+def _passes_on(fn: object) -> bool:
+    """Whether a native function at most compares what its arguments hold, which an `OpaqueProxy` refuses."""
+    owner = getattr(fn, "__self__", None) if type(fn) is BuiltinType else getattr(fn, "__objclass__", None)
+    owner = owner if isinstance(owner, type) else type(owner)
+    return issubclass(owner, (*CONTAINER_BASES, tuple)) or any(fn is each for each in _CONTAINER_FUNCTIONS)
+
+
+_CONTAINER_FUNCTIONS = (
+    list, tuple, dict, collections.deque, zip, enumerate, reversed, operator.add, operator.mul, operator.iadd, operator.imul,
+    operator.eq, operator.ne, operator.contains,
+)  # fmt: skip
 
 
 def _run_in_window(

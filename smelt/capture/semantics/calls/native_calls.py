@@ -243,7 +243,7 @@ def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> objec
         raise Unsupported(Reason(*refused))
     owner = args[0]
     if type(owner) is TextProxy:
-        raise unreadable(f"str.{fn.__name__} of a text")
+        raise unreadable(f"str.{fn.__name__} of a text", owner)
     if type(owner) is FakeTensor and issubclass(torch.Tensor, fn.__objclass__):
         return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
     if isinstance(owner, torch.Tensor):

@@ -14,6 +14,7 @@ import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 
 from smelt._native import isinstance
@@ -21,6 +22,7 @@ from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Han
 from smelt.capture.base.native_functions import check_text_settings
 from smelt.capture.base.value_kinds import LEAF_TYPES, is_constant
 from smelt.capture.environment import container_contents
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import (
     FormattedTensor,
     TextProxy,
@@ -131,6 +133,9 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | TextProxy:
         return TextProxy(fn, _record_number(vm, value))
     if type(value) is TextProxy:
         return value if fn is str else TextProxy(fn, value)
+    if type(value) is OpaqueProxy and isinstance(value.value, _TEXT_OF_VALUE):
+        check_text_settings(value.value)
+        return TextProxy(fn, value)
     if kind in _COPIERS or kind is torch.Size or (kind is tuple and not _is_fixed(value)):
         structure = _StructureCopier(vm)
         copied = structure.copy(value)
@@ -140,6 +145,7 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | TextProxy:
     return cast(str, _NATIVE[fn](vm, (value,), {}))
 
 
+_TEXT_OF_VALUE = (bytes, complex, np.number)  # whose texts depend on their values alone
 _NATIVE: dict[object, Handler] = {}  # handlers of the builtins for other objects
 
 

@@ -27,6 +27,7 @@ from smelt.capture.environment import container_contents, environment_mutations,
 from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies import text_proxy
 from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.semantics import number_semantics, result_polyfills
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.attributes.method_lookup import SIMPLE_TYPES, may_define_operators
@@ -81,6 +82,8 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     """`fn(left, right)` for a function of the operator module."""
     call_site = vm.frames.take_call_site()
     a, b = type(left), type(right)
+    if a is OpaqueProxy or b is OpaqueProxy:
+        raise text_proxy.unreadable("an operator of an object that changes", left, right)
     if a is str and fn is operator.mod:
         return formatting.format_percent(vm, cast(str, left), right)
     if a is text_proxy.TextProxy or b is text_proxy.TextProxy:
@@ -449,7 +452,11 @@ def same(vm: VM, left: object, right: object) -> bool:
     a, b = vm.env.sources.get(id(left)), vm.env.sources.get(id(right))
     texts = [type(v) for v in (left, right) if type(v) in (str, text_proxy.TextProxy)]
     if len(texts) == 2 and text_proxy.TextProxy in texts and (a is not None or b is not None):
-        raise text_proxy.unreadable("the identity of a string that changes decides")
+        raise text_proxy.unreadable("the identity of a string that changes decides", left, right)
+    if OpaqueProxy in (type(left), type(right)):
+        if vm.class_of(left) is vm.class_of(right):
+            raise text_proxy.unreadable("the identity of an object that changes decides", left, right)
+        return False
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
         known = all(is_identity(v) and not vm.env.sources.is_guarded_by_code(v) for v in (left, right))
         if _class_of(left) is _class_of(right) and not known and not is_constant(left):

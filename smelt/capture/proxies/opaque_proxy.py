@@ -1,0 +1,43 @@
+"""Environment objects that change from call to call and that the program only passes on.
+
+An `OpaqueProxy` stands for such an object (a tuple, bytes, a complex number, a NumPy scalar, an enum member, a date). The
+guards check its class alone. It can be stored, returned and passed to Python functions; a graph break hands on the object.
+Any other use raises `Unreadable`: the next attempt guards the value (`capture/driver/capture_attempts.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from smelt.capture.proxies.text_proxy import unreadable
+
+
+class OpaqueProxy:
+    """Proxy for `value`, an immutable object of the environment."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __getattr__(self, name: str) -> object:
+        raise unreadable(f"attribute {name} of an object that changes", self)
+
+
+def _refused_method(name: str) -> Callable[..., object]:
+    def refuse(self: OpaqueProxy, *args: object) -> object:
+        raise unreadable(f"{name} of an object that changes", self)
+
+    return refuse
+
+
+_OPERATORS = (
+    "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "xor", "or",
+)  # fmt: skip
+for _name in (
+    *_OPERATORS, *(f"r{name}" for name in _OPERATORS), "str", "repr", "format", "bytes", "len", "iter", "reversed",
+    "getitem", "contains", "eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "int", "float", "complex", "index", "neg",
+    "pos", "abs", "invert", "round", "trunc", "floor", "ceil", "call", "enter", "exit", "copy", "deepcopy", "reduce_ex",
+    "array", "buffer",
+):  # fmt: skip
+    setattr(OpaqueProxy, f"__{_name}__", _refused_method(f"__{_name}__"))
