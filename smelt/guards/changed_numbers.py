@@ -26,7 +26,7 @@ SLICE_PARTS = ("start", "stop", "step")
 
 _OPAQUE = frozenset({
     bytes, complex, range, slice, tuple, frozenset, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.finfo, torch.iinfo, np.ndarray, MethodWrapperType,
+    torch.finfo, torch.iinfo, np.ndarray, MethodWrapperType, type,
 })  # fmt: skip
 _OPAQUE_BASES = (np.generic, enum.Enum, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta)
 _COUNTS = frozenset(("len", "keys"))  # kinds of guards of the items of a tuple or frozenset
@@ -56,8 +56,9 @@ def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Pat
         except Missing:
             continue
         if kind.is_constant:
-            changed = _changed(guard.source, guard.value, now)
-            found |= changed | _owner(guard.source) if changed else changed
+            found |= _changed(guard.source, guard.value, now)
+            if not same_leaf(guard.value, now):
+                found |= _owner(guard.source)
         elif kind.is_identity:
             if now is not guard.value and _may_be_another(now, guard.value):
                 found.add(guard.source.path)
@@ -103,8 +104,8 @@ def _owner(part: Source) -> set[Path]:
     return {at.base.path}
 
 
-# What guards compare of a NumPy scalar or array, and of a bound C method.
-_OWN_PARTS = frozenset(("item", "shape", "strides", "__self__"))
+# What guards compare of a NumPy scalar or array, of a bound C method, and of a slice.
+_OWN_PARTS = frozenset(("item", "shape", "strides", "__self__", *SLICE_PARTS))
 
 
 def changed_sizes(

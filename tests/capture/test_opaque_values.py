@@ -50,6 +50,7 @@ KINDS: dict[str, Kind] = {
     "decimal": decimal.Decimal,
     "date": lambda n: datetime.date(2000, 1, 1 + n),
     "bound method": lambda n: f"name{n}".startswith,
+    "class": lambda n: (int, float, str, list, dict, tuple, set, bytes, complex)[n % 9],
 }
 holder = types.SimpleNamespace()
 
@@ -133,6 +134,7 @@ READERS: dict[str, tuple[str, Callable[..., Any]]] = {
     "percent": ("tuple", lambda x, value: (x, "%d" * len(value) % value)),
     "index": ("slice", lambda x, value: x[value]),
     "called": ("bound method", lambda x, value: x + value("name1")),
+    "built": ("class", lambda x, value: (x, value(), isinstance(3, value), issubclass(bool, value))),
     "address": ("bytes", lambda x, value: (x, id(value) == id(value))),
     "hash": ("decimal", lambda x, value: (x, hash(value))),
     "joined": ("tuple", lambda x, value: (x, ",".join(map(str, value)), sorted([value, (1,)]))),
@@ -148,6 +150,26 @@ def test_a_value_that_is_read_decides(name: str) -> None:
         same(compiled(x, value), program(x, value))
     found = dict(records(compiled))
     assert not [r for record in found.values() for r in record.reasons if r.kind.id == "recompile-limit"]
+
+
+def matched(x: torch.Tensor, value: Any) -> Any:
+    match value:
+        case (first, *rest):
+            return x, first, rest
+        case {"a": 1} | str():
+            return x, 1
+        case bytes() | Mode.A:
+            return x, 2
+        case _:
+            return x, 3
+
+
+@pytest.mark.parametrize("kind", ["tuple", "bytes", "enum", "range"])
+def test_a_value_that_is_matched(kind: str) -> None:
+    compiled = smelt.compile(matched)
+    for number in range(CALLS):
+        x, value = torch.randn(3), KINDS[kind](number)
+        same(compiled(x, value), matched(x, value))
 
 
 def test_only_what_is_read_is_guarded() -> None:

@@ -55,6 +55,7 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.base.vm_frames import VMCallable
 from smelt.capture.environment import container_contents, wrap_values
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.capture.reconstruction.constants import note_type_variable
 from smelt.capture.semantics import attributes, number_semantics
@@ -242,8 +243,8 @@ def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> objec
     if refused is not None:
         raise Unsupported(Reason(*refused))
     owner = args[0]
-    if type(owner) is TextProxy:
-        raise unreadable(f"str.{fn.__name__} of a text", owner)
+    if type(owner) is TextProxy or type(owner) is OpaqueProxy:
+        raise unreadable(f"{fn.__name__} of an object that changes", owner)
     if type(owner) is FakeTensor and issubclass(torch.Tensor, fn.__objclass__):
         return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
     if isinstance(owner, torch.Tensor):

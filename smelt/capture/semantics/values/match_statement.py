@@ -7,6 +7,7 @@ import builtins
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.value_kinds import MISSING
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
 
@@ -16,12 +17,16 @@ _SEQUENCE, _MAPPING, _MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
 
 def is_sequence(value: object) -> bool:
     """MATCH_SEQUENCE: tests a class flag; `__len__` and `__getitem__` are not called."""
-    return bool(type(value).__flags__ & _SEQUENCE)
+    return bool(_class_of(value).__flags__ & _SEQUENCE)
 
 
 def is_mapping(value: object) -> bool:
     """MATCH_MAPPING: tests a class flag."""
-    return bool(type(value).__flags__ & _MAPPING)
+    return bool(_class_of(value).__flags__ & _MAPPING)
+
+
+def _class_of(value: object) -> type:
+    return type(value.value) if isinstance(value, OpaqueProxy) else type(value)
 
 
 def match_keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[object, ...] | None:
