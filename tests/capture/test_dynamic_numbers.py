@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 import types
 from collections.abc import Callable
@@ -93,6 +94,40 @@ SCHEDULES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 def test_two_entries_accept_a_hundred_calls(name: str) -> None:
     compiled = check(SCHEDULES[name], [(X, n) for n in range(1, 101)])
     assert len(entries(compiled)) == (1 if name == "unused" else 2)
+
+
+REST = {  # of a buffer of fixed size, from a place that changes
+    "multiplied": lambda buffer, n: buffer[n:].mul_(2),
+    "with its sum": lambda buffer, n: buffer[n:].sub_(1).mul_(buffer[n:].sum()),
+    "set": lambda buffer, n: operator.setitem(buffer, slice(n, None), buffer[: 40 - n] * 2),
+    "clamped": lambda buffer, n: buffer[n:].clamp_(min=1.0),
+    "masked": lambda buffer, n: buffer[n:].masked_fill_(buffer[n:] > 3, 0.0),
+    "zero": lambda buffer, n: buffer[n:].zero_(),
+    "drawn": lambda buffer, n: (buffer[n:].normal_(), buffer[n:].uniform_()),
+    "scanned": lambda buffer, n: buffer[n:].cumsum_(0),
+    "filled at indices": lambda buffer, n: buffer[n:].index_fill_(0, torch.tensor([0]), 1.0),
+    "copied to indices": lambda buffer, n: buffer[n:].index_copy_(0, torch.tensor([1]), torch.ones(1, 3)),
+    "both parts": lambda buffer, n: (buffer[:n].add_(1), buffer[n:].mul_(3)),
+}
+
+
+@pytest.mark.parametrize("name", REST)
+def test_two_entries_write_the_rest_of_a_buffer(name: str) -> None:
+    def program(buffer: torch.Tensor, n: int) -> torch.Tensor:
+        buffer[0] = 1
+        REST[name](buffer, n)
+        return buffer.sum(0)
+
+    compiled = smelt.compile(program)
+    for n in range(2, 30):
+        buffers = [torch.arange(120.0).view(40, 3) for _ in range(2)]
+        results = []
+        for function, buffer in zip((program, compiled), buffers):
+            torch.manual_seed(n)
+            results.append(function(buffer, n))
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*buffers)
+    assert len(entries(compiled)) == 2
 
 
 def test_dynamic_numbers_are_generalized_together() -> None:

@@ -79,6 +79,15 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.masked_fill.Scalar, (turned(S, T), dense(T, dtype=torch.bool), 1), {}),
     (aten.masked_fill.Tensor, (X, dense(S, T, 4, dtype=torch.bool), dense()), {}),
     (aten.copy.default, (turned(S, T), dense(T)), {}),
+    (aten.slice_scatter.default, (turned(S, T, 4), dense(S, T, 2), 2, 1, 3), {}),
+    (aten.select_scatter.default, (turned(S, T, 4), dense(S, T), 2, 1), {}),
+    *(
+        (f.default, (turned(S, T),), {})
+        for f in (aten.zero, aten.normal_functional, aten.uniform, aten.exponential)
+    ),
+    (aten.index_fill.int_Scalar, (turned(S, T, 4), 2, dense(1, dtype=torch.int64), 1.0), {}),
+    (aten.index_fill.int_Tensor, (turned(S, T, 4), 2, dense(1, dtype=torch.int64), dense()), {}),
+    (aten.index_copy.default, (turned(S, T, 4), 2, dense(1, dtype=torch.int64), dense(S, T, 1)), {}),
     *(
         (op, (x,), {})
         for op in LIKE
