@@ -243,6 +243,27 @@ def test_the_reason_names_the_value_and_its_line() -> None:
     assert "text with L['name'] in it" in reason.detail
 
 
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        lambda n: [(i, j) for i in range(n) for j in range(i)],
+        lambda n: [[i * j for j in range(i)] for i in range(n)],
+        lambda n: {i: {j * j for j in range(i)} for i in range(n)},
+    ],
+)
+def test_a_comprehension_of_numbers_runs_as_a_whole(pairs: Callable[[int], Any]) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        return y * len(str(pairs(y.shape[0])))
+
+    compiled = smelt.compile(program)
+    for step in range(CALLS):
+        x = torch.randn(2 + step % 14)
+        same(compiled(x), program(x))
+    found = dict(records(compiled))
+    assert len(found) < 6 and not [r for record in found.values() for r in record.reasons]
+
+
 def test_a_method_of_a_changing_text_gives_its_result_to_the_resume_function() -> None:
     """The guards of what follows are about the result, not about the text: one resume entry for each result."""
     compiled = smelt.compile(lambda x, name: x * (2 if name.startswith("a") else 3))

@@ -7,6 +7,7 @@ small GRU took twice as long as eager's).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import cast
@@ -16,6 +17,7 @@ from torch.nn.utils import rnn
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs, function
+from smelt.capture.base.vm_frames import Generator
 from smelt.capture.environment import container_contents
 from smelt.capture.environment.wrap_values import has_dynamic_numbers
 from smelt.capture.semantics.calls.python_functions import interpret
@@ -67,6 +69,10 @@ def _handler(
 ) -> Callable[[VM, Args, Kwargs], object]:
     def call(vm: VM, args: Args, kwargs: Kwargs) -> object:
         argument = args[position] if len(args) > position else kwargs.get(name)
+        if type(argument) is Generator:  # whose rows `pad_sequence` collects first
+            argument = tuple(vm.elements(argument))
+            kwargs = {**dict(zip(inspect.signature(fn).parameters, args)), **kwargs, name: argument}
+            args = ()
         if vm.assumptions.may_break and is_unknown(vm, argument):
             detail = f"{fn.__qualname__} of sequences whose lengths are not known"
             raise vm.trace.call.unsupported(DATA_DEPENDENT, detail)
