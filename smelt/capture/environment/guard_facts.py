@@ -107,7 +107,8 @@ class GuardFacts:
 
     def guard(self, kind: str, source: Source | None, value: object = None, key: object = None) -> None:
         """Add a guard; `key` distinguishes guards of one kind at one source."""
-        self.check_guarded(kind, source)
+        if value is not None:  # which is the only value of its type
+            self.check_guarded(kind, source)
         k = (kind, source, key)
         if k not in self.by_key:
             self.by_key[k] = Guard(kind, source, value, self.current_line())

@@ -111,6 +111,8 @@ def _is_unread(env: Environment, value: object, source: Source) -> bool:
     reads, as names of functions and modules, is read."""
     if source.kind not in ("arg", "attr", "item", "cell") or is_special_name(str(source.key)):
         return False
+    if type(value) is bool:  # a few values, each with an entry
+        return source.path in env.facts.unguarded
     return (type(value) is str or changed_numbers.may_be_opaque(value)) and source.path in env.numbers.dynamic
 
 
