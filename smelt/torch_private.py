@@ -279,6 +279,9 @@ is_checkpoint_valid = _optional(
 # Since torch 2.14: what a function under `@checkpoint(...)` calls.
 old_is_compiling: Any = getattr(torch._utils, "is_compiling", None)  # warns that it is deprecated
 checkpoint_of_decorated = getattr(torch.utils.checkpoint, "_checkpoint_impl", None)
+StopRecomputation: type[Exception] = _needed(
+    lambda: torch.utils.checkpoint._StopRecomputationError, "checkpoints around compiled functions stop early"
+)
 CachingTorchDispatchMode = _needed(
     lambda: torch.utils.checkpoint._CachingTorchDispatchMode, "selective checkpoints"
 )

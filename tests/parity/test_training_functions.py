@@ -451,6 +451,33 @@ def test_containers_of_the_program(compile):
     return gradients(x), w.grad
 
 
+@pytest.mark.parametrize("handles", [False, True])
+@pytest.mark.parametrize("breaks", [False, True])
+@both(whole=False)
+def test_a_checkpoint_around_a_compiled_call_with_effects(compile, breaks, handles):
+    """The checkpoint ends its second run by an exception, as soon as all values are saved."""
+    linear, norm, seen = nn.Linear(4, 4), nn.BatchNorm1d(4), []
+
+    @compile
+    def f(x):
+        seen.append(len(seen))
+        if handles:
+            try:
+                h = norm(linear(x))
+            except ValueError:
+                h = x
+        else:
+            h = norm(linear(x))
+        if breaks:
+            smelt.graph_break()
+        return F.dropout(linear(h), 0.3).exp()
+
+    x = leaf(3, 4)
+    for _ in range(2):
+        checkpoint(f, x, use_reentrant=False).sum().backward()
+    return gradients(x, *linear.parameters()), norm.running_mean, norm.num_batches_tracked, torch.rand(1)
+
+
 @both()
 def test_a_checkpoint_of_a_list(compile):
     f = compile(lambda x, ws: checkpoint(lambda x, ws: (x * ws[0]).sin() * ws[1], x, ws, use_reentrant=False))

@@ -595,7 +595,7 @@ class FrameCompiler:
         self._fall_back(fn, Reason(INTERNAL, detail, error.line), error)
 
     def _handle_missing_refusal(self, fn: FunctionType, error: RefusedOperator) -> None:
-        """Handle an eager run in which torch's compiler did not refuse the operator, so that the user gets no error of it."""
+        """Handle an eager run in which torch's compiler did not refuse the operator: the user gets smelt's error."""
         self._fall_back(fn, error.reason, error)
 
     def _record_race(self, fn: FunctionType, error: BaseException) -> None:

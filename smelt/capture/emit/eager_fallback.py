@@ -4,6 +4,9 @@ The compiled frame runs all tensor operations first and then the stores. If an o
 has done the stores and writes before it, and runs the handler around it. A graph that mutates inputs only after the last
 operation that may raise has no effects when it raises, so the call can be rerun; the states of torch's random number
 generators, of the CPU and of GPUs, are restored for that.
+
+A checkpoint around the call raises an exception of its own when the graph saves the last value that the backward needs,
+after its writes. That exception is passed on.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from smelt.graph.operator_effects import effects
 from smelt.graph.unbacked_sizes import unbacked_sizes_of
 from smelt.ops.functional_variants import may_act
 from smelt.ops.may_raise import may_raise
+from smelt.torch_private import StopRecomputation
 from smelt.tracing.record.traced import Traced
 
 log = logging.getLogger("smelt")
@@ -85,6 +89,8 @@ def rerun_eagerly(
 ) -> object:
     """Call `original` for the exception that eager raises, after the graph raised `failure`. Logs a warning if it does not
     raise: the graph was wrong, unless it was compiled for other sizes."""
+    if isinstance(failure, StopRecomputation):
+        raise failure
     if isinstance(failure, OtherSizes):
         return _rerun_other_sizes(original, failure, args, kwargs)
     result = original(*args, **kwargs)
@@ -105,6 +111,8 @@ def rerun_with_handlers(
     original: Callable[..., object], failure: Exception, *args: object, **kwargs: object
 ) -> object:
     """Call `original`, whose exception handlers may handle the graph's exception."""
+    if isinstance(failure, StopRecomputation):
+        raise failure
     if isinstance(failure, OtherSizes):
         return _rerun_other_sizes(original, failure, args, kwargs)
     return original(*args, **kwargs)
@@ -115,7 +123,7 @@ def rerun_edited(has_handlers: bool) -> Callable[..., object]:
     for its handlers. If there is neither, it raises the exception of the user's graph."""
 
     def rerun(original: Callable[..., object], failure: Exception, *args: object, **kwargs: object) -> object:
-        if isinstance(failure, ArtifactError):
+        if isinstance(failure, (ArtifactError, StopRecomputation)):
             raise failure
         result = original(*args, **kwargs)
         if not has_handlers:
