@@ -338,13 +338,23 @@ def _ends(primals: Tensors, cuts: Defined) -> list[torch.Tensor]:
     tensors = [t for t in (*primals, *cuts) if isinstance(t, torch.Tensor) and t.requires_grad]
     times = Counter(map(id, tensors))
     leaves = {id(t): t for t in tensors if t.is_leaf and times[id(t)] == 1 and not _is_hooked(t)}
-    others = [get_gradient_edge(t).node for t in tensors if not t.is_leaf]
+    others = [node for t in tensors if not t.is_leaf and (node := _node_of(t)) is not None]
     if leaves and others:
         history = [*islice(_history(others), _LONGEST_HISTORY)]
         if len(history) == _LONGEST_HISTORY:
             leaves = {}
-        leaves = {i: t for i, t in leaves.items() if get_gradient_edge(t).node not in history}
+        read_as_views = {None, *history}
+        leaves = {i: t for i, t in leaves.items() if _node_of(t) not in read_as_views}
     return [p if id(p) in leaves else _unhooked(p) for p in primals]
+
+
+def _node_of(tensor: torch.Tensor) -> AutogradNode | None:
+    """The node that the gradient of `tensor` flows into. None for a view, created without gradients, of a tensor with a
+    history: torch calls it a leaf and does not find its node."""
+    try:
+        return get_gradient_edge(tensor).node
+    except AssertionError:
+        return None
 
 
 def _history(nodes: Iterable[AutogradNode]) -> Iterator[AutogradNode]:
@@ -362,7 +372,7 @@ def _history(nodes: Iterable[AutogradNode]) -> Iterator[AutogradNode]:
 def _depend_on_another(primals: Tensors) -> bool:
     """Whether gradients of one primal flow into another one: it is computed from it, or is the same tensor."""
     tensors = [p for p in primals if isinstance(p, torch.Tensor) and p.requires_grad]
-    nodes = {get_gradient_edge(t).node for t in tensors}
+    nodes = {node for t in tensors if (node := _node_of(t)) is not None}
     if not nodes.isdisjoint(_history(nodes)):
         return True
     return len({id(t) for t in tensors}) < len(tensors)

@@ -49,6 +49,17 @@ def test_a_hook_on_a_leaf_runs_once(compile):
 
 
 @both()
+def test_an_input_that_is_a_view_without_gradients_of_a_computed_tensor(compile):
+    """Such a view requires a gradient, but autograd has no node for it."""
+    x, w = leaf(3), leaf(3)
+    base, scaled = x * 2, w * 3
+    with torch.no_grad():
+        view = base[:]
+    (a,) = grad(cube(compile(lambda v, w: v * w)(view, scaled)), w, create_graph=True)
+    return view.requires_grad, a, grad(a.sum(), w)
+
+
+@both()
 def test_a_hook_on_a_leaf_whose_gradient_accumulates(compile):
     f, x, w = compile(cube), leaf(3), Watch()
     x.register_hook(w.scaling("x"))
