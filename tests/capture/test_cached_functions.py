@@ -13,6 +13,7 @@ from typing import Any
 import einops
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import smelt
 from smelt.errors import Unsupported
@@ -257,7 +258,39 @@ def _stale_memory() -> tuple[Callable[..., Any], Callable[[], object]]:
     return lambda x: x * cached(w), lambda: w.add_(1)
 
 
-@pytest.mark.parametrize("build", [_stale_attribute, _stale_item, _stale_method, _stale_memory])
+def _stale_in(around: Callable[[Callable[..., Any], torch.Tensor], Any]) -> Build:
+    def build() -> tuple[Callable[..., Any], Callable[[], object]]:
+        w, cached = torch.ones(2), functools.cache(lambda w: w * 2)
+        return lambda x: around(lambda y: y * cached(w), x), lambda: w.add_(1)
+
+    return build
+
+
+class _Applies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, fn: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+        return fn(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return None, gradient
+
+
+_STALE_IN = {
+    "a checkpoint": lambda fn, x: checkpoint(fn, x, use_reentrant=False),
+    "a reentrant checkpoint": lambda fn, x: checkpoint(fn, x, use_reentrant=True),
+    "a custom function": lambda fn, x: _Applies.apply(fn, x),  # type: ignore[no-untyped-call]
+    "vmap": lambda fn, x: torch.vmap(fn)(x),
+    "grad": lambda fn, x: torch.func.grad(lambda y: fn(y).sum())(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize(
+    "build",
+    [_stale_attribute, _stale_item, _stale_method, _stale_memory]
+    + [pytest.param(_stale_in(around), id=name) for name, around in _STALE_IN.items()],
+)
 def test_changes_between_calls_with_tensors(build: Build) -> None:
     """Eager returns the cached result of the first call, also after the change. One graph has no cache: it refuses."""
     (eager, change_eager), (f, change), (g, change_one) = build(), build(), build()

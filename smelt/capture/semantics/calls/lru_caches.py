@@ -88,9 +88,18 @@ def _call_memoized(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args,
         if type(part).__hash__ is None and type(part) not in NUMBERS:
             vm.call(hash, (part,), {})  # raises TypeError
     tensors = [v for v in parts if isinstance(v, torch.Tensor)]
-    if vm.assumptions.choosing or vm.trace.call.is_opaque or any(type(t) is not FakeTensor for t in tensors):
-        # tensors of a branch, checkpoint or transform do not leave it
+    if vm.assumptions.choosing or any(type(t) is not FakeTensor for t in tensors):
+        # tensors of a branch or transform do not leave it; eager runs branches by torch's compiler, which ignores the cache
         return _call_repeatable(vm, fn, args, kwargs)
+    is_shared = all(map(vm.trace.is_environment, tensors)) and not vm.env.sources.is_created_function(fn)
+    is_known = all(isinstance(v, torch.Tensor) or has_symbols(v) or _is_known_key(v) for v in parts)
+    if vm.trace.call.is_opaque:  # nor do those of a checkpoint
+        if is_shared and not is_known:
+            raise _unknown_key(fn)
+        result = _call_repeatable(vm, fn, args, kwargs)
+        if is_shared:
+            _declare_call(vm, fn, args, kwargs)
+        return result
     calls, nodes = vm.held.memos.setdefault(id(fn), Memo(fn)).calls, vm.trace.tape.aten.graph.nodes
     for i, call in enumerate(calls):
         is_cut_out = call.count and (  # with a branch of `torch.cond`
@@ -100,8 +109,8 @@ def _call_memoized(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args,
             calls.append(calls.pop(i))
             return call.result
     # Else no other call has these tensors, or this function.
-    if all(map(vm.trace.is_environment, tensors)) and not vm.env.sources.is_created_function(fn):
-        if not all(isinstance(v, torch.Tensor) or has_symbols(v) or _is_known_key(v) for v in parts):
+    if is_shared:
+        if not is_known:
             raise _unknown_key(fn)
         result = _call_repeatable(vm, fn, args, kwargs)
         _declare_call(vm, fn, args, kwargs)
