@@ -3,6 +3,7 @@ graph breaks there, and the rest stays compiled."""
 
 from __future__ import annotations
 
+import copy
 import string
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -286,3 +287,90 @@ def test_values_stay_guarded_where_the_user_asks_for_it(options: dict[str, bool]
     else:
         with pytest.raises(Unsupported, match="recompiled too often"):
             compiled(torch.ones(2), "i")
+
+
+class Seen:
+    last: Any = None
+
+
+OF_ANY_CLASS: list[Any] = [
+    None, 1, 2.5, "text", (1, 2), b"bytes", 1j, [1], {"a": 1}, int, len, torch.ones(2), torch.ones(2, 2), torch.ones(()),
+    nn.Linear(1, 1), ValueError("no"), Recorder(), slice(1), torch.float32, 1 << 70, {1}, range(3),
+]  # fmt: skip
+
+
+def passed_on(x: torch.Tensor, value: Any) -> Any:
+    Seen.last = [value]
+    return x.sin() + 1, (value, x)
+
+
+def test_an_argument_of_any_class_is_passed_on() -> None:
+    compiled = smelt.compile(passed_on)
+    for value in OF_ANY_CLASS * 3:
+        x = torch.randn(2)
+        result, (returned, _) = compiled(x, value)
+        same(result, x.sin() + 1)
+        assert returned is value and Seen.last[0] is value
+    ((_, record),) = records(compiled)
+    assert not record.reasons and not record.breaks
+    before = _native.state()
+    compiled(torch.ones(2), complex)
+    assert _native.state()["hits"] == before["hits"] + 1
+
+
+USES: list[Program] = [
+    lambda x, value: x + (1 if value is None else 2),
+    lambda x, value: x + (1 if None is value else 2),
+    lambda x, value: x + (value is not True),
+    lambda x, value: x + isinstance(value, (tuple, torch.Tensor)),
+    lambda x, value: (x, type(value), callable(value)),
+    lambda x, value: x + (2 if value.__class__ in (int, str) else 3),
+    lambda x, value: (x, f"{value}"[:4]),
+    lambda x, value: x + (1 if hasattr(value, "__len__") else 2),
+    lambda x, value: x * value if isinstance(value, float) else x,
+    lambda x, value: (x, copy.copy(x) is value),
+]
+
+
+@pytest.mark.parametrize("program", USES)
+def test_an_argument_of_any_class_that_is_used(program: Program) -> None:
+    compiled = smelt.compile(program)
+    for value in OF_ANY_CLASS * 2:
+        x = torch.randn(2)
+        same(compiled(x, value), program(x, value))
+    assert {r.kind.id for _, record in records(compiled) for r in record.reasons} <= {"recompile-limit"}
+
+
+def test_an_argument_of_any_class_is_stored() -> None:
+    """A module stores parameters and modules in dictionaries of their own; `raise` takes exceptions alone."""
+    module = nn.Linear(1, 1)
+
+    def program(x: torch.Tensor, value: Any) -> Any:
+        module.extra = value
+        try:
+            raise value
+        except Exception as error:
+            return x + 1, type(error), sorted(dict(module.named_children()))
+
+    compiled = smelt.compile(program)
+    for value in OF_ANY_CLASS * 2:
+        x, found = torch.randn(2), []
+        for function in (program, compiled):
+            found.append(function(x, value))
+            del module.extra
+        same(found[1], found[0])
+
+
+def test_flags_beside_a_value_that_is_read() -> None:
+    dtypes = torch.float32, torch.bool, torch.int64, torch.int32
+
+    def program(x: torch.Tensor, flag: bool, other: bool | None, dtype: torch.dtype) -> torch.Tensor:
+        y = x.sin() if flag else x.cos()
+        return (y if other is None else y + 1).to(dtype)
+
+    compiled = smelt.compile(program)
+    for step in range(CALLS * 2):
+        arguments = bool(step % 2), (None, True, False)[step % 3], dtypes[step % 4]
+        x = torch.randn(3)
+        same(compiled(x, *arguments), program(x, *arguments))
+    assert not [r for _, record in records(compiled) for r in record.reasons]

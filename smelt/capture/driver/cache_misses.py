@@ -36,11 +36,25 @@ def changing_values(record: Record, slots: Sequence[object]) -> tuple[frozenset[
     """Paths of the numbers, strings and containers, and of the sizes of tensors, for which at least half of the entries
     reject a call."""
 
-    def frequent(changed: Callable[[Entry, Sequence[object]], set[Path]]) -> frozenset[Path]:
-        paths = Counter(path for entry in record.entries for path in changed(entry, slots))
-        return frozenset(path for path, n in paths.items() if 2 * n >= len(record.entries))
+    return _frequent(record, slots, _changed_values), _frequent(record, slots, _changed_sizes)
 
-    return frequent(_changed_values), frequent(_changed_sizes)
+
+def changing_classes(record: Record, slots: Sequence[object]) -> frozenset[Path]:
+    """Paths of the arguments for whose classes, or whose dtypes or ranks, at least half of the entries reject a call."""
+    return _frequent(record, slots, _changed_classes)
+
+
+def _frequent(
+    record: Record, slots: Sequence[object], changed: Callable[[Entry, Sequence[object]], set[Path]]
+) -> frozenset[Path]:
+    paths = Counter(path for entry in record.entries for path in changed(entry, slots))
+    return frozenset(path for path, n in paths.items() if 2 * n >= len(record.entries))
+
+
+def _changed_classes(entry: Entry, slots: Sequence[object]) -> set[Path]:
+    read = Reader(slots)
+    about = (g for g in entry.facts if g.source is not None and g.source.kind == "arg")
+    return {g.source.path for g in about if not g.holds(read) and not changed_sizes([g], slots)}  # type: ignore[union-attr]
 
 
 def _changed_values(entry: Entry, slots: Sequence[object]) -> set[Path]:

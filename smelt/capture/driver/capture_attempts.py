@@ -61,6 +61,7 @@ class Attempt:
     `symbolic`: the paths of dynamic numbers, which are symbolic.
     `unguarded`: the paths of numbers, strings and containers that kept causing recompiles: the graph breaks where the
     program needs one.
+    `unknown`: of these, the paths of arguments that kept changing their classes: the program may only pass them on.
     `symbolic_counts`: the step counts that optimizers store in tensors, and the numbers of counting iterators, are symbolic
     from the first call on.
     `sizes`: which tensor sizes are symbolic.
@@ -86,6 +87,7 @@ class Attempt:
 
     symbolic: frozenset[Path] = frozenset()
     unguarded: frozenset[Path] = frozenset()
+    unknown: frozenset[Path] = frozenset()
     symbolic_counts: bool = False
     sizes: SymbolicSizes = NO_SYMBOLIC_SIZES
     unbacked_sizes: bool = False
@@ -116,6 +118,10 @@ class Attempt:
         """No longer guard the numbers, strings and containers at `paths`, and the values of `sizes`."""
         attempt = replace(self, symbolic=self.symbolic | paths, unguarded=self.unguarded | paths)
         return replace(attempt, sizes=self.sizes.without_guards(sizes))
+
+    def without_classes(self, paths: frozenset[Path]) -> Attempt:
+        """No longer guard the classes of the arguments at `paths`."""
+        return replace(self, unguarded=self.unguarded | paths, unknown=self.unknown | paths)
 
     def with_resume_facts(self, facts: ResumeFacts) -> Attempt:
         """Add the facts about a resume function's arguments, if symbolic numbers are enabled."""

@@ -158,6 +158,7 @@ def _new_vm(attempt: Attempt) -> VM:
     vm.stop_point.path = attempt.stop.path if attempt.stop else ()
     vm.env.numbers.dynamic = attempt.symbolic
     vm.env.facts.unguarded = attempt.unguarded
+    vm.env.facts.unknown = attempt.unknown
     vm.env.numbers.symbolic_counts = attempt.symbolic_counts
     vm.env.numbers.guards_conditions = attempt.guards_conditions
     vm.env.sizes.symbol_sources.policy = attempt.sizes

@@ -33,6 +33,7 @@ from smelt.capture.driver.cache_entries import (
     wrap,
 )
 from smelt.capture.driver.cache_misses import (
+    changing_classes,
     changing_values,
     explain_cache_miss,
     misfit,
@@ -345,10 +346,14 @@ class FrameCompiler:
         graph breaks where the program needs one."""
         record = self.record
         values, sizes = changing_values(record, slots)
-        is_known = values <= record.start.unguarded and sizes <= record.start.sizes.unguarded
-        if self.fullgraph or self.dynamic is False or is_known:
+        if self.fullgraph or self.dynamic is False:
             return False
-        record.start = record.start.without_guards(values, sizes)
+        start = record.start.without_guards(values, sizes)
+        if start == record.start:
+            start = start.without_classes(changing_classes(record, slots))
+        if start == record.start:
+            return False
+        record.start = start
         record.allowed = len(record.entries)
         return True
 

@@ -92,6 +92,9 @@ class GuardFacts:
         self._covered: set[tuple[type, str]] = set()  # attributes of classes that have guards of their own
         self.class_names: set[str] = set()  # looked up in any class
         self.unguarded: frozenset[tuple[object, ...]] = frozenset()  # paths of what kept causing recompiles
+        self.unknown: frozenset[tuple[object, ...]] = (
+            frozenset()
+        )  # of these, arguments that kept changing their classes
         self.compared: set[type] = set()  # classes of objects whose identity the program compares
         # whether a class is registered with an abstract class, which the guard of the registry's token stands for
         self.registrations: dict[tuple[type, type], bool] = {}

@@ -62,6 +62,8 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
     """Wrap `value`, read at `source`, as a guarded value of the VM. `decided`: another guard (a class's version) fixes the
     object, so that only its mutable state is guarded."""
     kind = type(value)
+    if env.facts.unknown and source.path in env.facts.unknown:
+        return _wrap_unread(env, value, source)
     if kind in LEAF_TYPES:
         if decided:
             return value
@@ -119,14 +121,18 @@ def _is_unread(env: Environment, value: object, source: Source) -> bool:
 def _wrap_unread(env: Environment, value: object, source: Source) -> TextProxy | OpaqueProxy:
     """Wrap a string or another object that changes from call to call: the program may pass it on, and format a string."""
     proxy = env.wrapped.unread.get(source)
-    if proxy is None:
+    if proxy is not None:
+        return proxy
+    if source.path in env.facts.unknown:
+        proxy = OpaqueProxy(value, has_class=False)
+    else:
         env.facts.guard("type", source, type(value))
         if isinstance(value, (BuiltinType, types.MethodWrapperType)):
             env.facts.guard("eq", source.child("member", "__name__"), value.__name__)
             env.facts.guard("type", source.child("member", "__self__"), type(value.__self__))
         proxy = TextProxy(str) if type(value) is str else OpaqueProxy(value)
-        env.wrapped.unread[source] = proxy
-        env.sources.register(proxy, source)
+    env.wrapped.unread[source] = proxy
+    env.sources.register(proxy, source)
     return proxy
 
 

@@ -27,6 +27,7 @@ from smelt.capture.graph_breaks import await_breaks, generator_reconstruction, i
 from smelt.capture.graph_breaks.profitability import has_tensors
 from smelt.capture.interpreter import interpreted_tracebacks
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import Unreadable, unreadable
 from smelt.capture.reconstruction.traceback_reconstruction import without_smelt_frames
 from smelt.capture.semantics import attributes
@@ -352,6 +353,10 @@ class Interpreter(VM):
             error.args = (str(error.reason),)
             if isinstance(error, Unreadable) and not error.values and self.frame is not None:
                 error.values = tuple(self.frame.stack)  # the operands are among these
+            if isinstance(
+                error, Unreadable
+            ):  # what uses an object of any class is not worth a break for each
+                error.breaks = all(type(v) is not OpaqueProxy or v.has_class for v in error.values)
             self.failure = error
             # A debugger shows the variables and lines of the user's frames: the call runs eagerly from its start.
             shows_frames = reason.kind is DEBUGGER or self._inspects_frames()

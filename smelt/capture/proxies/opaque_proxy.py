@@ -1,8 +1,9 @@
 """Environment objects that change from call to call and that the program only passes on.
 
 An `OpaqueProxy` stands for such an object (a tuple, bytes, a complex number, a NumPy scalar, an enum member, a date). The
-guards check its class alone. It can be stored, returned and passed to Python functions; a graph break hands on the object.
-Any other use raises `Unreadable`: the next attempt guards the value (`capture/driver/capture_attempts.py`).
+guards check its class alone, or nothing where an argument keeps changing its class. It can be stored, returned and passed to
+Python functions; a graph break hands on the object. Any other use raises `Unreadable`: the next attempt guards the value
+(`capture/driver/capture_attempts.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,20 @@ from smelt.capture.proxies.text_proxy import unreadable
 
 
 class OpaqueProxy:
-    """Proxy for `value`, an immutable object of the environment."""
+    """Proxy for `value`, an object of the environment. `has_class`: a guard checks its class."""
 
-    __slots__ = ("value",)
+    __slots__ = ("has_class", "value")
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value: object, has_class: bool = True) -> None:
         self.value = value
+        self.has_class = has_class
+
+    @property
+    def kind(self) -> type:
+        """The class of the object. Raises Unreadable if no guard checks it."""
+        if not self.has_class:
+            raise unreadable("the class of an object that changes decides", self)
+        return type(self.value)
 
     def __getattr__(self, name: str) -> object:
         raise unreadable(f"attribute {name} of an object that changes", self)

@@ -52,7 +52,7 @@ def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     elif type(obj) is TextProxy:
         obj = ""
     elif type(obj) is OpaqueProxy:
-        obj = obj.value
+        obj = obj.value if obj.kind else None
     elif type(obj) in PROXY_EXAMPLES:
         obj = PROXY_EXAMPLES[type(obj)]
     elif type(obj) is UnbackedComparison:

@@ -109,7 +109,7 @@ class VM(ABC):
         if isinstance(obj, VMCallable):
             return type(obj.function)
         if isinstance(obj, OpaqueProxy):
-            return type(obj.value)
+            return obj.kind
         return _SHOWN_AS.get(kind) or PLAIN_TYPE.get(kind, kind)
 
     # ---- running

@@ -57,7 +57,8 @@ def _raise_varargs(vm: VM, frame: Frame, arg: int) -> None:
         vm.reraise(handled)
     if arg == 0:
         raise RuntimeError("No active exception to reraise")
-    error = raise_exceptions.create_exception(vm, frame.stack[-arg])
+    raised = frame.stack[-arg]
+    error = raise_exceptions.create_exception(vm, raised if vm.class_of(raised) else None)
     if arg == 2:
         raise_exceptions.set_cause(vm, error, frame.stack[-1])
     if isinstance(error, KeyboardInterrupt):

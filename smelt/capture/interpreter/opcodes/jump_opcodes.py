@@ -7,6 +7,7 @@ from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.finalizers import check_temporaries
 from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.interpreter.opcodes.operator_opcodes import TRUE
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.semantics.values.asserted_conditions import assume_branch
 from smelt.capture.vm.vm import VM
 
@@ -76,14 +77,20 @@ def _to_bool(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_IF_NONE")
 def _jump_if_none(vm: VM, frame: Frame, arg: int) -> None:
-    if frame.stack.pop() is None:
+    if _is_none(frame.stack[-1]):
         frame.pc = arg
+    frame.stack.pop()
 
 
 @opcode("POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_IF_NOT_NONE")
 def _jump_if_not_none(vm: VM, frame: Frame, arg: int) -> None:
-    if frame.stack.pop() is not None:
+    if not _is_none(frame.stack[-1]):
         frame.pc = arg
+    frame.stack.pop()
+
+
+def _is_none(value: object) -> bool:
+    return value is None or (type(value) is OpaqueProxy and value.kind is type(None))
 
 
 def _back_if(jump: Handler) -> Handler:

@@ -16,6 +16,7 @@ from torch import nn
 from smelt._native import isinstance
 from smelt.capture.base.value_kinds import MISSING
 from smelt.capture.environment import environment_mutations, wrap_values
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import DisableTorchFunction
 
@@ -57,7 +58,8 @@ def guard_absent(vm: VM, obj: object, name: str, own: dict[str, object]) -> None
 
 def belongs_in_dicts(vm: VM, module: nn.Module, name: str, value: object) -> bool:
     """Whether `module.name = value` changes one of the module's dictionaries."""
-    return isinstance(value, (nn.Parameter, nn.Module)) or _is_registered(vm, module, name)
+    kind = vm.class_of(value) if isinstance(value, OpaqueProxy) else type(value)
+    return issubclass(kind, nn.Module) or isinstance(value, nn.Parameter) or _is_registered(vm, module, name)
 
 
 def store_entry(vm: VM, module: nn.Module, name: str, value: object) -> None:

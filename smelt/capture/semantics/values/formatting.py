@@ -133,7 +133,7 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | TextProxy:
         return TextProxy(fn, _record_number(vm, value))
     if type(value) is TextProxy:
         return value if fn is str else TextProxy(fn, value)
-    if type(value) is OpaqueProxy and isinstance(value.value, _TEXT_OF_VALUE):
+    if type(value) is OpaqueProxy and issubclass(value.kind, _TEXT_OF_VALUE):
         check_text_settings(value.value)
         return TextProxy(fn, value)
     if kind in _COPIERS or kind is torch.Size or (kind is tuple and not _is_fixed(value)):

@@ -26,7 +26,7 @@ def is_mapping(value: object) -> bool:
 
 
 def _class_of(value: object) -> type:
-    return type(value.value) if isinstance(value, OpaqueProxy) else type(value)
+    return value.kind if isinstance(value, OpaqueProxy) else type(value)
 
 
 def match_keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[object, ...] | None:

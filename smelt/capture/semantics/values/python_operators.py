@@ -446,6 +446,10 @@ def same(vm: VM, left: object, right: object) -> bool:
         vm.env.facts.use_constant(left)
         vm.env.facts.use_constant(right)
         return False
+    if OpaqueProxy in (type(left), type(right)):
+        if vm.class_of(left) is vm.class_of(right):
+            raise text_proxy.unreadable("the identity of an object that changes decides", left, right)
+        return False
     if type(left) in NUMBERS or type(right) in NUMBERS:
         both = number_semantics.is_number(left) and number_semantics.is_number(right)
         return both and _is_same_number(vm.env, left, right)
@@ -453,10 +457,6 @@ def same(vm: VM, left: object, right: object) -> bool:
     texts = [type(v) for v in (left, right) if type(v) in (str, text_proxy.TextProxy)]
     if len(texts) == 2 and text_proxy.TextProxy in texts and (a is not None or b is not None):
         raise text_proxy.unreadable("the identity of a string that changes decides", left, right)
-    if OpaqueProxy in (type(left), type(right)):
-        if vm.class_of(left) is vm.class_of(right):
-            raise text_proxy.unreadable("the identity of an object that changes decides", left, right)
-        return False
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
         known = all(is_identity(v) and not vm.env.sources.is_guarded_by_code(v) for v in (left, right))
         if _class_of(left) is _class_of(right) and not known and not is_constant(left):
