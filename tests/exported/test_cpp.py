@@ -18,7 +18,10 @@ import smelt
 from benchmarks.sweep_program_files import build
 from smelt.cli.app import app
 from smelt.errors import InputError
+from smelt.exported import program_file
+from smelt.exported.cpp_project import example_arguments
 from smelt.exported.program import Program
+from smelt.exported.program_file import Contents
 from smelt.exported.weights_file import write_weights
 from tests.harness.exported import exported_model, same, section, tensors, with_section
 from tests.harness.inner_graphs import MODELS, REFUSED, made
@@ -526,3 +529,31 @@ def test_a_project_holds_its_program_and_the_runtime(tmp_path: Path) -> None:
     )
     done = CliRunner().invoke(app, ["package", str(tmp_path / "none.smelt"), "-o", str(folder)])
     assert done.exit_code == 2
+
+
+def read_contents(program: Program, folder: Path) -> Contents:
+    program.save(folder / "m.smelt")
+    return program_file.read(folder / "m.smelt")
+
+
+def test_a_project_with_a_file_of_weights(tmp_path: Path) -> None:
+    """Its example takes fields of classes as dicts."""
+    x, a, b, c, d = (torch.ones(3) for _ in range(5))
+    program = smelt.export(of_fields, (Options(Sides(x, a), 2.0, [Slotted(b)]), Sides(c, d)))
+    assert (
+        'make_dict({{std::string("left"), random({3}, {1}, at::kFloat)}, {std::string("right"), random('
+        in (", ".join(example_arguments(read_contents(program, tmp_path).tables.methods[0])))
+    )
+    files = tmp_path / "w.smelt", tmp_path / "w.safetensors"
+    smelt.export(nn.Linear(3, 2), (x,)).save(*files)
+    folder = tmp_path / "project"
+    command = ["package", str(files[0]), "-o", str(folder)]
+    assert CliRunner().invoke(app, [*command, "--weights", str(tmp_path / "none")]).exit_code == 2
+    refused = CliRunner().invoke(app, command)
+    assert (
+        refused.exit_code
+        and "its weights are in another file" in str(refused.exception or "") + refused.output
+    )
+    assert CliRunner().invoke(app, [*command, "--weights", str(files[1])]).exit_code == 0
+    text = 'load(argc > 1 ? argv[1] : "w.smelt", argc > 2 ? argv[2] : "w.safetensors")'
+    assert text in (folder / "main.cpp").read_text() and (folder / "w.safetensors").is_file()
