@@ -77,7 +77,7 @@ class ArgumentNames:
         return self._names[key] if key < len(self._names) else f"args[{key}]"
 
 
-_DISTINCT = KINDS["distinct"]
+_DISTINCT, _TYPE = KINDS["distinct"], KINDS["type"]
 
 
 class ArgumentChecks:
@@ -249,10 +249,9 @@ class ArgumentChecks:
 
     def _field_rules(self, guard: Guard, rule: TensorRule | Rule) -> list[Rule]:
         """The fields of a named tuple or dataclass, of whose class a guard is."""
-        fields = fields_of(guard.value) if isinstance(rule, Rule) and rule.kind == "type" else None
-        if fields is None:
+        fields = fields_of(guard.value) if guard.kind is _TYPE else None
+        if fields is None or not isinstance(rule, Rule):
             return []
-        assert isinstance(rule, Rule)
         text = f"{self._text(rule.paths[0])} must have the fields {', '.join(fields)}"
         return [Rule("fields", rule.paths, tuple(fields), text, "")]
 

@@ -19,7 +19,7 @@ import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.pytree import leaves
-from smelt.graph.subgraphs import Rule
+from smelt.graph.subgraphs import RUN_GRAPHS, Rule
 from smelt.plan.machine_code import Function
 from smelt.plan.size_decisions import Decisions
 from smelt.shapes.expr import Size, static
@@ -268,5 +268,7 @@ def inner_plans(plan: Plan) -> list[Plan]:
 
 
 def extern_names(plan: Plan) -> tuple[str, ...]:
-    """The distinct ATen operators that the plan calls, sorted."""
-    return tuple(sorted({str(step.op) for step in plan.steps if isinstance(step, Aten)}))
+    """The distinct operators that the plan calls, sorted; `smelt::run_graphs` stands for inner plans."""
+    called = {str(step.op) for step in plan.steps if isinstance(step, Aten)}
+    inner = {str(RUN_GRAPHS) for step in plan.steps if isinstance(step, RunPlans)}
+    return tuple(sorted(called | inner))

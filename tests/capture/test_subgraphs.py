@@ -8,6 +8,8 @@ from torch._higher_order_ops import map as map_rows
 from torch._higher_order_ops import scan, while_loop
 
 import smelt
+from smelt import events
+from smelt.plan.steps import RunPlans
 from smelt.report.inspect import graph_count, reasons
 from tests.harness.agreement import same
 from tests.harness.catalogue import TORCH
@@ -487,3 +489,15 @@ def test_loop_with_changing_layouts_raises_as_in_eager():
             call(torch.arange(1, 5.0).view(2, 2))
         raised.append(type(error.value))
     assert raised[0] is raised[1]
+
+
+@pytest.mark.skipif(COMPILES, reason="breaks on torch 2.11")
+def test_plans_of_branches_are_steps_of_the_plan():
+    """No Python operator runs them; reports have the call as an operator."""
+    plans = []
+    with events.subscribed(lambda e: plans.append(e.data) if e.kind == "plan" else None), torch.no_grad():
+        smelt.compile(nested)(torch.ones(4, 4))
+    assert len(plans) == 7  # two branches, two in each, and the graph
+    steps = [step for step in plans[-1]["plan"].steps if isinstance(step, RunPlans)]
+    assert [len(step.plans) for step in steps] == [2]
+    assert "smelt.run_graphs.default" in plans[-1]["externs"]

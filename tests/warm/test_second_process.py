@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tests.harness.inner_graphs import REFUSED
 from tests.harness.processes import start
 
 # Programs in one file, as a user has them; a process calls each and says what it imported.
@@ -487,3 +488,69 @@ def test_a_piece_that_is_not_stored_runs_eagerly_and_is_compiled_later(tmp_path)
     assert outcome["chooses"][2]
     for name, (got, eager, _) in outcome.items():
         assert close(got, eager), name
+
+
+# ---- graphs inside of graphs
+
+WITH_SUBGRAPHS = pytest.mark.skipif(
+    REFUSED, reason="torch.cond calls torch.compile there, which breaks the graph"
+)
+
+SUBGRAPHS = """
+import json, sys
+import torch
+from torch import nn
+from torch._higher_order_ops import while_loop
+import smelt
+
+torch.manual_seed(0)
+first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+scale = torch.rand(4)
+
+def chosen(x):
+    return torch.cond(x.sum() > 0, lambda a: first(a).exp() * scale, lambda a: second(a) @ a.t() @ a, (x,))
+
+def looped(x):
+    return while_loop(lambda i, a: a.sum() < 60, lambda i, a: (i + 1, a * 2 + scale), (torch.tensor(0), x))
+
+def sized(x, y):
+    z = torch.cond(y.sum() > 0, lambda a: (a @ a).sin(), lambda a: a.cumsum(0) @ a, (y,))
+    return x * 2 + z[0]
+
+X = torch.rand(4, 4)
+
+def main():
+    outcome = {}
+    with torch.no_grad():
+        for f in (chosen, looped):
+            c = smelt.compile(f, fullgraph=True)
+            outcome[f.__name__] = [[t.tolist() for t in torch.utils._pytree.tree_leaves(c(x))] for x in (X, -X / 9)]
+        c = smelt.compile(sized, fullgraph=True, dynamic=True)
+        outcome["sized"] = [c(torch.ones(n, 4), X).tolist() for n in (3, 5)]
+    c = smelt.compile(chosen, fullgraph=True)
+    for x in (X, -X):
+        given = x.clone().requires_grad_()
+        c(given).square().sum().backward()
+        outcome[f"gradients {x.sum() > 0}"] = [given.grad.tolist(), first.weight.grad.tolist()]
+    if sys.argv[1:]:
+        given = X.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(c(given).square().sum(), given, create_graph=True)
+        outcome["second"] = torch.autograd.grad(gradient.sum(), given)[0].tolist()
+    compiler = ("smelt.capture", "smelt.tracing", "smelt.codegen", "llvmlite")
+    print(json.dumps([outcome, [m for m in sys.modules if m.startswith(compiler)]]))
+"""
+
+
+@WITH_SUBGRAPHS
+def test_graphs_inside_of_graphs(tmp_path):
+    first, imported = process(tmp_path, SUBGRAPHS)
+    assert imported
+    again, imported = process(tmp_path, SUBGRAPHS)
+    assert again == first and not imported
+
+
+@WITH_SUBGRAPHS
+def test_second_derivatives_of_graphs_inside_of_graphs(tmp_path):
+    first, _ = process(tmp_path, SUBGRAPHS, arguments=("second",))
+    again, _ = process(tmp_path, SUBGRAPHS, arguments=("second",))
+    assert again == first and "second" in first
