@@ -466,6 +466,29 @@ def test_training_with_buffers_and_other_sizes(n: int, built: Path, tmp_path: Pa
         assert torch.allclose(state[name], tensor, atol=1e-4), name
 
 
+class Choosing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x).tanh()
+        y = torch.cond(x.sum() > 0, lambda a: self.second(a).sigmoid() @ a, lambda a: a.cos() @ a, (h,))
+        return (y + h).square().mean()
+
+
+@pytest.mark.skipif(REFUSED, reason="torch.cond calls torch.compile there, which breaks the graph")
+def test_training_with_graphs_inside_of_the_graph(built: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 4).abs()
+    batches = [(-x,), (x,)]
+    smelt.export(Choosing(), (x,), gradients=True).save(tmp_path / "m.smelt")
+    losses, _, gradients = results_of(built / "train_program", tmp_path, batches, 6, 0.01)
+    program = smelt.load(tmp_path / "m.smelt")
+    wanted, wanted_gradients = trained_in_python(program, program.named_parameters(), batches, 6, 0.01)
+    assert same(gradients, wanted_gradients) and losses == pytest.approx(wanted, rel=1e-5)
+
+
 # ---- files
 
 
