@@ -261,9 +261,10 @@ def library_digest() -> bytes:
 
 
 def _within(function: types.FunctionType) -> types.FunctionType:
-    """The function that torch wraps when torch._dynamo is imported, which `torch.cond` does."""
+    """The function that torch wraps when its compiler is imported, as `torch.cond` and some meta kernels do."""
     if function.__code__.co_qualname == "_disable_dynamo.<locals>.inner":
-        return vars(function).get("__wrapped__", function)  # type: ignore[no-any-return]
+        wrapped = vars(function).get("__wrapped__")
+        return wrapped if type(wrapped) is types.FunctionType else function
     return function
 
 

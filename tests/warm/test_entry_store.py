@@ -10,6 +10,7 @@ from smelt.config import Config
 from smelt.errors import CacheError
 from smelt.runtime import disk_cache
 from smelt.warm import entry_store, find_entry
+from smelt.warm.digests import library_digest
 from smelt.warm.stored_entry import Damaged, StoredEntry, StoredPlan, from_bytes
 
 KEY = disk_cache.key_of("a program")
@@ -138,3 +139,13 @@ def test_forged_guards_are_no_entry():
             )
             is None
         )
+
+
+def test_the_key_ignores_that_torch_wraps_a_function_when_its_compiler_is_imported(monkeypatch):
+    known, seed = library_digest(), torch.random.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", seed)
+    unwrapped = library_digest()
+    monkeypatch.setattr(torch, "manual_seed", torch._disable_dynamo(seed))
+    assert known == unwrapped == library_digest()
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seed)
+    assert library_digest() != known
