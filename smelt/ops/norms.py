@@ -183,6 +183,19 @@ def statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch
     return x.dtype if first.dtype == x.dtype else torch.float32
 
 
+def _takes(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+    """Whether a CPU normalizes `x` with parameters of these dtypes for sure: the input's, or float32 with a half-precision
+    input. Raises ATen's error for those that it refuses (cpu/mixed_data_type.h)."""
+    present = [p for p in parameters if p is not None]
+    if not present or present[0].dtype == x.dtype:
+        return all(p.dtype == x.dtype for p in present)
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("mixed dtype (CPU): all inputs must share same datatype.")
+    if any(p.dtype != torch.float32 for p in present):
+        raise RuntimeError("mixed dtype (CPU): expect parameter to have scalar type of Float")
+    return True
+
+
 def _layer_norm_layout(
     x: torch.Tensor,
     normalized: Sequence[int],
@@ -194,7 +207,7 @@ def _layer_norm_layout(
     n = len(shape)
     if not x.is_floating_point() or n == 0 or list(x.shape[x.dim() - n :]) != shape:
         return NotImplemented
-    if any(p is not None and list(p.shape) != shape for p in (weight, bias)):
+    if any(p is not None and list(p.shape) != shape for p in (weight, bias)) or not _takes(x, weight, bias):
         return NotImplemented
     rows = [*x.shape[: x.dim() - n], *[1] * n]
     dtype = statistics_dtype(x, weight, bias)
@@ -214,10 +227,11 @@ def _group_norm_layout(
     parameters = [p for p in (weight, bias) if p is not None]
     if not x.is_floating_point() or batch * channels * area != x.numel() or not x.numel():
         return NotImplemented
-    if channels % groups or any(list(p.shape) != [channels] for p in parameters):
-        return NotImplemented
-    dtypes = {p.dtype for p in parameters} or {x.dtype}
-    if dtypes != {x.dtype} and (dtypes != {torch.float32} or x.dtype not in (torch.float16, torch.bfloat16)):
+    if (
+        channels % groups
+        or any(list(p.shape) != [channels] for p in parameters)
+        or not _takes(x, *parameters)
+    ):
         return NotImplemented
     out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
     dtype = statistics_dtype(x, weight, bias)
@@ -225,6 +239,14 @@ def _group_norm_layout(
 
 
 def batch_norm_training_layout(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *settings: Any
+) -> Any:
+    """The layouts of a batch norm's results on a CPU. `settings`: as those of `_batch_norm_results`."""
+    results = _batch_norm_results(x, weight, bias, *settings)
+    return results if results is NotImplemented or _takes(x, weight, bias, *settings[:-3]) else NotImplemented
+
+
+def _batch_norm_results(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *settings: Any
 ) -> Any:
     """`settings`: running mean and variance (absent in the form without), training, momentum, epsilon."""
@@ -252,9 +274,18 @@ def _batch_norm_layout(
     return batch_norm_training_layout(x, weight, bias, mean, var, False, momentum, eps)
 
 
-def _batch_norm_layout_on(device: torch.device, x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+def _batch_norm_layout_on(
+    device: torch.device,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> Any:
     """A GPU's kernel allocates statistics that it does not fill."""
-    found = _batch_norm_layout(x, *arguments, **named)
+    found = _batch_norm_results(x, weight, bias, mean, var, False, momentum, eps)
     if found is NotImplemented:
         return found
     room = fresh(x.shape[1:2], opmath(x.dtype))

@@ -249,3 +249,24 @@ def test_a_flag_that_eager_does_not_set(value: object, is_leaf: bool) -> None:
             return type(error), str(error)
 
     assert outcome(smelt.compile(assign)) == outcome(assign)
+
+
+NORMS: dict[str, Program] = {
+    "batch": lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4), training=True),
+    "running": lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)),
+    "layer": lambda x: F.layer_norm(x, (4,), torch.ones(4)),
+    "group": lambda x: F.group_norm(x, 2, torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_of_a_dtype_that_its_parameters_do_not_have(name: str, dtype: torch.dtype) -> None:
+    def caught(x: torch.Tensor) -> Any:
+        try:
+            return NORMS[name](x).dtype
+        except RuntimeError as error:
+            return str(error)
+
+    x = torch.randn(300, 4, dtype=dtype)
+    assert smelt.compile(caught)(x) == caught(x)
