@@ -368,7 +368,8 @@ def dump(directory: str | os.PathLike[str], *, override: bool = False) -> Abstra
     entry 0 of `forward` the files `forward.0.frame.py`, `.torch.py`, `.aten.py`, `.joint.py`, `.forward.py`, `.backward.py`,
     `.loops.txt`, `.ll`, `.plan.txt`, ... (docs/artifacts.md says what is in them).
 
-    The environment variable `SMELT_DUMP=directory` does it for a whole process. What was compiled before is not written.
+    The environment variable `SMELT_DUMP=directory` does it for a whole process; under torchrun, rank 1 writes
+    `directory.rank1`, and so on. What was compiled before is not written.
 
     Args:
         override: a graph whose file is there, and was edited, is compiled in place of the captured one: `.torch.py`; or

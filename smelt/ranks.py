@@ -29,7 +29,13 @@ def own_rank() -> Rank | None:
     return rank if rank.total > 1 else None
 
 
+def is_first() -> bool:
+    """Whether this process is rank 0 or alone."""
+    rank = own_rank()
+    return rank is None or rank.number == 0
+
+
 def own_path(path: Path) -> Path:
     """`path` for this process: `report.html` of rank 0 and of a process alone, `report.rank1.html` of rank 1."""
     rank = own_rank()
-    return path.with_suffix(f".rank{rank.number}{path.suffix}") if rank and rank.number else path
+    return path if rank is None or is_first() else path.with_suffix(f".rank{rank.number}{path.suffix}")

@@ -169,9 +169,8 @@ def explain(
             raise Refused(f"{option} is for the calls of one function: SCRIPT:FUNCTION")
     explanation, status = _observed(script, context.args)
     sys.stdout.flush()
-    rank = _ranks().own_rank()
     text = str(explanation)
-    print(text.partition("\n")[0] + "\n" if rank and rank.number else text, end="", file=sys.stderr)
+    print(text if _ranks().is_first() else text.partition("\n")[0] + "\n", end="", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -202,8 +201,7 @@ def report(
     with _writing(output):
         explanation.save(output)
     print(f"smelt: the report is {output}", file=sys.stderr)
-    rank = _ranks().own_rank()
-    if shows and not (rank and rank.number) and not webbrowser.open(output.as_uri()):
+    if shows and _ranks().is_first() and not webbrowser.open(output.as_uri()):
         print("smelt: --open found no browser", file=sys.stderr)
     raise SystemExit(status)
 

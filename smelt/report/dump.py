@@ -30,6 +30,7 @@ from smelt.graph.graph_callable import GraphFunction, moved
 from smelt.graph.graph_overrides import Role, editing
 from smelt.graph.ir import Graph
 from smelt.plan.steps import Plan
+from smelt.ranks import own_path
 from smelt.report import artifact_text
 from smelt.report.artifact_text import Written
 from smelt.report.edited_frames import frame_of
@@ -368,9 +369,11 @@ _of_environment = ExitStack()  # never closed
 
 
 def from_environment(environment: Mapping[str, str]) -> None:
-    """Enable `SMELT_DUMP` and `SMELT_OVERRIDE` for the process: directories, which may be the same."""
+    """Enable `SMELT_DUMP` and `SMELT_OVERRIDE` for the process: directories, which may be the same. Of several ranks, each
+    writes a directory of its own (`own_path`), and all read the edited files of one."""
     to, by = environment.get("SMELT_DUMP", ""), environment.get("SMELT_OVERRIDE", "")
-    if to:
-        _of_environment.enter_context(dumping(to, override=Path(by) == Path(to) if by else False))
-    if by and (not to or Path(by) != Path(to)):
+    written = own_path(Path(to)) if to else None
+    if written:
+        _of_environment.enter_context(dumping(written, override=bool(by) and Path(by) == written))
+    if by and Path(by) != written:
         _of_environment.enter_context(dumping(by, override=True, writes=False))

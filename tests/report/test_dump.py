@@ -656,6 +656,11 @@ def test_the_environment_does_it_for_a_process(tmp_path):
     assert {p: p.read_bytes() for p in folder.iterdir()} == before
     assert run(SMELT_OVERRIDE=str(folder), SMELT_DUMP=str(folder)) == "[5.5, 5.5]\n"
     assert run() == "[2.0, 2.0]\n"
+    before = {p: p.read_bytes() for p in folder.iterdir()}
+    second = {"RANK": "1", "WORLD_SIZE": "2"}  # as torchrun sets them
+    assert run(SMELT_OVERRIDE=str(folder), SMELT_DUMP=str(folder), **second) == "[5.5, 5.5]\n"
+    assert {p: p.read_bytes() for p in folder.iterdir()} == before
+    assert {p.name for p in tmp_path.joinpath("files.rank1").iterdir()} >= {"f.0.aten.py", "f.0.frame.py"}
 
 
 # -------------------------------------------------------------------------------------------------- edited programs
