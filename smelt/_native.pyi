@@ -303,8 +303,9 @@ class ProgramPlans:
 def read_program(
     path: str | bytes, weights: str | bytes | None, /
 ) -> tuple[dict[str, bytes], list[tuple[str, torch.Tensor]]]:
-    """The sections of a program's file but its weights, as they are stored, and its state. `weights`: its file of weights.
-    Verifies checksums and tables. Raises OSError, and ValueError for another file or a damaged one."""
+    """The sections of a program's file except its weights, in their stored form, and its state. `weights`: the path of its
+    file of weights, or None. Verifies checksums and tables. Raises OSError, and ValueError for another file or a damaged
+    one."""
 
 def unpacked(section: bytes, /) -> bytes:
     """A section of a graph, of plans or of machine code, unpacked. Raises ValueError for other bytes."""

@@ -84,13 +84,14 @@ def compile(
         fullgraph: raise `smelt.errors.Unsupported` (on the user's line) if the graph would break or capture fails.
         dynamic: which sizes of tensors, from 2 on, and which numbers are symbols, so that one entry serves them all
             (docs/dynamic-shapes.md). None: those that change between calls, or are marked (`mark_dynamic`); True: all
-            that can be, from the first call on; False: none. Only the backend "smelt" supports symbolic sizes.
+            that can be, from the first call on; False: none. Custom backends get symbolic sizes with True alone.
         backend: a name from `list_backends()`, or a callable `(torch.fx.GraphModule, example_inputs) -> callable`.
         mode: None or "default"; on GPUs also "reduce-overhead" (CUDA graphs), "max-autotune-no-cudagraphs" (products
             are generated if they are measured to be faster), "max-autotune" (both). Modes change nothing on a CPU.
         options: see `smelt.config.Config`; an unknown name is an error. `smelt.config.set` changes the defaults.
-        operators: the operators of the graphs that a custom backend receives: None: torch's functions, as the program calls
-            them; "core": core ATen; "prims": torch's primitives (docs/custom-backends.md).
+        operators: the operators in the graphs that a custom backend receives. None: torch's functions, as the program calls
+            them; "core": core ATen; "prims": torch's primitives. With a set, sizes are fixed, and the backend receives
+            forward and backward (docs/custom-backends.md).
         disable: return `model` as it is; the environment variable `SMELT_DISABLE=1` does so for a whole process.
 
     A compiled module shares its state with the original: parameters, buffers, attributes and state_dict keys.
@@ -248,8 +249,8 @@ def export(
 
     Args:
         model: an nn.Module or another callable, compiled or not.
-        args, kwargs: of the call: tensors on the CPU, numbers, texts, None, and tuples, lists, dicts, named tuples and
-            dataclasses of these.
+        args, kwargs: of the call: tensors on the CPU or on one NVIDIA GPU, numbers, strings, None, and tuples, lists,
+            dicts, named tuples and dataclasses of these.
         dynamic_shapes: the sizes that may differ, in torch.export's form: by parameter, for each dimension of a tensor a
             `smelt.Dim`, `Dim.AUTO` or None. Other sizes are those of the call.
         gradients: also export the backward, for parameters and arguments that require grad. Results then have a `grad_fn`,
@@ -257,21 +258,19 @@ def export(
         methods: instead of `args`, the arguments of several methods, which share weights: a tuple, or a dict of keyword
             arguments, for each name; "forward" is the model itself. `dynamic_shapes` are then by method.
             `Program.method(name)` calls one.
-        targets: the processors that the program has machine code for: "host", this machine's, and levels of x86-64
-            ("x86-64-v2", "x86-64-v3", "x86-64-v4"), which this machine need not have. Loading takes the best that fits.
+        targets: the processors for which smelt generates machine code: "host", this machine's, and levels of x86-64
+            ("x86-64-v2", "x86-64-v3", "x86-64-v4"), which this machine may lack. `smelt.load` takes the best that fits.
 
     Raises:
-        ExportError: the call is not one graph, has effects outside of buffers, or contradicts `dynamic_shapes`; the message
-            names the user's line or the argument, and what to do.
+        ExportError: the call is not one graph, has effects outside of buffers, or contradicts `dynamic_shapes`, or a target
+            is unknown. The message names the user's line or the argument, and what to do.
         TypeError: the arguments do not fit the model's signature.
         Unavailable: smelt cannot work with this torch or Python.
 
     Exceptions of `model` propagate.
     """
     exporter: Any = _compiler()
-    program: Program = exporter.export(
-        model, args, kwargs, dynamic_shapes, gradients, methods, tuple(targets)
-    )
+    program: Program = exporter.export(model, args, kwargs, dynamic_shapes, gradients, methods, targets)
     return program
 
 
@@ -282,12 +281,14 @@ def load(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = 
     Weights are views of the mapped file. Load only programs that you would run: their plans hold machine code.
 
     Args:
-        weights: the file of the format safetensors with the weights of a program that was saved with one. smelt finds them
-            by name, and needs at least one name of tied weights.
+        path: the file of the program.
+        weights: the safetensors file with its weights, if it was saved with one (`Program.save(path, weights)`). smelt finds
+            weights by name; for tied weights, one of their names suffices.
 
     Raises:
-        OSError: the file cannot be read.
-        ProgramError: it is no program, a newer version's, or damaged; or a weight is missing, or has another dtype or shape.
+        OSError: a file cannot be read.
+        ProgramError: the file is not a program, has a newer format, or is damaged; its weights are in another file; or a
+            weight is missing, or has another dtype or shape.
         Unavailable: smelt's native extension does not fit this torch or Python.
     """
     from smelt import compatibility, config, errors  # noqa: PLC0415 (imports torch)

@@ -88,7 +88,7 @@ def _with_unbacked_sizes(traced: Traced) -> Compiled:
 
 
 def without_gradients(function: Callable[..., Sequence[Any]]) -> Compiled:
-    """Runs a graph that needs no gradients."""
+    """A callable that runs `function`, a graph that needs no gradients, on a tuple of tensors."""
 
     def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
         results = function(*tensors)

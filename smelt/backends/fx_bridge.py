@@ -156,7 +156,7 @@ def adapt(
 
     def compile_joint_halves(traced: Traced, joint: Joint, config: Config) -> Compiled:
         """The forward and the backward of a joint graph, which gradients of wrapper subclasses need, each compiled."""
-        check_fixed(traced, "the gradients of a custom backend")
+        check_fixed(traced, "a custom backend with a graph of gradients")
 
         def compile_half(
             graph: Graph, donated: frozenset[int], sizes: tuple[Sym, ...], role: Role
@@ -171,7 +171,7 @@ def adapt(
 
     def compile_lowered(traced: Traced, operators: OperatorSet) -> Compiled:
         """The aten graph, which needs no gradients, in operators of a set."""
-        check_fixed(traced, "a graph in a set of operators")
+        check_fixed(traced, "a custom backend with operators=...")
         if not any(node.op.startswith("call") for node in traced.aten_graph):
             return without_gradients(GraphFunction(traced.aten_graph))
         examples = list(traced.example_inputs()[: len(traced.inputs)])
@@ -183,7 +183,7 @@ def adapt(
         if traced.sizes or traced.unbacked is not None:
             raise NeedsFixedSize(what, frozenset(traced.sizes))
         if traced.numbers:
-            raise BackendError(f"{what} would take numbers")
+            raise BackendError(f"{what} takes no numbers as inputs: use dynamic=False")
 
     def compile_trace(traced: Traced) -> Compiled:
         if traced.boundaries:

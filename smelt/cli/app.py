@@ -210,7 +210,9 @@ def report(
 def package(
     program: Annotated[Path, typer.Argument(metavar="PROGRAM", help="A file that smelt.export wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the project.")],
-    weights: Annotated[Path | None, typer.Option(help="Its file of weights, if it has one.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="The program's safetensors file, if it has one.")
+    ] = None,
 ) -> None:
     """Write a C++ project for an exported program.
 

@@ -216,7 +216,7 @@ class ArgumentChecks:
             else:
                 raise ExportError(
                     f"{self._text(known[0])} is {guard.text.partition(' is ')[2] or 'an object'}: a program takes tensors, "
-                    "numbers, texts and containers of these. Make it an attribute of the model"
+                    "numbers, strings and containers of these. Make it an attribute of the model"
                 )
         if kind == "type":
             value = class_name(value)
@@ -248,7 +248,7 @@ class ArgumentChecks:
         return Rule(kind, known, value, texts.get(kind, f"{names}: {self._shown(guard, sources)}"), line)
 
     def _field_rules(self, guard: Guard, rule: TensorRule | Rule) -> list[Rule]:
-        """The fields of a named tuple or dataclass, of whose class a guard is."""
+        """The rule for C++ with the fields of a named tuple or dataclass, if `guard` checks such a class."""
         fields = fields_of(guard.value) if guard.kind is _TYPE else None
         if fields is None or not isinstance(rule, Rule):
             return []

@@ -37,7 +37,8 @@ def as_data(
             return Ref(index[leaf])
         if not isinstance(leaf.inner, Inner):
             raise ExportError(
-                f"the graph calls {node.name}, a kernel of the program, which has no form in a file{_at(node.line)}"
+                f"the graph calls {node.name}, a user kernel, which programs cannot hold{_at(node.line)}. "
+                "Write it with torch functions"
             )
         return inner_data(leaf.inner.rule, leaf.inner.graphs, name_of, target_of)
 

@@ -74,7 +74,7 @@ class CapturedResult:
         names = fields_of(cls)
         if names is None or not _takes(cls, names):
             raise ExportError(
-                f"the result contains a {class_name(cls)}: programs return tensors, numbers, texts, and tuples, lists, "
+                f"the result contains a {class_name(cls)}: programs return tensors, numbers, strings, and tuples, lists, "
                 "dicts, named tuples and dataclasses of these. Return its tensors (of transformers' models: use_cache=False)"
             )
         try:

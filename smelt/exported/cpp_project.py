@@ -229,7 +229,7 @@ class _Example:
         return {"int": "int64_t{1}", "float": "1.0"}.get(facts.get("number", ""), "c10::IValue()")
 
     def _field(self, path: ArgumentPath, i: int, name: str) -> str:
-        """The expression of a field of an instance, whichever way the program reads it."""
+        """The expression of field `i` of an instance, which the model may read by name, by position or in `__dict__`."""
         own = (*path, ("dict", None)), ("item", name)
         steps = [(*path, step) for step in (("attr", name), ("member", name), ("item", i), ("item", name))]
         known = self._tensors.keys() | self._facts.keys()

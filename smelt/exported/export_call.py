@@ -81,15 +81,20 @@ def calls_of(methods: Mapping[str, Any], dynamic_shapes: Any) -> list[Call]:
 
 def export(model: Any, calls: Sequence[Call], gradients: bool, targets: Sequence[str] = (HOST,)) -> Program:
     """The program of these calls; see `smelt.export`."""
-    unknown = [target for target in targets if target not in TARGETS]
-    if unknown or not targets:
-        raise ExportError(
-            f"unknown target {unknown[0]!r}; known: {', '.join(TARGETS)}" if unknown else "targets are empty"
-        )
+    _check_targets(targets)
     contents = _Contents(ProgramState(model, gradients), best_first(targets))
     for call in calls:
         _add_call(contents, model, call, gradients)
     return Program(contents.finished())
+
+
+def _check_targets(targets: Sequence[str]) -> None:
+    known = ", ".join(TARGETS)
+    if isinstance(targets, str) or not targets:
+        raise ExportError(f"targets must be a list with one or more of {known}, got {targets!r}")
+    for target in targets:
+        if target not in TARGETS:
+            raise ExportError(f"unknown target {target!r}; known: {known}")
 
 
 class _Contents:

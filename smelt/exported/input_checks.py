@@ -285,7 +285,7 @@ _KINDS: dict[str, Callable[..., bool]] = {
     "no_overlap": _apart,
     "shared_storage": lambda value, *tensors: len({t.untyped_storage().data_ptr() for t in tensors}) == 1,
     "expression": _holds,
-    "fields": lambda value, x: True,  # for C++, which takes them in place of an instance of a class
+    "fields": lambda value, x: True,  # for C++, which takes the fields in place of an instance
 }
 _SHOWN = frozenset({"type", "eq", "number", "len", "keys", "expression"})
 RULE_KINDS = frozenset(_KINDS)

@@ -54,7 +54,7 @@ TARGETS = (HOST, *LEVELS)
 
 @contextmanager
 def compiling_for(target: str) -> Iterator[None]:
-    """Within the context plans are for a target: the processor of this machine, or a level of x86-64."""
+    """A context in which plans are for a target: the processor of this machine, or a level of x86-64."""
     with nullcontext() if target == HOST else generating_for(target):
         yield
 
@@ -123,13 +123,13 @@ def target_of(
 
 
 def _images(gpus: Sequence[int], config: Config, library: Library) -> tuple[bytes, ...]:
-    """The stored code of a kernel: machine code for this GPU and, for drivers that refuse it, PTX."""
+    """The images of a kernel, best first: machine code for this GPU, and PTX for drivers that refuse it."""
     [ptx] = library.objects
     return tuple(dict.fromkeys((machine_code(ptx, gpus[0], disk_cache.store(config)), ptx)))
 
 
 def _capability(gpu: int) -> str:
-    """A GPU that code needs, among the features of processors (native/exported/processor.cpp)."""
+    """The compute capability of a GPU as a feature of a target, such as "sm_90" (native/exported/processor.cpp)."""
     major, minor = torch.cuda.get_device_capability(gpu)
     return f"sm_{10 * major + minor}"
 
@@ -141,7 +141,7 @@ def _plans(
     gpus = {device for device in devices if device.type != "cpu"}
     if len(gpus) > 1 or any(device.type != "cuda" or torch.version.hip for device in gpus):
         raise ExportError(
-            f"programs run on CPUs and one GPU of NVIDIA's; this one uses {', '.join(map(str, devices))}"
+            f"a program runs on CPUs, and on at most one NVIDIA GPU; this one uses {', '.join(map(str, devices))}"
         )
     if gpus and values:
         raise ExportError("programs on GPUs have fixed sizes: leave dynamic_shapes out")

@@ -92,8 +92,8 @@ class Program:
     def save(self, path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> None:
         """Write the program with its state to a file, whole or not at all. Raises OSError.
 
-        `weights`: a file of the format safetensors, written first, which gets the weights. The program keeps constants of
-        its plans, and tensors that share memory other than as a whole. Load both with `smelt.load(path, weights)`.
+        `weights`: a safetensors file for the weights, which is written first. Constants of plans stay in the program, and so
+        do tensors that share parts of their memory. Load both with `smelt.load(path, weights)`.
         """
         program_file.write(path, self._shared.contents(), weights)
 

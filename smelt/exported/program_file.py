@@ -26,7 +26,7 @@ from smelt.plan.value_encoding import decode
 from smelt.runtime.whole_files import written_whole
 
 MAGIC = b"smeltprg"
-VERSION = 4  # of the format; files of version 3 are read, too
+VERSION = 4  # of the format; `read` also takes files of version 3
 ALIGNMENT = 64  # of each section, and of each weight in its section
 HEADER = struct.Struct(
     "<8sIIQI"
@@ -221,9 +221,9 @@ def can_be_encoded(value: Any) -> bool:
 def write(
     path: str | os.PathLike[str], contents: Contents, weights: str | os.PathLike[str] | None = None
 ) -> None:
-    """Write a program, whole or not at all. `weights`: a file for those weights that have a form in it (`weights_file.py`),
-    which is written first. Raises OSError, and ProgramError for a state that is not dense, or on other devices than CPUs and
-    CUDA's."""
+    """Write a program, whole or not at all. `weights`: a safetensors file, written first, for the weights that it can hold
+    (`weights_file.storable`). Raises OSError, and ProgramError for a tensor that is not strided, or is on neither a CPU
+    nor a CUDA device."""
     all_storages, views = _stored(contents.state)
     external: dict[int, Weight] = {}
     if weights is not None:
@@ -275,7 +275,7 @@ def read(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = 
             os.fspath(path), None if weights is None else os.fspath(weights)
         )
         tables: Tables = decode(sections.pop("tables"), RECORDS)
-    except (ValueError, PlanError, RuntimeError) as error:  # also torch's: it has no such device
+    except (ValueError, PlanError, RuntimeError) as error:  # RuntimeError: torch has no such device
         raise ProgramError(f"{os.fspath(path)}: {error}") from error
     return Contents(tables, sections, dict(state))
 
@@ -287,7 +287,8 @@ def _stored(state: Mapping[str, torch.Tensor]) -> tuple[list[Any], list[Weight]]
     for name, tensor in state.items():
         if tensor.device.type not in ("cpu", "cuda") or tensor.layout is not torch.strided:
             raise ProgramError(
-                f"{name} is on {tensor.device} with layout {tensor.layout}: programs hold dense tensors"
+                f"the weight {name} is on {tensor.device} with layout {tensor.layout}: programs hold strided "
+                "tensors on CPUs and NVIDIA GPUs"
             )
         storage = tensor.untyped_storage()
         number, _ = storages.setdefault(storage.data_ptr() or id(storage), (len(storages), storage))

@@ -1,4 +1,4 @@
-"""Weights beside a program, in a file of the format safetensors, which other tools read (native/exported/weights_file.h)."""
+"""Weights beside a program, in a safetensors file, which other tools read and write (native/exported/weights_file.h)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Weight:
 
 
 def storable(views: Iterable[Weight], constants: Collection[str]) -> dict[int, Weight]:
-    """The storages that such a file can hold, each with the tensor that stands for it: all tensors of the storage have one
-    layout without gaps, and none is a constant of a plan."""
+    """The storages that a safetensors file can hold, by number, each with the first of its tensors: these have one layout
+    without gaps, and none is a constant of a plan."""
     of: dict[int, list[Weight]] = {}
     for view in views:
         of.setdefault(view.storage, []).append(view)
@@ -56,7 +56,7 @@ def storable(views: Iterable[Weight], constants: Collection[str]) -> dict[int, W
 
 
 def _is_dense(view: Weight) -> bool:
-    """Whether the elements, of which there are some, lie side by side in some order of the dimensions."""
+    """Whether the tensor has elements, and they fill its memory without gaps in some order of the dimensions."""
     expected = 1
     for stride, size in sorted(zip(view.stride, view.shape)):
         if size != 1:
@@ -68,7 +68,7 @@ def _is_dense(view: Weight) -> bool:
 
 def write_weights(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors, whole or not at all; each is row-major there. Raises OSError."""
-    # Those of whole cache lines come first, and are aligned as in a program.
+    # Tensors whose bytes are multiples of 64 come first, so that all of these are aligned as in a program.
     order = sorted(tensors, key=lambda n: (tensors[n].nbytes % _ALIGNMENT != 0, -tensors[n].itemsize))
     header: dict[str, Any] = {}
     size = 0

@@ -199,7 +199,7 @@ class _Builder:
         if type(value) not in PLAIN:
             raise SmeltError(
                 f"the argument {name} holds a {type(value).__name__}, which a graph cannot check: pass tensors, numbers, "
-                "texts and containers of them, or make it an attribute of the module"
+                "strings and containers of them, or make it an attribute of the module"
             )
         return value
 

@@ -236,7 +236,7 @@ def cannot_be_replayed(plan: Plan) -> str | None:
     if plan.on_host:
         return "it computes on the CPU"
     if any(isinstance(step, RunPlans) for step in plan.steps):
-        return "it runs graphs inside of the graph"
+        return "it runs subgraphs (torch.cond, while_loop)"
     for call in calls:
         if call.op in (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL):
             return "it launches a kernel of the program's own"

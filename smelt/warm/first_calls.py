@@ -152,7 +152,7 @@ class FirstCalls:
             try:
                 entry = found(stored, fn, slots, self._key, self._config, self._fullgraph, self._root.resume)
             except Damaged as error:
-                log.warning("smelt: a stored entry of %s is removed: %s", fn.__qualname__, error)
+                log.warning("smelt: removed a damaged stored entry of %s (%s)", fn.__qualname__, error)
                 drop(self._key, digest, self._config)
                 continue
             if entry is not None:

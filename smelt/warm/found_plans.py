@@ -31,7 +31,7 @@ DAMAGED = (
 
 
 class Plans:
-    """The plans of an entry, and what compiles others."""
+    """The plans of an entry; `again` compiles others."""
 
     def __init__(self, stored: StoredEntry, key: str, config: Config, fullgraph: bool) -> None:
         self._stored, self._compilation = stored, (key, stored, config, fullgraph)
@@ -48,7 +48,9 @@ class Plans:
             try:
                 made = self._made(i, numbers)
             except DAMAGED as error:
-                log.warning("smelt: a plan of a stored entry cannot be loaded: %s", error)
+                log.warning(
+                    "smelt: cannot load a plan of a stored entry, and compiles its graph again: %s", error
+                )
                 self._failed.add(i)
                 continue
             if made is not None:

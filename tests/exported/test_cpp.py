@@ -510,8 +510,8 @@ def refusal(driver: Path, folder: Path, data: bytes) -> str:
 
 
 def test_files_of_others_are_refused_with_what_to_do(driver: Path, data: bytes, tmp_path: Path) -> None:
-    assert "no program of smelt" in refusal(driver, tmp_path, b"PK" * 40)
-    assert "a program of version 9" in refusal(driver, tmp_path, data[:8] + b"\x09" + data[9:])
+    assert "not a program of smelt" in refusal(driver, tmp_path, b"PK" * 40)
+    assert "a program of format 9" in refusal(driver, tmp_path, data[:8] + b"\x09" + data[9:])
     assert "bytes are expected" in refusal(driver, tmp_path, data[:-64])
     at = len(data) // 2
     assert "is damaged" in refusal(driver, tmp_path, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])

@@ -118,9 +118,9 @@ def test_weights_that_cannot_be(
 
 def test_another_file(tmp_path: Path) -> None:
     for content, what in (
-        (b"", "no program of smelt"),
-        (os.urandom(4096), "no program of smelt"),
-        (b"smeltprg" + struct.pack("<I", 9) + bytes(100), "a program of version 9"),
+        (b"", "not a program of smelt"),
+        (os.urandom(4096), "not a program of smelt"),
+        (b"smeltprg" + struct.pack("<I", 9) + bytes(100), "a program of format 9"),
     ):
         (tmp_path / "m.smelt").write_bytes(content)
         with pytest.raises(ProgramError, match=what):

@@ -84,9 +84,9 @@ def test_newer_and_older_formats(tmp_path: Path) -> None:
     for version, what in (
         (
             present + 1,
-            f"version {present + 1}; this smelt reads versions 3 to {present}: load it with the smelt that wrote it",
+            f"format {present + 1}; this smelt reads formats 3 to {present}: load it with the smelt that wrote it",
         ),
-        (2, f"version 2; this smelt reads versions 3 to {present}: export the model again"),
+        (2, f"format 2; this smelt reads formats 3 to {present}: export the model again"),
     ):
         (tmp_path / "m.smelt").write_bytes(data[:8] + bytes([version]) + data[9:])
         with pytest.raises(ProgramError, match=what):

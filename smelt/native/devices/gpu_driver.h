@@ -81,7 +81,7 @@ Status in_context(int device, const Call& call) {
     return call();
 }
 
-// Ten times the compute capability of a GPU; 0 if there is no such GPU or no driver of NVIDIA's.
+// Ten times the compute capability of a GPU; 0 without such a GPU or without NVIDIA's driver.
 int capability(int ordinal);
 
 // Whether the stream, of `device`, is being captured into a graph.

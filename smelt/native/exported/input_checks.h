@@ -27,8 +27,8 @@ struct Bound {
 // Binds arguments to the signature. Throws InputError.
 Bound bound(const Method& method, const Program::Arguments& arguments, const Program::Keywords& keywords);
 
-// Reads objects at places of the arguments of one call, or the state; each once. A tuple or dict of the fields of a class reads as
-// the dict of these fields, in the order of the class.
+// Reads objects at paths in the arguments of one call, and tensors of the state, each once. Where the export had a named tuple
+// or dataclass, it reads a tuple or dict of the fields as a dict in the order of the fields.
 class ArgumentReader {
   public:
     ArgumentReader(const Method& method, const Bound& bound, const Tensors& state,

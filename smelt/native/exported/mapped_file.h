@@ -1,4 +1,4 @@
-// A file in memory.
+// A file mapped into memory.
 #pragma once
 #include <c10/core/Storage.h>
 

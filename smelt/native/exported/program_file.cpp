@@ -34,8 +34,8 @@ c10::DispatchKeySet keys_of(c10::Device device) {
 // A copy of a storage on a GPU.
 c10::Storage on_device(const c10::Storage& storage, c10::Device device) {
     if (!device.is_cuda()) throw FormatError("a weight on an unknown device, " + device.str());
-    auto bytes = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(storage), keys_of(c10::kCPU), c10::scalarTypeToTypeMeta(at::kByte));
+    auto bytes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys_of(c10::kCPU),
+                                                          c10::scalarTypeToTypeMeta(at::kByte));
     bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(storage.nbytes())});
     return bytes.to(device).storage();
 }
@@ -58,8 +58,7 @@ at::Tensor viewed(const c10::Storage& storage, const Weight& w) {
     if (!fits) throw FormatError("a weight that cannot be: " + w.name);
     if (!is_empty && last >= static_cast<int64_t>(storage.nbytes()) / width)
         throw FormatError("the weight " + w.name + " is outside of its storage");
-    auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
-                                                      keys_of(storage.device()),
+    auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys_of(storage.device()),
                                                       c10::scalarTypeToTypeMeta(w.dtype));
     t.unsafeGetTensorImpl()->set_sizes_and_strides(w.shape, w.stride, is_empty ? 0 : w.offset);
     return t;
@@ -70,14 +69,14 @@ at::Tensor viewed(const c10::Storage& storage, const Weight& w) {
 ProgramFile::ProgramFile(const std::string& path) : mapping_(std::make_shared<MappedFile>(path)) {
     const std::string_view data = mapping_->data();
     if (data.size() < kHeader || data.substr(0, kMagic.size()) != kMagic)
-        throw FormatError("no program of smelt");
+        throw FormatError("not a program of smelt");
     const auto version = number<uint32_t>(data, 8), count = number<uint32_t>(data, 12);
     if (version > kFormatVersion)
-        throw FormatError("a program of version " + std::to_string(version) + "; this smelt reads versions " +
+        throw FormatError("a program of format " + std::to_string(version) + "; this smelt reads formats " +
                           std::to_string(kOldestFormat) + " to " + std::to_string(kFormatVersion) +
                           ": load it with the smelt that wrote it or a newer one");
     if (version < kOldestFormat)
-        throw FormatError("a program of version " + std::to_string(version) + "; this smelt reads versions " +
+        throw FormatError("a program of format " + std::to_string(version) + "; this smelt reads formats " +
                           std::to_string(kOldestFormat) + " to " + std::to_string(kFormatVersion) +
                           ": export the model again");
     const auto length = number<uint64_t>(data, 16);
@@ -138,9 +137,11 @@ State ProgramFile::state(const std::optional<std::string>& other) const {
     const bool is_external = std::any_of(table.spans.begin(), table.spans.end(),
                                          [](const StateTable::Span& span) { return !span.external.empty(); });
     if (is_external && !other)
-        throw FormatError("its weights are in another file: load it with that, weights=\"...\"");
+        throw FormatError(
+            "its weights are in another file: pass the path of that file as the argument weights of load");
     if (other && !is_external)
-        throw FormatError("the program holds its weights: load it without others, and call update_weights");
+        throw FormatError(
+            "this file holds its weights: load it without a file of weights, then call update_weights");
     std::optional<WeightsFile> file;
     if (other) file.emplace(*other);
     const c10::InferenceMode ordinary(false);  // later calls write these tensors, wherever they are

@@ -72,7 +72,7 @@ const std::array<std::pair<const char*, c10::ScalarType>, 16> kDtypes{{
 }};
 
 [[noreturn]] void refuse(const std::string& what) {
-    throw FormatError("no file of safetensors: " + what);
+    throw FormatError("not a safetensors file: " + what);
 }
 
 std::string text_of(std::string_view dtype, const std::vector<int64_t>& shape) {
@@ -86,7 +86,7 @@ std::string text_of(std::string_view dtype, const std::vector<int64_t>& shape) {
 
 }  // namespace
 
-// Reads the header: JSON without numbers other than natural ones.
+// Reads the header, which is JSON. The numbers of shapes and offsets are natural; other values are skipped.
 class WeightsFile::Reader {
   public:
     explicit Reader(std::string_view text) : text_(text) {}
@@ -97,10 +97,10 @@ class WeightsFile::Reader {
             if (name == "__metadata__")
                 skip(0);
             else if (!found.emplace(name, tensor()).second)
-                refuse("two tensors of one name");
+                refuse("two tensors have one name");
         });
         spaces();
-        if (at_ != text_.size()) refuse("text behind the header");
+        if (at_ != text_.size()) refuse("there is text after the JSON object of the header");
         return found;
     }
 
@@ -118,7 +118,7 @@ class WeightsFile::Reader {
             } else if (key == "data_offsets") {
                 std::vector<uint64_t> ends;
                 items([&] { ends.push_back(number()); });
-                if (ends.size() != 2) refuse("data_offsets are two numbers");
+                if (ends.size() != 2) refuse("data_offsets must be two numbers");
                 t.begin = ends[0];
                 t.end = ends[1];
                 seen |= 4;
@@ -174,7 +174,8 @@ class WeightsFile::Reader {
         uint64_t value = 0;
         for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_)
             value = value * 10 + static_cast<uint64_t>(text_[at_] - '0');
-        if (at_ == begin || at_ - begin > 18) refuse("a number that is none");
+        if (at_ == begin || at_ - begin > 18)
+            refuse("a natural number of at most 18 digits is missing in the header");
         return value;
     }
 
@@ -200,13 +201,13 @@ class WeightsFile::Reader {
             made += kTo[i];
             return;
         }
-        if (c != 'u') refuse("an unknown escape");
+        if (c != 'u') refuse("an unknown escape sequence in a name");
         uint32_t code = unit();
-        if (code >= 0xD800 && code < 0xDC00) {  // the first of two
-            if (text_.substr(at_, 2) != "\\u") refuse("half a character");
+        if (code >= 0xD800 && code < 0xDC00) {  // the first of a surrogate pair
+            if (text_.substr(at_, 2) != "\\u") refuse("half of a surrogate pair in a name");
             at_ += 2;
             const uint32_t low = unit();
-            if (low < 0xDC00 || low > 0xDFFF) refuse("half a character");
+            if (low < 0xDC00 || low > 0xDFFF) refuse("half of a surrogate pair in a name");
             code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
         }
         add(made, code);
@@ -218,7 +219,7 @@ class WeightsFile::Reader {
             const char c = at_ < text_.size() ? text_[at_++] : ' ';
             static constexpr std::string_view kDigits = "0123456789abcdef0123456789ABCDEF";
             const size_t digit = kDigits.find(c);
-            if (digit == std::string_view::npos) refuse("an unknown escape");
+            if (digit == std::string_view::npos) refuse("an unknown escape sequence in a name");
             code = code * 16 + static_cast<uint32_t>(digit % 16);
         }
         return code;
@@ -237,7 +238,7 @@ class WeightsFile::Reader {
     }
 
     void skip(int depth) {
-        if (depth > 32) refuse("a header that is nested too deep");
+        if (depth > 32) refuse("the header is nested too deep");
         const char c = next();
         if (c == '"') {
             string();
@@ -261,9 +262,10 @@ class WeightsFile::Reader {
 WeightsFile::WeightsFile(const std::string& path) : file_(std::make_shared<MappedFile>(path)) {
     const std::string_view all = file_->data();
     uint64_t length = 0;
-    if (all.size() < sizeof length) refuse("it ends early");
+    if (all.size() < sizeof length) refuse("it ends before its header");
     std::memcpy(&length, all.data(), sizeof length);
-    if (length > kMostHeader || length > all.size() - sizeof length) refuse("a header of another length");
+    if (length > kMostHeader || length > all.size() - sizeof length)
+        refuse("its header is longer than the file or than 100 MB");
     data_ = all.substr(sizeof length + length);
     tensors_ = Reader(all.substr(sizeof length, length)).tensors();
 }
@@ -296,7 +298,7 @@ c10::Storage WeightsFile::storage_of(const Weight& w, std::string_view values) c
         return exported::storage_of(file_, values);
     const BelowAutograd beneath;
     if (w.stride.size() != w.shape.size() || w.offset != 0)
-        throw FormatError("a weight that cannot be: " + w.name);
+        throw FormatError("the weight " + w.name + " has an impossible layout");
     std::vector<int64_t> row_major(w.shape.size(), 1);
     for (size_t d = w.shape.size(); d-- > 1;) row_major[d - 1] = row_major[d] * w.shape[d];
     at::Tensor aligned = at::empty_strided(w.shape, row_major, w.dtype);

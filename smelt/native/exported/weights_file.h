@@ -1,4 +1,4 @@
-// Weights beside a program: a file of the format safetensors, read by mmap.
+// Weights beside a program: a mapped safetensors file.
 //
 //     file := length of the header (8 bytes, little-endian), header, data
 //     header: JSON, for each tensor {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}; tensors are row-major
@@ -18,11 +18,11 @@ namespace smelt::exported {
 
 class WeightsFile {
   public:
-    // Throws std::system_error if the file cannot be read, FormatError if it is none.
+    // Throws std::system_error if the file cannot be read, FormatError for another or a damaged file.
     explicit WeightsFile(const std::string& path);
 
     bool has(const std::string& name) const { return tensors_.count(name) > 0; }
-    // The bytes of a tensor that the file has. Throws FormatError for another dtype or shape.
+    // The bytes of the tensor `name`, which the file must have. Throws FormatError for another dtype or shape.
     std::string_view values_of(const std::string& name, c10::ScalarType dtype,
                                const std::vector<int64_t>& shape) const;
     // The memory of a weight with these values: the mapped file, or a copy where the layout differs.

@@ -28,7 +28,7 @@ Tensors run(const RunPlans::Inner& inner, const Tensors& operands) {
 bool holds(const at::Tensor& condition) {
     TORCH_CHECK(condition.defined() && condition.numel() == 1 && condition.scalar_type() == at::kBool &&
                     condition.device().is_cpu(),
-                "smelt: a condition that is not one bool on the CPU");
+                "smelt: the condition of a subgraph must be one bool on the CPU");
     return *condition.const_data_ptr<bool>();
 }
 
@@ -51,7 +51,7 @@ Tensors repeated(const RunPlans& r, Tensors operands) {
 }  // namespace
 
 at::Tensor with_layout(const Layout& layout, at::Tensor t) {
-    TORCH_CHECK(layout.describes(t), "smelt: a subgraph with " +
+    TORCH_CHECK(layout.describes(t), "smelt: a subgraph takes or returns " +
                                          (t.defined() ? described(t.scalar_type(), t.sizes()) : "no tensor") +
                                          ", but " + described(layout.dtype, layout.shape) +
                                          " was seen when the graph was captured");

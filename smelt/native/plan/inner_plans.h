@@ -14,7 +14,7 @@ std::vector<at::Tensor> run_inner(const RunPlans& r, const at::Tensor& condition
 // `t`, or a copy of it with the strides of a layout. Throws if it has another shape or dtype.
 at::Tensor with_layout(const Layout& layout, at::Tensor t);
 
-// Called now and then between the steps of a loop; it may throw, so that a user can interrupt one.
+// Sets what a loop calls between its steps, at most every 100 ms. It may throw, so that the user can interrupt the loop.
 void set_between_steps(void (*check)());
 
 }  // namespace smelt::plan

@@ -75,11 +75,11 @@ class SMELT_PUBLIC Program {
     // be read.
     static Program load(const std::string& path);
 
-    // The same for a program that was saved with its weights beside it, in a file of the format safetensors, which is mapped,
-    // too. Weights are found by name; one of another dtype or shape is a ProgramError. That file has no checksums.
+    // The same for a program that was saved with its weights in a safetensors file, which `load` maps, too. It finds weights by
+    // name, and throws ProgramError for a missing one and for another dtype or shape. A safetensors file has no checksums.
     static Program load(const std::string& path, const std::string& weights);
 
-    // Calls the program. Arguments are tensors, numbers, texts, None, and tuples, lists and dicts of these, as the model took
+    // Calls the program. Arguments are tensors, numbers, strings, None, and tuples, lists and dicts of these, as the model took
     // them at the export. A named tuple or dataclass is passed as a tuple of its fields in their order, or a dict with their
     // names as keys; in the result it is such a dict, unless it is an argument, which is returned as it was passed. Throws
     // InputError; ProgramError if no plan covers the sizes or a plan does not fit its program; and what operators throw.
