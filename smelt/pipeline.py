@@ -81,7 +81,7 @@ def compile_graph(graph: Graph, c: Compilation) -> PlansAt:
 
 
 def make_plan(graph: Graph, c: Compilation) -> Plan | Template:
-    """`compile_graph` up to the plan."""
+    """The plan of `graph`, not loaded; a template if sizes are symbols. Raises NeedsFixedSize as `compile_graph`."""
     graph = compile_subgraphs(run_passes(graph, c), c)
     with stage("lower"):
         program = lower_graph(graph, c)

@@ -238,7 +238,7 @@ class JointNode:
 
     @cached_property
     def data(self) -> NodeData:
-        """What the nodes know of the graph."""
+        """The data that the graph's autograd nodes share."""
         joint = self.joint
         tangents = zip(joint.tangents, map(_layout, self._tangent_specs), strict=True)
         return NodeData(
@@ -266,7 +266,7 @@ class JointNode:
 
     @property
     def history(self) -> HistoryData | None:
-        """What gradients with a history need; None if they are not possible."""
+        """The data for gradients with a history; None if such gradients are impossible."""
         return None if self.with_history is None else self._history
 
     @cached_property

@@ -349,8 +349,8 @@ def _ends(primals: Tensors, cuts: Defined) -> list[torch.Tensor]:
 
 
 def _node_of(tensor: torch.Tensor) -> AutogradNode | None:
-    """The node that the gradient of `tensor` flows into. None for a view, created without gradients, of a tensor with a
-    history: torch calls it a leaf and does not find its node."""
+    """The node that the gradient of `tensor` flows into. None for a view of a tensor with a history that was created in
+    no-grad mode: torch calls it a leaf and finds no node."""
     try:
         return get_gradient_edge(tensor).node
     except AssertionError:

@@ -1,7 +1,7 @@
-"""What an autograd node (`_native.Differentiable`) knows of a joint graph besides its code: numbers, layouts and devices.
+"""The data of an autograd node (`_native.Differentiable`): what it needs of a joint graph besides plans.
 
-Compiled functions, stored entries and exported programs have it in this form. Sizes and strides may have symbols, which
-`spec` evaluates. Reading it imports no compiler.
+Compiled functions, stored entries and exported programs share this form. Sizes and strides may have symbols, which `spec`
+evaluates. This module imports no compiler.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class SavedValue:
-    """A value that a backward reads. `readers`: the tangents whose gradients read it; `layout`: of a primal, if a tensor, to
-    whose `data` the program may assign; `is_recomputed_from`: of an alias; `data`: of an output (`Partition`)."""
+    """A value that a backward reads. `readers`: the tangents whose gradients read it; `layout`: of a primal that is a tensor
+    (the program may assign to its `data`), else None; `is_recomputed_from`: of an alias; `data`: of an output
+    (`Partition`)."""
 
     kind: str
     index: int
@@ -56,7 +57,7 @@ class SavedValue:
 class NodeData:
     """The forward returns `n_outputs` outputs, then temporaries for backwards. `tangents`: an output and the layout of its
     gradient; `inputs`: those with a gradient, the first `leaves` of which are leaves; `through`: outputs that others are
-    computed from; `groups`: see `JointNode.groups`; `contributors`, `direct`: see `compile_joint._Flow`."""
+    computed from; `groups`: see `JointNode._groups`; `contributors`, `direct`: see `compile_joint._Flow`."""
 
     n_outputs: int
     tangents: tuple[tuple[int, Layout], ...]
@@ -132,7 +133,7 @@ class Substitute:
 
 
 def may_copy(nbytes: Sequence[Size], values: Values) -> bool:
-    """Whether a call may copy inputs of so many bytes. Otherwise, gradients for these sizes have no history."""
+    """Whether a call may copy inputs of `nbytes` bytes each. If not, gradients for these sizes have no history."""
     return sum(_numbers(nbytes, values)) <= _MOST_COPIED
 
 

@@ -1,11 +1,11 @@
-"""The backward for undefined tangents, which are zero: nothing is computed from them.
+"""The backward for undefined tangents, which stand for zeros: it computes nothing from them.
 
-Autograd passes an undefined tangent to a node for an output that was not differentiated. What depends on no other tangent
-is zero: gradients are linear in tangents, and eager's nodes compute nothing from undefined gradients, whatever operators
-their formulas use. Where other operands depend on defined tangents, zeros propagate through operators that are linear in
-them. A gradient that stays zero to the end is None, as eager's would be; infinite other factors make no difference. Zeros
-computed from a defined tangent, as for an overwritten value, are a gradient: added to an undefined one they stay one. Any
-other operator reads a tensor of zeros.
+Autograd passes an undefined tangent to a node for an output that was not differentiated. A value that depends on no
+defined tangent is zero: gradients are linear in tangents, and eager's nodes compute nothing from undefined gradients,
+whatever operators their formulas use. Where other operands depend on defined tangents, zeros propagate through operators
+that are linear in them. A gradient that stays zero to the end is None, as eager's would be, also beside infinite factors.
+Zeros computed from a defined tangent, as for an overwritten value, are a gradient: added to an undefined one they stay one.
+Any other operator reads a tensor of zeros.
 """
 
 from __future__ import annotations

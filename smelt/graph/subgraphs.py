@@ -64,8 +64,8 @@ def _interpreted(graph: Graph) -> Compiled:
 
 
 class Inner:
-    """The payload of `run_graphs`: aten `graphs`, run by a rule. A call interprets them; compiled graphs
-    have plans instead (`plan/subplans.py`)."""
+    """The payload of `run_graphs`: aten `graphs`, run by a rule. A call interprets them; in a graph that is being compiled,
+    plans take their place (`plan/subplans.py`)."""
 
     def __init__(self, rule: Rule, graphs: Sequence[Graph]) -> None:
         self.rule = rule

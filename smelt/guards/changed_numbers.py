@@ -1,5 +1,5 @@
-"""The numbers, texts, functions and sizes that changed between two calls: the next capture makes them symbolic, or guards
-functions by their code. Other immutable objects that changed are opaque to it (`capture/proxies/opaque_proxy.py`)."""
+"""The numbers, strings, functions and sizes that changed between two calls: the next capture makes them symbolic, or guards
+functions by their code. Opaque proxies (`capture/proxies/opaque_proxy.py`) stand for other immutable objects."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _COUNTS = frozenset(("len", "keys"))  # kinds of guards of the items of a tuple 
 
 
 def may_be_opaque(value: object) -> bool:
-    """Whether a program that only passes `value` on depends on its class alone. Numbers of 64 bits and strings have
-    symbolic forms instead."""
+    """Whether an `OpaqueProxy` may stand for `value`: an immutable object that is neither a string nor a number of at most
+    64 bits, which have symbolic forms."""
     if type(value) is int:
         return value.bit_length() > 63
     if type(value) is BuiltinFunctionType:  # a function of a module may read the frame that calls it
@@ -68,7 +68,7 @@ def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Pat
 
 
 def _may_be_another(now: object, then: object) -> bool:
-    """Whether `now`, in place of an object that is guarded by identity, may have another guard."""
+    """Whether `now`, which took the place of an object that is guarded by identity, can have a weaker guard."""
     if type(now) is FunctionType:
         return is_nested(now)
     return type(now) is type(then) and may_be_opaque(now)
@@ -97,7 +97,7 @@ def _changed(source: Source, then: Any, now: Any) -> set[Path]:
 
 
 def _owner(part: Source) -> set[Path]:
-    """The path of the object of which a guard compares the part at `part`, if it may be opaque as a whole."""
+    """The path of the object whose part at `part` a guard compares, if an `OpaqueProxy` may stand for the whole object."""
     at = part.base if part.kind == "call" else part
     if at is None or at.base is None or at.kind != "member" or at.key not in _OWN_PARTS:
         return set()

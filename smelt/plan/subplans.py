@@ -1,7 +1,7 @@
-"""Subgraphs of a graph as plans: what a call of `smelt::run_graphs` holds once its graphs are compiled.
+"""Plans of subgraphs: the argument of `smelt::run_graphs` after its graphs are compiled.
 
-The constants of these plans become constants of the graph around them, and inputs of the plans. So a plan is stored, and its
-weights are updated, in one place.
+Constants of the subgraphs become constants of the graph around them, and inputs of the inner plans. So only the outer plan
+has constants, which serialization stores and `update_weights` replaces.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-Saved = tuple[
-    torch.Tensor | None, list[int]
-]  # the state of the CPU's generator, if any; offsets of GPUs' generators
+# The state of the CPU's generator, if the graph draws from it, and the offsets of GPUs' generators.
+Saved = tuple[torch.Tensor | None, list[int]]
 
 
 class GeneratorStates:

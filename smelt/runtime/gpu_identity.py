@@ -1,5 +1,5 @@
-"""What machine code for a GPU depends on: its processor, its driver, and the versions of what compiles code for it. Nothing
-here imports Triton."""
+"""The identity of a GPU for stored machine code: its processor, its driver, and the versions of its compilers. This module
+does not import Triton."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def processor(device: int) -> str:
 
 @functools.cache
 def identity(device: int) -> tuple[str, ...]:
-    """Everything that decides about the kernels and plans of a GPU besides torch's version: driver, processor, properties,
-    Triton, cuDNN."""
+    """What kernels and plans of a GPU depend on besides torch's version: driver, processor, properties, Triton, cuDNN."""
     found = torch.cuda.get_device_properties(device)
     names = [name for name in sorted(dir(found)) if not name.startswith("_") and name not in _NOT_OF_A_KIND]
     numbers = {name: value for name in names if isinstance(value := getattr(found, name), (int, str))}

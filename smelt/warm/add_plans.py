@@ -50,7 +50,7 @@ class AddPlans:
 
     def __call__(self, made: MadePlan) -> None:
         if self.entry.data["graph"]["sizes"] and not made.values:
-            return  # of a backward without code for all sizes, made for sizes that it does not name
+            return  # made for one set of sizes, which the plan does not record
         try:
             plan = stored_plan(made, self.config)
         except Unstorable:

@@ -34,7 +34,7 @@ NO_VALUES: Values = {}
 
 @dataclass
 class _Backward:
-    """A part of the backward, and what gives its plans for concrete sizes, unless it has no code for all sizes."""
+    """A part of the backward. `at_sizes`: its plan for given sizes; None until it compiles, and if `needs_fixed_size`."""
 
     graph: Graph
     donated: frozenset[int]
@@ -54,7 +54,7 @@ class CompileAgain:
         self._constants = {str(i): constant(form) for i, form in enumerate(self._form["constants"])}
         self._backwards: dict[Role, _Backward] = {}
         self._double_backwards: dict[tuple[int, ...], DoubleBackward] = {}
-        # When a backward compiles, capture can no longer specialize its sizes (`compile_joint`).
+        # A backward compiles after the capture, which can no longer specialize sizes (`compile_joint`).
         self._specializations = LocalSpecializations(config)
 
     def sized(self, numbers: Sequence[int]) -> Instance | Compiled:
@@ -106,7 +106,7 @@ class CompileAgain:
         if key not in self._double_backwards:
             values = {Sym(s.name, s.lo, s.hi): n for s, n in zip(self._symbols, numbers, strict=True)}
             made = double_backward(self._graphs["double"], self._constants).at(values)
-            assert made is not None, "an entry of which only sizes count"
+            assert made is not None, "`FoundNode` has checked `may_copy` for these sizes"
             self._double_backwards[key] = made
         return self._double_backwards[key]
 

@@ -261,7 +261,7 @@ def library_digest() -> bytes:
 
 
 def _within(function: types.FunctionType) -> types.FunctionType:
-    """The function that torch wraps when its compiler is imported, as `torch.cond` and some meta kernels do."""
+    """The function inside of torch's wrapper. Calls such as `torch.cond` import torch's compiler, which wraps functions."""
     if function.__code__.co_qualname == "_disable_dynamo.<locals>.inner":
         wrapped = vars(function).get("__wrapped__")
         return wrapped if type(wrapped) is types.FunctionType else function

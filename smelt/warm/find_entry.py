@@ -80,8 +80,8 @@ def found(
     fullgraph: bool,
     resume: Resume,
 ) -> Found | None:
-    """The entry for a call of `fn` with these argument slots; None if it does not accept the call. Raises Damaged for one
-    that accepts it and cannot be loaded, or whose graphs, which later calls may need, are not its own.
+    """The entry for a call of `fn` with these argument slots; None if it does not accept the call. Raises Damaged if it
+    accepts the call and smelt cannot load it, or if its graphs, which later calls may need, are damaged.
     `key`, `config`, `fullgraph`: of the entry, for plans that later calls need. `resume` makes the callable of a resume
     function."""
     matching = resolved(stored, fn, slots)
@@ -128,7 +128,7 @@ def _graph(stored: StoredEntry, read: FormReader, plans: Plans) -> Graph:
     """The graph, whose plan is linked. Raises ValueError for bytes that are none."""
     form = stored.data["graph"]
     node = None
-    if "node" in form:  # most calls need none of this
+    if "node" in form:  # imported only for gradients
         node = import_module("smelt.warm.found_node").FoundNode(
             read.value(form["node"]), form["symbols"], plans
         )

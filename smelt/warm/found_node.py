@@ -1,4 +1,4 @@
-"""The autograd node of a found entry with gradients. No other entry imports this module."""
+"""The autograd node of a found entry with gradients; found entries without gradients do not import this module."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from smelt.warm.stored_node import node_from
 
 
 class FoundNode:
-    """The autograd nodes of the joint graph, one for each set of sizes. `stored`: a `StoredNode` as bytes, or Damaged is
-    raised; `symbols`: the name, bounds and likely value of each."""
+    """The autograd nodes of the joint graph, one for each set of sizes. `stored`: the bytes of a `StoredNode`; `symbols`:
+    the name, bounds and likely value of each symbol. Raises Damaged for other bytes."""
 
     def __init__(self, stored: bytes, symbols: Sequence[Sequence[Any]], plans: Plans) -> None:
         self._stored, self._plans = node_from(stored), plans

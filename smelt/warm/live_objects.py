@@ -301,7 +301,7 @@ def _by_name(resolver: Resolver, module: str, qualname: str) -> object:
 
 
 def _module(name: str) -> types.ModuleType:
-    """A module. One of torch is imported, because torch imports some where a function is called, such as `torch.cond`."""
+    """The module `name`. Imports modules of torch: torch imports some at the first call of a function (`torch.cond`)."""
     if name not in sys.modules and name.startswith("torch."):
         try:
             return importlib.import_module(name)

@@ -3,8 +3,8 @@
     entry  := number lengths json graphs plans (libraries steps)*
                                                    number of sections and their lengths: 8 bytes each, little-endian
     json   := {table, facts, nodes, collect, weak, frame, graph, graphs, gpus}
-                                                   graphs: their SHA-256; gpus: what those of the graph must be
-                                                   (`gpu_identity.identity`)
+                                                   graphs: the SHA-256 of `graphs`; gpus: the identity of each
+                                                   GPU (`gpu_identity.identity`)
     graph  := {sizes, symbols, constants, title}   sizes: what each symbol is read from (`_native.SizeDispatch`);
                                                    constants: of `graphs`
             and with gradients {node}              (`stored_node.py`)

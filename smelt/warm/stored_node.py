@@ -14,9 +14,9 @@ from smelt.warm.stored_entry import Damaged
 
 @dataclass(frozen=True)
 class StoredNode:
-    """`data`, `history`, `substitutes`: of the graph (`JointNode`); `devices`: several GPUs, or none; `counters`: the inputs
-    whose writes do not count, and those whose do (`preserve_input_counters`); `temporaries`: the names of the backwards'
-    inputs that these may free."""
+    """The parts of a node. `data`, `history`, `substitutes`, `devices`: of its `JointNode`; `counters`: the inputs
+    whose writes do not count, and those whose writes do (`preserve_input_counters`); `temporaries`: names of inputs that the
+    backwards may free."""
 
     data: NodeData
     history: HistoryData | None

@@ -175,7 +175,7 @@ def is_smelt_scope(scope: Mapping[str, object]) -> bool:
 
 
 def is_smelt_module(scope: Mapping[str, object]) -> bool:
-    """Whether `scope` is the globals of a smelt module, which never change: nothing guards them."""
+    """Whether `scope` is the globals of a module of smelt. They never change, so that capture adds no guards for them."""
     return COMPILED_SCOPE not in scope and is_smelt_scope(scope)
 
 

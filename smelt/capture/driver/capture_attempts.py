@@ -61,7 +61,7 @@ class Attempt:
     `symbolic`: the paths of dynamic numbers, which are symbolic.
     `unguarded`: the paths of numbers, strings and containers that kept causing recompiles: the graph breaks where the
     program needs one.
-    `unknown`: of these, the paths of arguments that kept changing their classes: the program may only pass them on.
+    `unknown`: of these, the paths of arguments whose classes kept changing: the program may only pass them on.
     `symbolic_counts`: the step counts that optimizers store in tensors, and the numbers of counting iterators, are symbolic
     from the first call on.
     `sizes`: which tensor sizes are symbolic.
@@ -216,8 +216,9 @@ _MOST_GUARDED = 4
 
 @_rule(Exception)
 def _guard_read_values(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """The program may have read a string or another object that changes from call to call, so its value is guarded; after
-    some attempts, or where it is not known which, the values of all. Does not persist: the next capture may not read it."""
+    """The program may have read a string or another object that changes from call to call: guard the value that it read, or
+    the values of all, if that one is not known or after `_MOST_GUARDED` attempts. Does not persist: the next capture may not
+    read them."""
     read = failed.read - attempt.unguarded
     if not read or len(start.symbolic - attempt.symbolic) >= _MOST_GUARDED:
         read = failed.unread - attempt.unguarded

@@ -600,7 +600,7 @@ class FrameCompiler:
         self._fall_back(fn, Reason(INTERNAL, detail, error.line), error)
 
     def _handle_missing_refusal(self, fn: FunctionType, error: RefusedOperator) -> None:
-        """Handle an eager run in which torch's compiler did not refuse the operator: the user gets smelt's error."""
+        """Raise smelt's error after an eager run in which torch's compiler did not refuse the operator."""
         self._fall_back(fn, error.reason, error)
 
     def _record_race(self, fn: FunctionType, error: BaseException) -> None:

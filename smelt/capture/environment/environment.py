@@ -74,7 +74,7 @@ class WrappedObjects:
 
     @property
     def has_opaque(self) -> bool:
-        """Whether some object is opaque to the capture."""
+        """Whether the program has been given an `OpaqueProxy`."""
         return any(type(proxy) is OpaqueProxy for proxy in self.unread.values())
 
 

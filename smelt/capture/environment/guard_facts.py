@@ -92,9 +92,8 @@ class GuardFacts:
         self._covered: set[tuple[type, str]] = set()  # attributes of classes that have guards of their own
         self.class_names: set[str] = set()  # looked up in any class
         self.unguarded: frozenset[tuple[object, ...]] = frozenset()  # paths of what kept causing recompiles
-        self.unknown: frozenset[tuple[object, ...]] = (
-            frozenset()
-        )  # of these, arguments that kept changing their classes
+        # of these, the paths of arguments whose classes kept changing
+        self.unknown: frozenset[tuple[object, ...]] = frozenset()
         self.compared: set[type] = set()  # classes of objects whose identity the program compares
         # whether a class is registered with an abstract class, which the guard of the registry's token stands for
         self.registrations: dict[tuple[type, type], bool] = {}
@@ -110,7 +109,7 @@ class GuardFacts:
 
     def guard(self, kind: str, source: Source | None, value: object = None, key: object = None) -> None:
         """Add a guard; `key` distinguishes guards of one kind at one source."""
-        if value is not None:  # which is the only value of its type
+        if value is not None:  # None is the only value of its type
             self.check_guarded(kind, source)
         k = (kind, source, key)
         if k not in self.by_key:

@@ -109,13 +109,13 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
 
 
 def _is_unread(env: Environment, value: object, source: Source) -> bool:
-    """Whether the value at `source` changes from call to call, and the program has not read it so far. What native code
-    reads, as names of functions and modules, is read."""
+    """Whether the value at `source` changes from call to call, and no earlier attempt read it. Native code reads names of
+    functions and modules, so these count as read."""
     if source.kind not in ("arg", "attr", "item", "cell"):
         return False
     if type(source.key) is str and is_special_name(source.key):  # a key may be a tensor
         return False
-    if type(value) is bool:  # a few values, each with an entry
+    if type(value) is bool:  # two values need two entries
         return source.path in env.facts.unguarded
     return (type(value) is str or changed_numbers.may_be_opaque(value)) and source.path in env.numbers.dynamic
 

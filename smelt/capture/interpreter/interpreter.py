@@ -149,7 +149,7 @@ _COMPREHENSIONS = frozenset(("<listcomp>", "<setcomp>", "<dictcomp>"))
 
 
 def _is_comprehension_of_numbers(frame: Frame) -> bool:
-    """Whether `frame` runs a comprehension that reaches no tensors: in CPython it takes less time than its guards."""
+    """Whether `frame` runs a comprehension that reaches no tensors: CPython runs it faster than its guards would take."""
     code = frame.user_code
     if code.co_name not in _COMPREHENSIONS or not all(hasattr(builtins, name) for name in code.co_names):
         return False
@@ -353,9 +353,8 @@ class Interpreter(VM):
             error.args = (str(error.reason),)
             if isinstance(error, Unreadable) and not error.values and self.frame is not None:
                 error.values = tuple(self.frame.stack)  # the operands are among these
-            if isinstance(
-                error, Unreadable
-            ):  # what uses an object of any class is not worth a break for each
+            if isinstance(error, Unreadable):
+                # A use of an object whose class is not known would break for each class.
                 error.breaks = all(type(v) is not OpaqueProxy or v.has_class for v in error.values)
             self.failure = error
             # A debugger shows the variables and lines of the user's frames: the call runs eagerly from its start.

@@ -1,9 +1,9 @@
-"""Environment objects that change from call to call and that the program only passes on.
+"""Proxies for environment objects that change from call to call and that the program only passes on.
 
-An `OpaqueProxy` stands for such an object (a tuple, bytes, a complex number, a NumPy scalar, an enum member, a date). The
-guards check its class alone, or nothing where an argument keeps changing its class. It can be stored, returned and passed to
-Python functions; a graph break hands on the object. Any other use raises `Unreadable`: the next attempt guards the value
-(`capture/driver/capture_attempts.py`).
+An `OpaqueProxy` stands for such an object (a tuple, bytes, a complex number, a NumPy scalar, an enum member, a date). Guards
+check only its class, or nothing if the class of the argument keeps changing. The program may store it, return it and pass it
+to Python functions; at a graph break, the compiled frame passes on the object itself. Any other use raises `Unreadable`, and
+the next attempt guards the value (`capture/driver/capture_attempts.py`).
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ _other: ContextVar[Host | None] = ContextVar("other", default=None)
 
 @contextmanager
 def generating_for(level: str) -> Iterator[None]:
-    """Within the context code is generated for a level of x86-64, which this machine may lack. The code cannot be linked
-    there."""
+    """A context in which smelt generates code for a level of x86-64. If this machine's processor lacks the level, it cannot
+    run the code."""
     token = _other.set(LEVELS[level])
     try:
         yield

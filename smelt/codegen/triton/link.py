@@ -67,7 +67,7 @@ def _load(kernel: _native.DeviceKernel, image: bytes, device: int, store: Store 
 
 
 def machine_code(image: bytes, device: int, store: Store | None = None) -> bytes:
-    """The machine code for a device that the driver makes of PTX. PTX remains PTX if the driver has no linker."""
+    """The machine code for a device that the driver makes of PTX, or the PTX itself if the driver has no linker."""
     if image.startswith(ELF):
         return image
     key = _key(image, device)

@@ -23,9 +23,9 @@ def shared_saves(
     results: Sequence[Any], outside: Iterable[Any], reads_saved: Collection[Any], cuts: Collection[Edge]
 ) -> tuple[tuple[int, ...], ...]:
     """For each of `results` (autograd nodes): those whose gradients pass the same node that saves something, in
-    ascending order, including itself if it passes any. Nodes beyond `outside` do not count, nor those beyond the results
-    `cuts`, which raise by themselves. A node of a user's function counts if it is in `reads_saved`: if its backward reads
-    what it saved."""
+    ascending order, including itself if it passes any. Nodes beyond `outside` do not count, nor do nodes beyond the results
+    `cuts`: these raise on their own. A node of a user's function counts if it is in `reads_saved`, that is, if its backward
+    reads what it saved."""
     order = topological_order(results, frozenset(outside))
     reached_from = dict.fromkeys(order, 0)  # bit k: reachable from result k
     for k, node in enumerate(results):

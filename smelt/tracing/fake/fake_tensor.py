@@ -217,8 +217,8 @@ class _History(torch.autograd.Function):
 
 
 def with_history(fake: FakeTensor) -> FakeTensor:
-    """The fake, requiring grad as the result of a computation. Call it with the recording modes disabled, and transforms of
-    torch.func: torch forbids such functions while one is open, also beneath it."""
+    """The fake, requiring grad as the result of a computation. Call it with the recording modes disabled, and outside the
+    levels of torch.func's transforms: while one is open, torch forbids custom functions on any level."""
     with torch.inference_mode(False), torch.enable_grad():
         source = torch.empty(0, device="meta", requires_grad=True)
         if maybe_current_level() is None:

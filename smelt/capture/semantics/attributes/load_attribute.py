@@ -154,7 +154,7 @@ def _load_opaque_attr(vm: VM, proxy: OpaqueProxy, name: str) -> object:
 
 
 def _load_text_attr(vm: VM, text: TextProxy, name: str) -> object:
-    """An attribute of a string that is not known: its methods may be passed on."""
+    """An attribute of a string with unknown characters. The program may pass on its bound methods."""
     if type(str.__dict__.get(name)) is types.MethodDescriptorType:
         return array_proxy.BoundMethod(text, name)
     return getattr(text, name)

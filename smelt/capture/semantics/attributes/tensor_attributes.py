@@ -187,7 +187,7 @@ TENSOR_METADATA: dict[str, Callable[[FakeTensor], object]] = {
 
 def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> None:
     """`tensor.name = value`. Raises Unsupported for one of torch's attributes on an environment tensor."""
-    vm.class_of(value)  # refused if it is not known: of some classes torch stores the value elsewhere
+    vm.class_of(value)  # raises for an unknown class: the class may decide where torch stores the value
     if tensor.subclass is not None or vm.trace.call.modes:
         overridden = _overridden_member(vm, tensor, name, "__set__")
         if overridden is not None:

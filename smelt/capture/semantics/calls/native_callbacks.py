@@ -137,7 +137,7 @@ def call_in_window(
 
 
 def _passes_on(fn: object) -> bool:
-    """Whether a native function at most compares what its arguments hold, which an `OpaqueProxy` refuses."""
+    """Whether a native function only passes on or compares elements of its arguments. `OpaqueProxy` refuses comparisons."""
     owner = getattr(fn, "__self__", None) if type(fn) is BuiltinType else getattr(fn, "__objclass__", None)
     owner = owner if isinstance(owner, type) else type(owner)
     return issubclass(owner, (*CONTAINER_BASES, tuple)) or any(fn is each for each in _CONTAINER_FUNCTIONS)

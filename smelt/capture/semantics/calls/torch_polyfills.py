@@ -29,9 +29,9 @@ def call_operator(
 
 
 def compilation_env() -> Iterator[str]:
-    """The generator of `setup_compilation_env`, which sets flags of torch's compiler and yields a backend for it.
+    """`setup_compilation_env` without its effects: it sets flags of torch's compiler and yields a backend.
 
-    smelt inlines what torch would compile."""
+    smelt inlines the function that torch would compile with that backend."""
     yield "eager"
 
 

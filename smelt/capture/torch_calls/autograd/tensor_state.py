@@ -106,7 +106,7 @@ def _check_rebindable(vm: VM, tensor: FakeTensor, value: FakeTensor) -> None:
 
 
 def _has_history(fake: FakeTensor) -> bool:
-    """Whether `fake` has a history; True for a view of which autograd does not know it."""
+    """Whether `fake` has a history. True for a view whose history autograd refuses to tell."""
     try:
         return fake.grad_fn is not None
     except RuntimeError:
