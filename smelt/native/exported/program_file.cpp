@@ -137,8 +137,7 @@ State ProgramFile::state(const std::optional<std::string>& other) const {
     const bool is_external = std::any_of(table.spans.begin(), table.spans.end(),
                                          [](const StateTable::Span& span) { return !span.external.empty(); });
     if (is_external && !other)
-        throw FormatError(
-            "its weights are in another file: pass the path of that file as the argument weights of load");
+        throw FormatError("its weights are in another file: pass the path of that file as weights");
     if (other && !is_external)
         throw FormatError(
             "this file holds its weights: load it without a file of weights, then call update_weights");
