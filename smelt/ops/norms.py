@@ -184,8 +184,8 @@ def statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch
 
 
 def _takes(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
-    """Whether a CPU normalizes `x` with parameters of these dtypes for sure: the input's, or float32 with a half-precision
-    input. Raises ATen's error for those that it refuses (cpu/mixed_data_type.h)."""
+    """Whether ATen's CPU kernels certainly accept `x` with parameters of these dtypes: the input's, or float32 with a
+    half-precision input. Raises ATen's error for dtypes that they refuse (cpu/mixed_data_type.h)."""
     present = [p for p in parameters if p is not None]
     if not present or present[0].dtype == x.dtype:
         return all(p.dtype == x.dtype for p in present)

@@ -99,7 +99,7 @@ def _kernel_order(plan: Plan) -> list[str]:
 
 
 class _InnerSpecs:
-    """The specs of inner plans, which `add` takes in their order. `first`: the position of the first of their kernels."""
+    """Writes the specs of inner plans, which `add` takes in order. `first`: the position of the first of their kernels."""
 
     def __init__(self, first: int) -> None:
         self._next = first

@@ -41,7 +41,7 @@ class Plans:
         self.budget = _native.ArenaBudget(IDLE_ARENAS)  # of plans for many sizes
 
     def at(self, role: tuple[Any, ...], numbers: tuple[int, ...] = ()) -> _native.Plan | None:
-        """The plan of a graph for these sizes, linked; None if the entry has none. Warns once of bytes that are no plan."""
+        """The plan of a graph for these sizes, linked; None if the entry has none. Warns once of one that it cannot load."""
         for i, plan in enumerate(self._stored.plans):
             if plan.role != role or i in self._failed or (plan.sizes is not None and plan.sizes != numbers):
                 continue

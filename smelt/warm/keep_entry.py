@@ -81,7 +81,7 @@ def stored(new: NewEntry, config: Config) -> StoredEntry:
 
 
 def gpus_of(graph: Graph) -> dict[str, list[str]]:
-    """The GPUs of a graph, by number, and what they must be in other processes (`gpu_identity.py`). Raises Unstorable."""
+    """The identities of a graph's GPUs, by index, which other processes must have. Raises Unstorable for other devices."""
     devices = [device for device in devices_of(graph) if device.type != "cpu"]
     if any(device.type != "cuda" or torch.version.hip for device in devices):
         raise Unstorable(f"its tensors are on {', '.join(map(str, devices))}")

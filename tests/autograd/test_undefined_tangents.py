@@ -245,7 +245,7 @@ HEADS = {
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_result_that_is_not_differentiated_gives_no_gradient(head) -> None:
-    """Whatever operators its formulas use; and its history may have been freed."""
+    """This holds for all operators that its formulas use, and after its history was freed."""
     y, z = torch.randn(3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
     leaf, z_before = z, z * 2
     z_before.sum().backward(retain_graph=False)

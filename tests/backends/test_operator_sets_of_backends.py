@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 class Backend:
-    """Runs graphs as they are, and has their operators."""
+    """A backend that runs graphs unchanged and records their operators."""
 
     def __init__(self):
         self.graphs = []

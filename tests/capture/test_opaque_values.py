@@ -76,7 +76,7 @@ def returned(x: torch.Tensor, value: Any) -> Any:
     return x * 2, value, {"value": (value,)}, dict(value=value)
 
 
-def given_on(x: torch.Tensor, value: Any) -> Any:
+def passed_to_a_function(x: torch.Tensor, value: Any) -> Any:
     def inner(y: torch.Tensor, unread: Any, default: Any = value) -> Any:
         return y + 1, default
 
@@ -97,7 +97,7 @@ def known_by_its_class(x: torch.Tensor, value: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "program",
-    [unread, stored, returned, given_on, read_by_eager_code, known_by_its_class],
+    [unread, stored, returned, passed_to_a_function, read_by_eager_code, known_by_its_class],
     ids=lambda f: f.__name__,
 )
 def test_two_entries_serve_all_values(program: Callable[..., Any], kind: str) -> None:

@@ -493,7 +493,7 @@ def test_loop_with_changing_layouts_raises_as_in_eager():
 
 @pytest.mark.skipif(COMPILES, reason="breaks on torch 2.11")
 def test_plans_of_branches_are_steps_of_the_plan():
-    """No Python operator runs them; reports have the call as an operator."""
+    """The executor runs them without Python; reports list the call as an operator."""
     plans = []
     with events.subscribed(lambda e: plans.append(e.data) if e.kind == "plan" else None), torch.no_grad():
         smelt.compile(nested)(torch.ones(4, 4))

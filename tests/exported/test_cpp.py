@@ -356,7 +356,7 @@ def test_weights_beside_the_program(driver: Path, tmp_path: Path) -> None:
 
 
 def test_targets(driver: Path, tmp_path: Path) -> None:
-    """The first target that the processor can run is taken; a wider one would end the process."""
+    """The program takes the first target that the processor can run; code of a wider one would end the process."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
     levels = ("x86-64-v4", "x86-64-v2", "x86-64-v3")

@@ -294,7 +294,7 @@ def driver() -> Path:
 def image(code: int | str, parameters: str, parts: int = 0) -> bytes:
     """What `cuModuleLoadData` takes, of a host function `void (void** buffers, int64_t begin, int64_t end)`. `code`: its
     address, for this process, or `file:symbol`. `parameters`: a letter for each, `p` for a pointer, `v` for a number that is
-    given by value. `parts`: the launches that one may do, if it is given a table."""
+    passed by value. `parts`: the launches that one may do, if it takes a table."""
     process = os.getpid() if isinstance(code, int) else 0
     return f"simulated {code} {parameters} {parts} {process}".encode() + b"\0"
 

@@ -33,7 +33,7 @@ def program() -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def captures(x: torch.Tensor, **options: object) -> int:
-    """How many entries a new compiled function makes, and does not find, for a call that is right."""
+    """The number of entries that a new compiled function makes, rather than finds, for a call. Checks the result."""
     compiled = smelt.compile(program(), **options)
     torch.testing.assert_close(compiled(x), program()(x))
     return len(inspect.entries(compiled))

@@ -195,7 +195,8 @@ def _unbacked_symbols(vm: VM, number: int | None) -> Symbols:
 
 
 def _changing_value(vm: VM, error: Unreadable, unguarded: frozenset[Path]) -> Reason | None:
-    """The reason of an error about an unguarded object, or about a string that shows unguarded strings or numbers."""
+    """The reason for an error about an unguarded object, or about a string that shows unguarded strings or numbers; else
+    None."""
     opaque = [s.source for s in _read_sources(vm, error) if type(vm.env.wrapped.unread[s]) is OpaqueProxy]
     numbers = sorted(vm.assumptions.formatted_numbers, key=lambda source: source.source)
     changing = [s.source for s in (*vm.env.wrapped.unread, *numbers) if s.path in unguarded]

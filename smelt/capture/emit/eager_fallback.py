@@ -6,7 +6,7 @@ operation that may raise has no effects when it raises, so the call can be rerun
 generators, of the CPU and of GPUs, are restored for that.
 
 A checkpoint around the call raises an exception of its own when the graph saves the last value that the backward needs,
-after its writes. That exception is passed on.
+after its writes. smelt passes that exception on.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Unreadable(Unsupported):
 
 
 def unreadable(what: str, *values: object) -> Unsupported:
-    """Refusal of a program that reads the proxies `values` by `what`."""
+    """The exception for a program that reads the proxies `values`, if these are known; `what`: how it reads them."""
     return Unreadable(Reason(DATA_DEPENDENT, what), *values)
 
 
