@@ -243,3 +243,42 @@ def test_an_array_whose_shape_changes() -> None:
         same(compiled(x, *arrays), program(x, *arrays))
         assert holder.last is arrays[0]
     assert not [r for _, record in records(compiled) for r in record.reasons]
+
+
+class Long(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return len(value) > 2
+
+
+class Even(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return bool(value % 2 == 0)
+
+
+@pytest.mark.parametrize("kind", ["tuple", "bytes", "text", "int", "range"])
+def test_a_metaclass_that_reads_the_value(kind: str) -> None:
+    checked: Any = Even("Checked", (), {}) if kind == "int" else Long("Checked", (), {})
+
+    def program(x: torch.Tensor, value: Any) -> Any:
+        return x * 2 if isinstance(value, (dict, checked)) else x + 1
+
+    compiled = smelt.compile(program)
+    for number in range(6):
+        x, value = torch.randn(3), {"int": int, "text": lambda n: "a" * n, **KINDS}[kind](number)
+        same(compiled(x, value), program(x, value))
+
+
+def test_the_class_of_a_proxy() -> None:
+    """Neither `__class__` nor `isinstance` shows what stands for an array, a text, or a method of these."""
+
+    def program(x: torch.Tensor) -> Any:
+        array, text = x.numpy(), f"{x}"
+        values = (array, array.sum(), text, array.sum, text.count)
+        names = [hasattr(value, "__name__") for value in values]
+        kinds = [
+            (type(value), value.__class__, isinstance(value, types.BuiltinMethodType)) for value in values
+        ]
+        return x + 1, kinds, names
+
+    x = torch.randn(3)
+    same(smelt.compile(program)(x), program(x))

@@ -128,7 +128,7 @@ def load_array_attr(array: ArrayProxy, name: str) -> object:
         return array.tensor.tolist  # whose numbers may be unbacked
     if isinstance(getattr(ArrayProxy, name, None), FunctionType):
         return BoundMethod(array, name)
-    return array.dtype.type if name == "__class__" and array.scalar else getattr(array, name)
+    return getattr(array, name)
 
 
 def hidden_refusal(error: BaseException | None) -> Unsupported | None:

@@ -27,42 +27,55 @@ from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.type_lookup import FUNCTION
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionType
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
-from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.array_proxy import ArrayProxy, BoundMethod
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
-from smelt.capture.proxies.text_proxy import TextProxy
+from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.capture.semantics import attributes, cells
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.calls import library_reads, native_callbacks
 from smelt.capture.vm.vm import VM
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_class
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
-from smelt.tracing.symbolic.sym_numbers import hint
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, hint, specialize
 from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
 
 
 @builtin(builtins.isinstance)
 def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
-    obj, classes = args
-    if type(obj) is Generator:
-        obj = _REAL_GENERATOR
-    elif type(obj) is Coroutine:
-        obj = _REAL_COROUTINE
-    elif type(obj) is VMCallable:
-        obj = obj.function
-    elif type(obj) is TextProxy:
-        obj = ""
-    elif type(obj) is OpaqueProxy:
-        obj = obj.value if obj.kind else None
-    elif type(obj) in PROXY_EXAMPLES:
-        obj = PROXY_EXAMPLES[type(obj)]
-    elif type(obj) is UnbackedComparison:
-        obj = True
-    elif type(obj) is ArrayProxy:
-        obj = obj.example()
-    elif type(obj) is FakeTensor and obj.subclass is not None:
-        return _is_instance_of_subclass(vm, obj, obj.subclass, classes)
-    obj = hint(obj)
+    value, classes = args
+    if type(value) is FakeTensor and value.subclass is not None:
+        return _is_instance_of_subclass(vm, value, value.subclass, classes)
+    obj = _example(vm, value)
+    if obj is not value and not _looks_at_class_only(classes):
+        if type(value) not in NUMBERS:
+            raise unreadable("a metaclass checks an object that is not known", value)
+        obj = specialize(value)
     return _check_class(vm, builtins.isinstance, obj, type(obj), classes)
+
+
+def _example(vm: VM, value: object) -> object:
+    """An object of the class that `value` stands for."""
+    kind = type(value)
+    if kind in _EXAMPLES:
+        return _EXAMPLES[kind]
+    if isinstance(value, VMCallable):
+        return value.function
+    if isinstance(value, OpaqueProxy):
+        vm.class_of(value)  # refused if no guard checks it
+        return value.value
+    return value.example() if isinstance(value, ArrayProxy) else hint(value)
+
+
+_CHECKERS = frozenset(("abc", "torch"))  # packages whose metaclasses look at the classes of objects
+
+
+def _looks_at_class_only(classes: object) -> bool:
+    """Whether `isinstance(obj, classes)` depends on the class of `obj` alone, if that is no tensor."""
+    if isinstance(classes, (tuple, types.UnionType)):
+        return all(map(_looks_at_class_only, classes if isinstance(classes, tuple) else classes.__args__))
+    check = getattr(type(classes), "__instancecheck__", None)
+    package = getattr(check, "__module__", None) or ""
+    return not isinstance(check, FunctionType) or package.partition(".")[0] in _CHECKERS
 
 
 def _is_instance_of_subclass(vm: VM, fake: FakeTensor, subclass: type, classes: object) -> bool:
@@ -125,15 +138,16 @@ def _has_plain_class_attr(vm: VM, kind: type) -> bool:
     return info.getattribute is None and info.find("__class__")[2] in (object, torch.Tensor)
 
 
-_REAL_GENERATOR = (_ for _ in ())
-
-
 async def _empty_coroutine() -> None:
     """Its coroutine represents the VM's coroutines in `isinstance`."""
 
 
-_REAL_COROUTINE = _empty_coroutine()
-_REAL_COROUTINE.close()
+_coroutine = _empty_coroutine()
+_coroutine.close()
+_EXAMPLES: dict[type, object] = {
+    Generator: (_ for _ in ()), Coroutine: _coroutine, TextProxy: "", BoundMethod: "".count, UnbackedComparison: True,
+    **PROXY_EXAMPLES,
+}  # fmt: skip
 
 
 @builtin(type)

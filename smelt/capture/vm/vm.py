@@ -24,7 +24,7 @@ from smelt.capture.base.value_kinds import FunctionType
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.environment import wrap_values
 from smelt.capture.environment.environment import Environment
-from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.array_proxy import ArrayProxy, BoundMethod
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.vm.vm_state import (
@@ -248,5 +248,5 @@ class VM(ABC):
 
 _SHOWN_AS: dict[type, type] = {
     Generator: types.GeneratorType, Coroutine: types.CoroutineType, TextProxy: str,
-    UnbackedComparison: bool, **PROXIED_TYPES
+    BoundMethod: types.BuiltinMethodType, UnbackedComparison: bool, **PROXIED_TYPES
 }  # fmt: skip

@@ -144,7 +144,15 @@ def load_bound_attr(vm: VM, method: MethodType, name: str) -> object:
 
 def load_array_attr(vm: VM, array: array_proxy.ArrayProxy, name: str) -> object:
     """An attribute of a traced array or NumPy scalar."""
+    if name == "__class__":
+        return vm.class_of(array)
     return array_proxy.load_array_attr(array, name)
+
+
+def _load_bound_method_attr(vm: VM, method: array_proxy.BoundMethod, name: str) -> object:
+    if name == "__class__":
+        return vm.class_of(method)
+    raise unsupported(f"attribute {name} of a method of NumPy or str")
 
 
 def _load_opaque_attr(vm: VM, proxy: OpaqueProxy, name: str) -> object:
@@ -155,6 +163,8 @@ def _load_opaque_attr(vm: VM, proxy: OpaqueProxy, name: str) -> object:
 
 def _load_text_attr(vm: VM, text: TextProxy, name: str) -> object:
     """An attribute of a string with unknown characters. The program may pass on its bound methods."""
+    if name == "__class__":
+        return str
     if type(str.__dict__.get(name)) is types.MethodDescriptorType:
         return array_proxy.BoundMethod(text, name)
     return getattr(text, name)
@@ -259,6 +269,7 @@ def load_random_attr(vm: VM, generator: random.Random, name: str) -> object:
 LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     FakeTensor: load_tensor_attr,
     array_proxy.ArrayProxy: load_array_attr,
+    array_proxy.BoundMethod: _load_bound_method_attr,
     OpaqueProxy: _load_opaque_attr,
     TextProxy: _load_text_attr,
     types.ModuleType: load_module_attr,
