@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import smelt
 from smelt.capture.proxies import numpy_ufuncs
 from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.errors import Unsupported
@@ -147,3 +148,14 @@ def test_what_torch_computes_otherwise_is_refused_and_what_it_computes_alike_is_
     assert np.clip(a, 1, 2).tensor.tolist() == [1, 1, 2, 2]  # type: ignore[attr-defined]
     with pytest.raises(Unsupported, match="other values"):
         np.clip(a, -5, None)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("other", [None, "a", object, 1j, {1}, b"a"], ids=repr)
+def test_comparisons_with_other_objects_are_elementwise(other: Any) -> None:
+    def program(x: torch.Tensor) -> Any:
+        array = x.numpy()
+        return array == other, other != array, array.sum() == other
+
+    x = torch.arange(3.0)
+    for found, expected in zip(smelt.compile(program)(x), program(x)):
+        assert type(found) is type(expected) and np.array_equal(found, expected)

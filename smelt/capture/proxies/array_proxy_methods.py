@@ -171,8 +171,10 @@ def _refused_reader(name: str) -> _Method:
 def _binary(ufunc: np.ufunc, *, swapped: bool = False) -> _Method:
     def method(self: ArrayProxy, other: object) -> object:
         if not isinstance(other, (ArrayProxy, int, float, bool, np.generic, np.ndarray)):
-            if not isinstance(other, (list, tuple)):
+            if isinstance(other, torch.Tensor):
                 return NotImplemented
+            if not isinstance(other, (list, tuple)):  # NumPy makes an array of objects of it
+                raise refusal(f"numpy.{ufunc.__name__} of a {type(other).__name__}")
             other = np.asarray(other)
         return apply_ufunc(ufunc, (other, self) if swapped else (self, other))
 
