@@ -270,3 +270,20 @@ def test_a_norm_of_a_dtype_that_its_parameters_do_not_have(name: str, dtype: tor
 
     x = torch.randn(300, 4, dtype=dtype)
     assert smelt.compile(caught)(x) == caught(x)
+
+
+@pytest.mark.parametrize("start", ["a", b"a", bytearray(b"a")])
+def test_errors_of_sums_and_unpackings(start: Any) -> None:
+    def caught(x: torch.Tensor, fn: Program) -> str:
+        try:
+            return str(fn(x))
+        except TypeError as error:
+            return str(error)
+
+    for fn in (lambda x: sum((), start), lambda x: sum([start], start=start), lambda x: [*start, *x.ndim]):
+        x = torch.ones(2)
+        assert smelt.compile(caught)(x, fn) == caught(x, fn)
+
+    compiled = smelt.compile(lambda x, value: [x, *value])
+    with pytest.raises(TypeError, match=r"Value after \* must be an iterable, not int"):
+        compiled(torch.ones(2), 3)

@@ -365,22 +365,22 @@ def _unpack_ex(frame: Frame, arg: int) -> BreakInstruction:
     )
 
 
-def _container_update(method: str) -> BreakRule:
-    """The rule of `target.method(value)`, for a container that stays on the stack."""
+def _container_update(template: str) -> BreakRule:
+    """The rule of a statement about a container, which stays on the stack, and a value."""
 
     def step(frame: Frame, arg: int) -> BreakInstruction:
         value, target = frame.stack[-1], frame.stack[-1 - arg]
-        return _statement(frame, f"{method}({{}}, {{}})", (target, value), 1)
+        return _statement(frame, template, (target, value), 1)
 
     return step
 
 
 BREAK_INSTRUCTIONS.update(
-    LIST_EXTEND=_container_update("list.extend"),
-    SET_UPDATE=_container_update("set.update"),
-    SET_ADD=_container_update("set.add"),
-    DICT_UPDATE=_container_update("dict.update"),
-    DICT_MERGE=_container_update("merge_keywords"),
+    LIST_EXTEND=_container_update("list.extend({}, [*{}])"),  # errors of `*` differ from those of `extend`
+    SET_UPDATE=_container_update("set.update({}, {})"),
+    SET_ADD=_container_update("set.add({}, {})"),
+    DICT_UPDATE=_container_update("dict.update({}, {})"),
+    DICT_MERGE=_container_update("merge_keywords({}, {})"),
 )
 
 

@@ -303,6 +303,9 @@ BUILTINS[any] = _quantifier_handler(True)
 @builtin(sum)
 def _sum(vm: VM, args: Args, kwargs: Kwargs) -> object:
     total = kwargs.get("start", args[1] if len(args) > 1 else 0)
+    for kind in (str, bytes, bytearray):
+        if issubclass(vm.class_of(total), kind):
+            sum((), kind())  # raises TypeError
     for value in iterate_lazily(vm, args[0]):
         total = vm.binary(operator.add, total, value)
     return total
