@@ -223,7 +223,9 @@ def write(
 ) -> None:
     """Write a program, whole or not at all. `weights`: a safetensors file, written first, for the weights that it can hold
     (`weights_file.storable`). Raises OSError, and ProgramError for a tensor that is not strided, or is on neither a CPU
-    nor a CUDA device."""
+    nor a CUDA device, and where both files are one."""
+    if weights is not None and os.path.realpath(weights) == os.path.realpath(path):
+        raise ProgramError(f"{os.fspath(path)}: a program and its weights are two files")
     all_storages, views = _stored(contents.state)
     external: dict[int, Weight] = {}
     if weights is not None:
@@ -271,9 +273,8 @@ def read(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = 
     """Map a program (native/exported/program_file.cpp). Weights are views of the mapped file, or of the file `weights`;
     writes to them do not change the files. Raises OSError, and ProgramError for another file or a damaged one."""
     try:
-        sections, state = _native.read_program(
-            os.fspath(path), None if weights is None else os.fspath(weights)
-        )
+        other = None if weights is None else os.fsencode(weights)
+        sections, state = _native.read_program(os.fspath(path), other)
         tables: Tables = decode(sections.pop("tables"), RECORDS)
     except (ValueError, PlanError, RuntimeError) as error:  # RuntimeError: torch has no such device
         raise ProgramError(f"{os.fspath(path)}: {error}") from error

@@ -347,9 +347,7 @@ def test_weights_beside_the_program(driver: Path, tmp_path: Path) -> None:
         assert same(found, program(x))
     write_weights(beside, {"weight": torch.ones(4, 6), "bias": torch.ones(6)})
     done = started(driver, tmp_path, [])
-    text = (
-        "the weight weight must be torch.float32 of (6, 4), the file of weights has torch.float32 of (4, 6)"
-    )
+    text = f"the weight weight must be torch.float32 of (6, 4), the file of weights {beside} has torch.float32 of (4, 6)"
     assert done.returncode == 2 and text in done.stderr, done
     beside.unlink()
     assert "its weights are in another file" in started(driver, tmp_path, []).stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 from pathlib import Path
@@ -114,9 +115,9 @@ def test_the_library_reads_and_writes_them(model: Model, program: Program, tmp_p
         ),
         (
             {"calls": torch.zeros((), dtype=torch.int64)},
-            r"the weight calls must be .*, the file of weights has torch\.int64 of \(\)",
+            r"the weight calls must be .*, the file of weights .*/m\.safetensors has torch\.int64 of \(\)",
         ),
-        ({"image.bias": None}, r"the file of weights has no image\.bias"),
+        ({"image.bias": None}, r"the file of weights .*/m\.safetensors has no image\.bias"),
         (
             {"tied": torch.zeros(8, 8)},
             r"first\.weight and tied are one tensor in the program, and differ",
@@ -140,6 +141,12 @@ def test_where_the_weights_are(program: Program, tmp_path: Path) -> None:
         smelt.load(paths[0])
     with pytest.raises(FileNotFoundError, match="none.safetensors"):
         smelt.load(paths[0], tmp_path / "none.safetensors")
+    with pytest.raises(ProgramError, match="a program and its weights are two files"):
+        program.save(paths[0], tmp_path / "." / "m.smelt")
+    undecodable = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.safetensors")  # no UTF-8
+    os.rename(paths[1], undecodable)
+    assert same(smelt.load(paths[0], undecodable)(*ARGUMENTS), program(*ARGUMENTS))
+    os.rename(undecodable, paths[1])
     program.save(tmp_path / "whole.smelt")
     with pytest.raises(ProgramError, match="this file holds its weights"):
         smelt.load(tmp_path / "whole.smelt", paths[1])
@@ -202,7 +209,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     assert outcomes == {"read", "refused"}
     for text in (b"", b"{", b"[]", b"{}x", b'{"a":', b'{"\\ud800":{}}', b'{"a":{"dtype":"F32"}}', b"{" * 500):
         paths[1].write_bytes(header(text))
-        with pytest.raises(ProgramError, match="not a safetensors file"):
+        with pytest.raises(ProgramError, match=r"m\.smelt: .*m\.safetensors is not a safetensors file"):
             smelt.load(*paths)
     paths[1].write_bytes(header(b'{"__metadata__":' + b"[" * 5000))
     with pytest.raises(ProgramError, match="nested too deep"):

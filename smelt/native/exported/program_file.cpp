@@ -119,11 +119,11 @@ c10::Storage external_storage(const WeightsFile& file, const StateTable& table, 
         const std::string_view found = file.values_of(w.name, w.dtype, w.shape);
         if (of && found != data)
             throw FormatError("the weights " + of->name + " and " + w.name +
-                              " are one tensor in the program, and differ in the file of weights");
+                              " are one tensor in the program, and differ in " + file.name());
         of = &w;
         data = found;
     }
-    if (!of) throw FormatError("the file of weights has no " + span.external);
+    if (!of) throw FormatError(file.name() + " has no " + span.external);
     return file.storage_of(*of, data);
 }
 

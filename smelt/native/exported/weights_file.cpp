@@ -2,15 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 #include "torch.h"
@@ -20,33 +14,6 @@
 namespace smelt::exported {
 
 using values::FormatError;
-
-MappedFile::MappedFile(const std::string& path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0) throw std::system_error(errno, std::generic_category(), path);
-    struct stat status{};
-    int error = ::fstat(file, &status) != 0 ? errno : 0;
-    size_ = error ? 0 : static_cast<size_t>(status.st_size);
-    if (!error && size_ > 0) {
-        data_ = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
-        if (data_ == MAP_FAILED) error = errno;
-    }
-    ::close(file);
-    if (error) throw std::system_error(error, std::generic_category(), path);
-}
-
-MappedFile::~MappedFile() {
-    if (size_ > 0) ::munmap(data_, size_);
-}
-
-c10::Storage storage_of(std::shared_ptr<MappedFile> file, std::string_view part) {
-    auto* memory = const_cast<char*>(part.data());
-    c10::DataPtr owned(
-        memory, new std::shared_ptr<MappedFile>(std::move(file)),
-        [](void* kept) { delete static_cast<std::shared_ptr<MappedFile>*>(kept); }, c10::Device(c10::kCPU));
-    return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), part.size(),
-                                                 std::move(owned), nullptr, false);
-}
 
 namespace {
 
@@ -72,7 +39,7 @@ const std::array<std::pair<const char*, c10::ScalarType>, 16> kDtypes{{
 }};
 
 [[noreturn]] void refuse(const std::string& what) {
-    throw FormatError("not a safetensors file: " + what);
+    throw FormatError(what);
 }
 
 std::string text_of(std::string_view dtype, const std::vector<int64_t>& shape) {
@@ -259,15 +226,19 @@ class WeightsFile::Reader {
     size_t at_ = 0;
 };
 
-WeightsFile::WeightsFile(const std::string& path) : file_(std::make_shared<MappedFile>(path)) {
-    const std::string_view all = file_->data();
-    uint64_t length = 0;
-    if (all.size() < sizeof length) refuse("it ends before its header");
-    std::memcpy(&length, all.data(), sizeof length);
-    if (length > kMostHeader || length > all.size() - sizeof length)
-        refuse("its header is longer than the file or than 100 MB");
-    data_ = all.substr(sizeof length + length);
-    tensors_ = Reader(all.substr(sizeof length, length)).tensors();
+WeightsFile::WeightsFile(const std::string& path) : path_(path), file_(std::make_shared<MappedFile>(path)) {
+    try {
+        const std::string_view all = file_->data();
+        uint64_t length = 0;
+        if (all.size() < sizeof length) refuse("it ends before its header");
+        std::memcpy(&length, all.data(), sizeof length);
+        if (length > kMostHeader || length > all.size() - sizeof length)
+            refuse("its header is longer than the file or than 100 MB");
+        data_ = all.substr(sizeof length + length);
+        tensors_ = Reader(all.substr(sizeof length, length)).tensors();
+    } catch (const FormatError& error) {
+        throw FormatError(name() + " is not a safetensors file: " + error.what());
+    }
 }
 
 std::string_view WeightsFile::values_of(const std::string& name, c10::ScalarType dtype,
@@ -277,13 +248,13 @@ std::string_view WeightsFile::values_of(const std::string& name, c10::ScalarType
     for (const auto& [known, of] : kDtypes)
         if (of == dtype) wanted = known;
     if (t.dtype != wanted || t.shape != shape)
-        throw FormatError("the weight " + name + " must be " + text_of(wanted, shape) +
-                          ", the file of weights has " + text_of(t.dtype, t.shape));
+        throw FormatError("the weight " + name + " must be " + text_of(wanted, shape) + ", " + this->name() +
+                          " has " + text_of(t.dtype, t.shape));
     uint64_t bytes = c10::elementSize(dtype);
     for (const int64_t n : shape)
         if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(n), &bytes)) bytes = UINT64_MAX;
     if (t.begin > t.end || t.end > data_.size() || t.end - t.begin != bytes)
-        throw FormatError("the weight " + name + " is outside of the file of weights");
+        throw FormatError("the weight " + name + " is outside of " + this->name());
     return data_.substr(t.begin, bytes);
 }
 

@@ -21,6 +21,8 @@ class WeightsFile {
     // Throws std::system_error if the file cannot be read, FormatError for another or a damaged file.
     explicit WeightsFile(const std::string& path);
 
+    // The file in messages.
+    std::string name() const { return "the file of weights " + path_; }
     bool has(const std::string& name) const { return tensors_.count(name) > 0; }
     // The bytes of the tensor `name`, which the file must have. Throws FormatError for another dtype or shape.
     std::string_view values_of(const std::string& name, c10::ScalarType dtype,
@@ -36,6 +38,7 @@ class WeightsFile {
     };
     class Reader;
 
+    std::string path_;
     std::shared_ptr<MappedFile> file_;
     std::string_view data_;
     std::map<std::string, Tensor> tensors_;
