@@ -238,7 +238,7 @@ def export(
     dynamic_shapes: Any = None,
     gradients: bool = False,
     methods: Mapping[str, tuple[Any, ...] | dict[str, Any]] | None = None,
-    targets: Sequence[str] = ("host",),
+    targets: str | Sequence[str] = "host",
 ) -> Program:
     """Return a call of `model`, or calls of several methods, as a program that runs without the model's code and the
     compiler, also in another process: `smelt.export(model, (x,)).save("m.smelt")`, then `smelt.load("m.smelt")(x)`
@@ -258,7 +258,7 @@ def export(
         methods: instead of `args`, the arguments of several methods, which share weights: a tuple, or a dict of keyword
             arguments, for each name; "forward" is the model itself. `dynamic_shapes` are then by method.
             `Program.method(name)` calls one.
-        targets: the processors for which smelt generates machine code: "host", this machine's, and levels of x86-64
+        targets: one or more processors for which smelt generates machine code: "host", this machine's, and levels of x86-64
             ("x86-64-v2", "x86-64-v3", "x86-64-v4"), which this machine may lack. `smelt.load` takes the best that fits.
 
     Raises:
@@ -270,7 +270,8 @@ def export(
     Exceptions of `model` propagate.
     """
     exporter: Any = _compiler()
-    program: Program = exporter.export(model, args, kwargs, dynamic_shapes, gradients, methods, targets)
+    names = (targets,) if isinstance(targets, str) else tuple(targets)
+    program: Program = exporter.export(model, args, kwargs, dynamic_shapes, gradients, methods, names)
     return program
 
 

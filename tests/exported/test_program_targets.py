@@ -98,6 +98,12 @@ def test_unknown_targets() -> None:
         ExportError, match="unknown target 'znver4'; known: host, x86-64-v2, x86-64-v3, x86-64-v4"
     ):
         exported(("host", "znver4"))
-    for wrong in ((), "host"):
-        with pytest.raises(ExportError, match="targets must be a list with one or more of host, x86-64-v2"):
-            exported(wrong)
+    with pytest.raises(ExportError, match="targets must be a list with one or more of host, x86-64-v2"):
+        exported(())
+
+
+def test_one_target() -> None:
+    x, program = exported("x86-64-v2")
+    with pytest.raises(ExportError, match="unknown target 'znver4'"):
+        exported("znver4")
+    assert same(program(x), exported(("x86-64-v2",))[1](x))
