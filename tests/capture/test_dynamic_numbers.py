@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import operator
 import sys
@@ -22,6 +23,7 @@ from smelt.graph.ir import NumberSpec
 from smelt.report import inspect
 from smelt.tracing.symbolic.sym_numbers import Float, Int
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
+from tests.harness.agreement import same
 
 X = torch.linspace(-2, 3, 12).reshape(3, 4)
 
@@ -588,3 +590,29 @@ def test_an_error_of_an_operator_with_a_symbolic_number_has_no_context() -> None
     compiled = smelt.compile(program, fullgraph=True)
     for n in (1, 2, 3, 3):
         assert compiled(torch.ones(2), n) == program(torch.ones(2), n)
+
+
+CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
+    "list": list,
+    "deque": collections.deque,
+    "dict": lambda values: {"a": values[0]},
+    "nested": lambda values: [(1, (values[0], 2))],
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_native_copies_of_containers_with_slices(kind: str) -> None:
+    """A native copy of a container that the program changes holds the slices themselves, whose numbers are guarded then."""
+
+    def program(x: torch.Tensor, values: Any) -> Any:
+        if isinstance(values, dict):
+            values["b"] = 1
+            return x + 1, dict(values), list(values.values())
+        values.append(1)
+        return x + 1, tuple(values), list(values), values.copy()
+
+    compiled = smelt.compile(program)
+    for n in (5, 6, 7, 0, 1):
+        x = torch.ones(2)
+        found = compiled(x, CONTAINERS[kind]([slice(0, n)]))
+        same(found, program(x, CONTAINERS[kind]([slice(0, n)])))

@@ -33,6 +33,7 @@ from smelt.capture.environment.wrap_values import guard_elements
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.errors import Unsupported
+from smelt.guards.changed_numbers import SLICE_PARTS
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import specialize
@@ -152,6 +153,10 @@ def _fixed(env: Environment, wrapped: object, value: object) -> object:
     """The VM's value `wrapped` for native code that reads `value` itself: numbers are specialized, characters guarded."""
     if type(wrapped) is OpaqueProxy:
         raise unreadable("native code reads an object that changes", wrapped)
+    if type(wrapped) is slice and wrapped is not value:
+        for name in SLICE_PARTS:
+            _fixed(env, getattr(wrapped, name), getattr(value, name))
+        return value
     if type(wrapped) is not TextProxy:
         return without_proxies(specialize(wrapped), depth=0)
     env.facts.guard("eq", env.sources[id(wrapped)], value)
