@@ -90,8 +90,8 @@ def export(model: Any, calls: Sequence[Call], gradients: bool, targets: Sequence
 
 def _check_targets(targets: Sequence[str]) -> None:
     known = ", ".join(TARGETS)
-    if isinstance(targets, str) or not targets:
-        raise ExportError(f"targets must be a list with one or more of {known}, got {targets!r}")
+    if not targets:
+        raise ExportError(f"targets must be one or more of {known}, got {targets!r}")
     for target in targets:
         if target not in TARGETS:
             raise ExportError(f"unknown target {target!r}; known: {known}")
