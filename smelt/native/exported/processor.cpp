@@ -44,7 +44,8 @@ std::optional<std::string> lacking(const std::string& triple, const std::vector<
     std::set<std::string> missing;
     for (const std::string& need : needs) {
         if (need.rfind(kGpu, 0) == 0) {
-            if (need != kGpu + std::to_string(devices::capability(0))) return "its plans are for a GPU " + need;
+            if (need != kGpu + std::to_string(devices::capability(0)))
+                return "its plans are for a GPU " + need;
         } else if (!flags.count(need)) {
             missing.insert(need);
         }
