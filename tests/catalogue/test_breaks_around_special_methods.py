@@ -46,7 +46,7 @@ def context_of_errors():
     return fn, xs()
 
 
-@program(graphs=1, later=1, breaks=["graph-break-requested"], eager=["user-exception", "user-exception"])
+@program(graphs=1, breaks=["graph-break-requested"], eager=["user-exception", "user-exception"])
 def errors_leave_the_function():
     class A:
         @property

@@ -236,7 +236,7 @@ def cached_property():
     return fn, xs()
 
 
-@program(graphs=1, later=2, breaks=["disabled-function"])
+@program(graphs=1, later=1, breaks=["disabled-function"])
 def cached_property_of_outside():
     class A:
         def __init__(self):
@@ -348,7 +348,7 @@ def init():
     return fn, xs()
 
 
-@program(graphs=2, later=1, breaks=["graph-break-requested", "graph-break-requested"])
+@program(graphs=2, breaks=["graph-break-requested", "graph-break-requested"])
 def init_with_super():
     class A:
         def __init__(self, x):
@@ -487,7 +487,7 @@ def list_subclass_init():
     return fn, xs()
 
 
-@program(graphs=2, later=1, breaks=["graph-break-requested"])
+@program(graphs=2, breaks=["graph-break-requested"])
 def slots_init():
     class S:
         __slots__ = ("a", "b")

@@ -497,7 +497,6 @@ def generator_with_cells():
 
 @program(
     graphs=5,
-    later=1,
     breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def generator_that_writes_tensors():

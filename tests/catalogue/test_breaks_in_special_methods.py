@@ -262,7 +262,7 @@ class Box:
         return x * len(self.items)
 
 
-@program(graphs=4, later=1, breaks=["graph-break-requested"] * 10)
+@program(graphs=4, breaks=["graph-break-requested"] * 10)
 def items():
     def fn(x, n):
         b = Box([x, x * 2, x * 3])
@@ -524,7 +524,7 @@ def functions_about_attributes():
     return fn, xs()
 
 
-@program(graphs=1, later=1, breaks=["disabled-function", "disabled-function"])
+@program(graphs=1, breaks=["disabled-function", "disabled-function"])
 def getattr_of_a_property_that_raises_other():
     class A:
         @property

@@ -206,7 +206,7 @@ def truth_of_exit_is_python_code():
     return fn, numbers(), log
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def dunders_are_looked_up_on_the_type():
     class Manager:
         def __enter__(self):
@@ -273,7 +273,7 @@ def contextmanager_handles_errors():
     return fn, numbers(), log
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def contextmanager_that_does_not_yield_once():
     @contextlib.contextmanager
     def never():
@@ -409,7 +409,7 @@ def nullcontext():
     return fn, numbers()
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def closing():
     class Resource:
         def __init__(self):
@@ -452,7 +452,7 @@ def manager_kept_outside():
     return fn, numbers(), manager
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def reentrant_manager():
     class Depth:
         depth = 0
@@ -577,7 +577,7 @@ def generator_manager_by_hand():
     return fn, numbers()
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def with_targets():
     class Pair:
         def __enter__(self):
@@ -621,7 +621,7 @@ def exit_sees_the_exception_handled():
     return fn, numbers(), log
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def with_in_a_generator_closed_by_the_collector():
     log = []
 
@@ -639,7 +639,7 @@ def with_in_a_generator_closed_by_the_collector():
     return fn, numbers(), log
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def finally_of_a_dropped_generator():
     log = []
 

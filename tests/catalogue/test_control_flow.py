@@ -82,7 +82,7 @@ def match_sequences():
     return fn, [(tensor(3), v) for v in values]
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def match_own_sequence():
     import collections.abc
 
@@ -369,7 +369,7 @@ def boolean_operators_return_operands():
     return fn, numbers()
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def deletions():
     class Box:
         pass
@@ -623,7 +623,7 @@ def identity_and_singletons():
     return fn, numbers()
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def deep_nesting():
     def fn(x, n):
         nested = x

@@ -632,7 +632,7 @@ def base_exceptions_pass_except_exception():
     return fn, numbers()
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def except_star_splits():
     def fn(x, n):
         log = []
@@ -797,7 +797,7 @@ def recursion_error_is_caught():
     return fn, numbers()
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def exceptions_compare_by_identity_and_hash():
     def fn(x, n):
         a, b = ValueError("a"), ValueError("a")

@@ -686,7 +686,7 @@ def kwargs_are_a_fresh_dict():
     return fn, numbers()
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def functions_compared_and_hashed():
     def a():
         pass

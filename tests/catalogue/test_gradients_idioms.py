@@ -667,7 +667,7 @@ def test_condition_on_a_known_value_in_inference_mode():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@on_both_backends(graphs=0, eager=["unsupported-effect"])
+@on_both_backends(graphs=1, later=1)
 def test_inference_tensors_are_not_written_outside():
     def fn(x):
         with torch.inference_mode():

@@ -278,13 +278,12 @@ def break_in_a_loop_over_a_generator():
 
 
 @program(
-    graphs=3,
+    graphs=2,
     later=1,
     breaks=[
         "graph-break-requested",
         "graph-break-requested",
         "graph-break-requested",
-        "unsupported-object",
         "unsupported-object",
         "unsupported-object",
     ],
@@ -367,7 +366,6 @@ def break_with_half_consumed_iterators():
 
 @program(
     graphs=2,
-    later=1,
     breaks=["graph-break-requested", "unsupported-object", "unsupported-object", "unsupported-object"],
 )
 def break_with_views_of_a_dictionary():

@@ -95,7 +95,7 @@ def in_args_and_kwargs():
     return fn, [call(tensor(2), n, bias=n / 2) for n in STEPS]
 
 
-@program(graphs=1, later=1)
+@program(graphs=1)
 def an_unused_number():
     return (lambda x, epoch: x + 1), calls(*STEPS)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from smelt.codegen.llvm import compile_kernels
+from smelt.codegen.llvm import compile_kernels, host_cpu
 from smelt.codegen.llvm.host_cpu import LEVELS, Host, host
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.vectorization import choose, lane_stride
@@ -714,7 +714,7 @@ def test_host_target() -> None:
 
 
 def test_a_forced_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    detect = host.__wrapped__
+    detect = host_cpu._host.__wrapped__
     monkeypatch.setenv("SMELT_CPU", "x86-64-v2")
     assert detect() is LEVELS["x86-64-v2"]
     monkeypatch.setenv("SMELT_CPU", "haswell")

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.capture.emit import eager_fallback
 from smelt.report import inspect
+from smelt.runtime.generator_states import GeneratorStates
 
 pytestmark = pytest.mark.simulated_cuda
 
@@ -69,11 +69,11 @@ def test_generators_of_gpus_are_put_back_where_they_were(monkeypatch):
     for names, moved in ((["cuda:1"], [20, 12]), (["cuda:0", "cpu"], [4, 24]), (["cpu"], [20, 24])):
         gpus[0].offset, gpus[1].offset = 4, 12
         torch.manual_seed(0)
-        functions = eager_fallback.random_state(list(map(torch.device, names)))
-        restart = functions["random_state"]()
+        states = GeneratorStates(list(map(torch.device, names)))
+        restart = states.read()
         want = torch.rand(2)
         gpus[0].offset, gpus[1].offset = 20, 24
-        functions["set_random_state"](restart)
+        states.restore(restart)
         assert [g.offset for g in gpus] == moved
         assert torch.equal(torch.rand(2), want) == ("cpu" in names)
 
@@ -81,5 +81,5 @@ def test_generators_of_gpus_are_put_back_where_they_were(monkeypatch):
 def test_nothing_is_asked_of_a_generator_while_work_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "default_generators", (None,))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    functions = eager_fallback.random_state([torch.device("cuda:0")])
-    functions["set_random_state"](functions["random_state"]())
+    states = GeneratorStates([torch.device("cuda:0")])
+    states.restore(states.read())
