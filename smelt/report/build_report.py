@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
+import sysconfig
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -311,10 +313,16 @@ def _line_events(found: dict[str, Iterator[data.Line | None]]) -> dict[tuple[str
 
 
 def _sources(lines: Iterable[tuple[str, int]]) -> Iterator[data.File]:
-    for file in dict.fromkeys(file for file, _ in lines):
+    """The files of the lines, those of installed packages last."""
+    for file in sorted(dict.fromkeys(file for file, _ in lines), key=_is_installed):
         text = "".join(linecache.getlines(file) or _lines_of_cell(file))
         if text:
             yield data.File(file, 1, text)
+
+
+def _is_installed(file: str) -> bool:
+    folders = (sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
+    return file.startswith(tuple(folder + os.sep for folder in folders))
 
 
 def _lines_of_cell(name: str) -> Sequence[str]:

@@ -6,9 +6,11 @@ import linecache
 import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
 import torch
+from timm.layers import Mlp
 
 import smelt
 from smelt import events
@@ -177,6 +179,12 @@ def test_missing_times_of_a_backward_are_explained():
         explanation.compiled(torch.ones(8, requires_grad=True)).sum().backward()
     assert notes(explanation) == []
     assert all(k.us is not None for k in explanation.report().kernels)
+
+
+def test_the_users_files_come_before_installed_ones():
+    layer = Mlp(4)
+    report = smelt.explain(lambda x: layer(x))(torch.ones(3, 4)).report()
+    assert [Path(source.file).name for source in report.sources] == [Path(__file__).name, "mlp.py"]
 
 
 def test_the_lines_of_a_notebook_are_those_of_its_tracebacks(monkeypatch):

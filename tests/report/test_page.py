@@ -236,6 +236,19 @@ def test_rows_are_drawn_when_they_are_seen(browser: Any, tmp_path: Path):
         assert page.evaluate("document.querySelectorAll('main table tr').length") < 400
 
 
+def test_the_source_opens_at_its_first_mark(browser: Any, sample: Path):
+    with opened(browser, sample) as page:
+        page.set_viewport_size({"width": 1280, "height": 260})
+        visit(page, "source")
+        contains(page, "tr.shown", "15")
+        top, height = page.evaluate(
+            "[document.querySelector('tr.shown').getBoundingClientRect().top, innerHeight]"
+        )
+        assert 0 < top < height and page.evaluate("scrollY") > 0
+        visit(page, "entries")
+        assert page.evaluate("scrollY") == 0
+
+
 # ------------------------------------------------------------------------------------------------ nothing gets in
 
 
@@ -467,6 +480,7 @@ def test_arrow_keys_go_from_mark_to_mark(browser: Any, sample: Path):
         for line in (16, 17):
             page.keyboard.press("ArrowDown")
             says(page, "aside h2", f"block.py:{line}")
+            focuses(page, re.compile(f"^Line {line}: "))  # it moves after a frame
         focuses(page, re.compile("^Line 17: captured, broke the graph"))
         page.keyboard.press("ArrowUp")
         says(page, "aside h2", "block.py:16")

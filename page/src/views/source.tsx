@@ -12,10 +12,12 @@ import { Reason } from "./breaks";
 
 export function SourceView({ report, lines, route }: ViewProps) {
   const files = useMemo(() => [...new Set(report.sources.map((s) => s.file))], [report]);
+  useEffect(() => () => scrollTo(0, 0), []); // the next view begins at its top
   if (!files.length) return <Empty>No source: no file of the program could be read.</Empty>;
   const file = route.rest[0] && files.includes(route.rest[0]) ? route.rest[0] : files[0];
   const happened = lines.get(file) ?? new Map<number, Happened>();
   const chosen = route.rest[1] ? Number(route.rest[1]) : null;
+  const shown = chosen ?? firstMark(happened);
   return (
     <div class="split">
       <div class="pane listing">
@@ -38,7 +40,7 @@ export function SourceView({ report, lines, route }: ViewProps) {
           {report.sources
             .filter((source) => source.file === file)
             .map((source) => (
-              <Listing key={source.first_line} source={source} happened={happened} chosen={chosen} />
+              <Listing key={source.first_line} source={source} happened={happened} chosen={chosen} shown={shown} />
             ))}
         </div>
       </div>
@@ -70,11 +72,12 @@ interface ListingProps {
   source: Source;
   happened: Map<number, Happened>;
   chosen: number | null;
+  shown: number | null; // the line to have in the window
 }
 
-function Listing({ source, happened, chosen }: ListingProps) {
+function Listing({ source, happened, chosen, shown }: ListingProps) {
   const lines = useMemo(() => tokenLines(source.text.replace(/\n$/, "")), [source]);
-  const at = chosen == null ? 0 : chosen - source.first_line;
+  const at = shown == null ? 0 : shown - source.first_line;
   const table = useRef<HTMLTableElement>(null);
   const stepped = useRef(false); // by a key
   /** Arrow keys go to the next line that has something to say. */
@@ -89,12 +92,12 @@ function Listing({ source, happened, chosen }: ListingProps) {
     location.hash = href("source", source.file, next);
   };
   useEffect(() => {
-    const row = table.current?.querySelector("tr.chosen");
+    const row = table.current?.querySelector("tr.shown");
     if (stepped.current) row?.querySelector<HTMLElement>(".number a")?.focus({ preventScroll: true });
     stepped.current = false;
     const place = row?.getBoundingClientRect();
     if (place && (place.top < HEADER || place.bottom > innerHeight)) row!.scrollIntoView({ block: "center" });
-  }, [chosen, source]);
+  }, [shown, source]);
   return (
     <table class="listing-lines" ref={table} onKeyDown={onKeyDown}>
       <Rows
@@ -106,7 +109,7 @@ function Listing({ source, happened, chosen }: ListingProps) {
           const number = source.first_line + i;
           const here = happened.get(number);
           return (
-            <Row key={number} number={number} file={source.file} here={here} chosen={number === chosen}>
+            <Row key={number} number={number} file={source.file} here={here} chosen={number === chosen} shown={number === shown}>
               {spans(line)}
             </Row>
           );
@@ -121,13 +124,14 @@ interface RowProps {
   file: string;
   here: Happened | undefined;
   chosen: boolean;
+  shown: boolean;
   children: preact.ComponentChildren;
 }
 
-function Row({ number, file, here, chosen, children }: RowProps) {
+function Row({ number, file, here, chosen, shown, children }: RowProps) {
   const events = EVENTS.filter((event) => here?.events.has(event));
   const words = events.map((event) => EVENT_TEXT[event][1]).join(", ");
-  const classes = [events.length && "has", chosen && "chosen", ...events.map((event) => "is-" + event)];
+  const classes = [events.length && "has", chosen && "chosen", shown && "shown", ...events.map((event) => "is-" + event)];
   const go = () => {
     if (here && !getSelection()?.toString()) location.hash = href("source", file, number);
   };
@@ -158,13 +162,19 @@ function Row({ number, file, here, chosen, children }: RowProps) {
   );
 }
 
+/** The first line to which something happened. */
+function firstMark(happened: Map<number, Happened>): number | null {
+  const marked = [...happened].filter(([, { events }]) => events.size > 0);
+  return marked.length ? Math.min(...marked.map(([number]) => number)) : null;
+}
+
 function Hint({ happened, file }: { happened: Map<number, Happened>; file: string }) {
   const marked = [...happened].filter(([, { events }]) => events.size > 0);
-  const first = Math.min(...marked.map(([number]) => number));
+  const first = firstMark(happened);
   return (
     <>
       <h2>{base(file)}</h2>
-      {marked.length ? (
+      {first != null ? (
         <>
           <p>Choose a line to see what happened there; the arrow keys go from mark to mark.</p>
           <p>
