@@ -14,7 +14,11 @@ class Kernel {
     // `images`: at least one, best first. If the driver refuses one (machine code for another processor), it gets the next.
     Kernel(std::vector<std::string> images, std::string name, unsigned threads, unsigned shared,
            unsigned parts)
-        : threads(threads), shared(shared), parts(parts), images_(std::move(images)), name_(std::move(name)) {}
+        : threads(threads),
+          shared(shared),
+          parts(parts),
+          images_(std::move(images)),
+          name_(std::move(name)) {}
 
     // The function on `device`, loaded on the first call, which takes milliseconds if the image is text. Thread-safe,
     // without the GIL. A module is never unloaded: a graph that the user captured may launch from it at any time.

@@ -112,7 +112,8 @@ int capability(int ordinal) {
         const Driver& d = driver();
         int device = 0, major = 0, minor = 0;
         const bool found = d.attribute && d.init(0) == 0 && d.device(&device, ordinal) == 0 &&
-                           d.attribute(&major, kMajor, device) == 0 && d.attribute(&minor, kMinor, device) == 0;
+                           d.attribute(&major, kMajor, device) == 0 &&
+                           d.attribute(&minor, kMinor, device) == 0;
         return found ? 10 * major + minor : 0;
     } catch (const c10::Error&) {
         return 0;
