@@ -24,13 +24,6 @@ class Model(nn.Module):
         hidden = self.body(x).tanh() * self.on_host.to(x.device)
         return {"out": self.head(hidden).softmax(-1) * scale, "hidden": (hidden, x.shape[0])}
 
-def plain(value):
-    if isinstance(value, torch.Tensor):
-        return [str(value.device), value.tolist()]
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
-
 def model():
     torch.manual_seed(0)
     made = Model().cuda()

@@ -40,13 +40,6 @@ def constants(x, step):
 def many(xs):
     return [x * 2 + i for i, x in enumerate(xs)]
 
-def plain(value):
-    if isinstance(value, torch.Tensor):
-        return [str(value.device), value.tolist()]
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
-
 def inference(make, args):
     def case(prepare):
         torch.manual_seed(0)

@@ -23,6 +23,17 @@ from smelt import _native
 cuda.activate()
 _native.use_driver(str(cuda.driver()))
 """
+# What programs may call for results that have a form in JSON.
+PLAIN = """
+import torch
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return [str(value.device), value.tolist()]
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+"""
 WITH_COMPILER = """
 from tests.simulated import compiled
 compiled.activate()
@@ -31,7 +42,7 @@ compiled.activate()
 
 def process(folder: Path, program: str, arguments: list[str], *, compiles: bool, **variables: str) -> object:
     """What `main` of a module prints as JSON. `compiles`: whether it needs the compiler."""
-    (folder / "programs_on_gpu.py").write_text(program)
+    (folder / "programs_on_gpu.py").write_text(PLAIN + program)
     (folder / "code").mkdir(exist_ok=True)
     activate = (WITH_COMPILER if compiles else ACTIVATE) if SIMULATED else ""
     text = (
