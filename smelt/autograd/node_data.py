@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt.shapes.expr import Size, Values, evaluate
+from smelt.shapes.expr import Size, Values, evaluate, extent, static
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,7 @@ class Substitute:
             return None
         shape, stride, dtype = self.layout.at(values)
         (offset,) = _numbers((self.offset,), values)
-        extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride))
-        zeros = torch.zeros(offset + extent, dtype=dtype, device=self.device)
+        zeros = torch.zeros(offset + static(extent(shape, stride)), dtype=dtype, device=self.device)
         return zeros.as_strided(shape, stride, offset)
 
 

@@ -27,7 +27,7 @@ from smelt.ops.registry import row
 from smelt.ops.result_specs import result_spec
 from smelt.ops.symbolic_rules import STRIDED
 from smelt.rewrites.graph_rewriter import GraphRewriter
-from smelt.shapes.expr import bounds, free_syms
+from smelt.shapes.expr import bounds, extent, free_syms
 from smelt.torch_private import OpOverload
 
 _SIGNS: dict[object, int] = {operator.add: 1, operator.sub: -1}  # of the second operand of a sum
@@ -145,9 +145,9 @@ class _Zeros(GraphRewriter):
         for size in spec.shape:
             if not isinstance(size, int) and bounds(size)[0] < 1:
                 raise NeedsFixedSize(f"zeros of {size} elements, which may be none", free_syms(size))
-        extent = 0 if 0 in spec.shape else 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
-        flat = make_spec((extent,), (1,), spec.dtype, spec.device)
-        base = self.emit(FULL, ([extent], 0), options, flat)
+        length = extent(spec.shape, spec.stride)
+        flat = make_spec((length,), (1,), spec.dtype, spec.device)
+        base = self.emit(FULL, ([length], 0), options, flat)
         shape, stride = list(spec.shape), list(spec.stride)
         laid_out = make_spec(spec.shape, spec.stride, spec.dtype, spec.device)
         return self.emit(STRIDED, (base, shape, stride), {}, laid_out)

@@ -6,8 +6,8 @@ other likely sizes with other outcomes of decisions, and last one for all sizes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -52,11 +52,9 @@ HOST = "host"
 TARGETS = (HOST, *LEVELS)
 
 
-@contextmanager
-def compiling_for(target: str) -> Iterator[None]:
+def compiling_for(target: str) -> AbstractContextManager[None]:
     """A context in which plans are for a target: the processor of this machine, or a level of x86-64."""
-    with nullcontext() if target == HOST else generating_for(target):
-        yield
+    return nullcontext() if target == HOST else generating_for(target)
 
 
 def best_first(targets: Iterable[str]) -> list[str]:

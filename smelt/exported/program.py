@@ -183,7 +183,7 @@ class _Shared:
         self._contents = replace(contents, state={})
         self.state = dict(contents.state)
         self.lock = threading.Lock()
-        self.constants = {c for t in contents.tables.targets for names in t.constants for c in names}
+        self.constants = contents.tables.constants
         self.programs: dict[str, Program] = {}
 
     def contents(self) -> Contents:

@@ -149,6 +149,11 @@ class Tables:
     methods: tuple[Method, ...]
     targets: tuple[TargetData, ...]
 
+    @property
+    def constants(self) -> set[str]:
+        """The names of the tensors of the state that are constants of plans."""
+        return {name for target in self.targets for names in target.constants for name in names}
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -229,8 +234,7 @@ def write(
     all_storages, views = _stored(contents.state)
     external: dict[int, Weight] = {}
     if weights is not None:
-        constants = {c for t in contents.tables.targets for names in t.constants for c in names}
-        external = storable(views, constants)
+        external = storable(views, contents.tables.constants)
         write_weights(weights, {view.name: contents.state[view.name] for view in external.values()})
     spans: list[tuple[Any, ...]] = []
     storages, size = [], 0

@@ -262,7 +262,7 @@ def _batch_norm_results(
     return out, fresh(size, dtype), fresh(size, dtype)
 
 
-def _batch_norm_layout(
+def _in_evaluation(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -270,22 +270,18 @@ def _batch_norm_layout(
     var: torch.Tensor,
     momentum: float,
     eps: float,
-) -> Any:
-    return batch_norm_training_layout(x, weight, bias, mean, var, False, momentum, eps)
+) -> tuple[Any, ...]:
+    """The arguments of `_native_batch_norm_legit_no_training` as those of `_batch_norm_results`."""
+    return x, weight, bias, mean, var, False, momentum, eps
 
 
-def _batch_norm_layout_on(
-    device: torch.device,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> Any:
+def _batch_norm_layout(*arguments: Any, **named: Any) -> Any:
+    return batch_norm_training_layout(*_in_evaluation(*arguments, **named))
+
+
+def _batch_norm_layout_on(device: torch.device, x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
     """A GPU's kernel allocates statistics that it does not fill."""
-    found = _batch_norm_results(x, weight, bias, mean, var, False, momentum, eps)
+    found = _batch_norm_results(*_in_evaluation(x, *arguments, **named))
     if found is NotImplemented:
         return found
     room = fresh(x.shape[1:2], opmath(x.dtype))

@@ -488,6 +488,11 @@ def contiguous_stride(shape: Sequence[Size]) -> tuple[Size, ...]:
     return tuple(reversed(strides))
 
 
+def extent(shape: Sequence[Size], stride: Sequence[Size]) -> Size:
+    """The number of elements of memory from the first to the last of a tensor, both included."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride))
+
+
 def _make(terms: tuple[Term, ...], const: int) -> Size:
     """The interned expression of canonical `terms` (sorted, no zero coefficient)."""
     if not terms:

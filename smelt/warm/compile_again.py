@@ -28,8 +28,7 @@ from smelt.warm.stored_entry import StoredEntry, constant
 
 T = TypeVar("T")
 
-
-NO_VALUES: Values = {}
+_NO_VALUES: Values = {}
 
 
 @dataclass
@@ -116,7 +115,7 @@ class CompileAgain:
         role: Role,
         donated: frozenset[int] = frozenset(),
         symbols: tuple[Sym, ...] = (),
-        made_for: Values = NO_VALUES,
+        made_for: Values = _NO_VALUES,
     ) -> Callable[[Values], Compiled]:
         def on_plan(plan: Any, values: Values) -> None:
             self._add(MadePlan(role, graph, plan, values or made_for))

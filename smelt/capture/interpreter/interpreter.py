@@ -351,9 +351,9 @@ class Interpreter(VM):
             line = self.current_line() or reason.line or (stack[-1] if stack else None)
             error.reason = replace(reason, line=line, stack=stack)
             error.args = (str(error.reason),)
-            if isinstance(error, Unreadable) and not error.values and self.frame is not None:
-                error.values = tuple(self.frame.stack)  # the operands are among these
             if isinstance(error, Unreadable):
+                if not error.values and self.frame is not None:
+                    error.values = tuple(self.frame.stack)  # the operands are among these
                 # A use of an object whose class is not known would break for each class.
                 error.breaks = all(type(v) is not OpaqueProxy or v.has_class for v in error.values)
             self.failure = error

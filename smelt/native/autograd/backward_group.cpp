@@ -14,10 +14,9 @@ namespace smelt::autograd {
 namespace {
 
 constexpr const char* kTwice =
-    "smelt: this compiled function can be differentiated once (it is an exported program, it writes or draws "
-    "random "
-    "numbers, or one of its inputs is gone or was written); for higher derivatives use smelt.disable on it, "
-    "backend='eager', or the model that was exported";
+    "smelt: this compiled function can be differentiated once (it is an exported program, it writes or "
+    "draws random numbers, or one of its inputs is gone or was written); for higher derivatives use "
+    "smelt.disable on it, backend='eager', or the model that was exported";
 // It quotes torch.compile's message, for which users search.
 constexpr const char* kTransformed =
     "smelt: transforms of torch.func cannot go through the backward of a compiled function (It looks like "

@@ -141,9 +141,8 @@ PyObject* lacking_here(PyObject*, PyObject* args) {
 PyMethodDef functions[] = {
     {"read_program", read_program, METH_VARARGS,
      "read_program(path, weights): the sections of a program's file except its weights, and its state. "
-     "`weights`: the "
-     "path of its file of weights, or None. Raises OSError, and ValueError for another file or a damaged "
-     "one."},
+     "`weights`: the path of its file of weights, or None. Raises OSError, and ValueError for another file "
+     "or a damaged one."},
     {"unpacked", unpacked_section, METH_O,
      "unpacked(section): a section of a graph, of plans or of machine code, unpacked. Raises ValueError."},
     {"lacking", lacking_here, METH_VARARGS,
