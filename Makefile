@@ -85,6 +85,8 @@ demo: $(VENV)/.native $(VENV)/.test
 # together, as some share a process of their own.
 test test-avx2 check check-wheel: export OMP_WAIT_POLICY = PASSIVE
 test test-avx2 check check-wheel: export GOMP_SPINCOUNT = 0
+# Empty, as unset: a process without bytecode files would compile all of smelt's sources, a second, and tests start hundreds.
+test test-avx2 check check-wheel: export PYTHONDONTWRITEBYTECODE =
 test test-avx2: $(VENV)/.native $(VENV)/.test
 	# Apart: Triton brings an LLVM of its own into the process.
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \

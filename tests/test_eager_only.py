@@ -7,6 +7,7 @@ what comes of it; the test looks at its lines.
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import subprocess
 import sys
@@ -47,6 +48,8 @@ def _main() -> None:
     import torch.overrides
     import torch.utils.checkpoint  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # collections in the children, as they import smelt, would look through torch's objects
     with ThreadPoolExecutor(2) as pool:
         for name, came in zip(private_names(), pool.map(_in_a_child, private_names()), strict=True):
             print(f"{name}: {came}", flush=True)

@@ -21,9 +21,11 @@ ROOT = Path(__file__).parent.parent.parent
 
 # One job a line: the child leaves the loop and is the program; the parent answers with its exit code.
 _SERVER = """
-import importlib, json, os, sys
+import gc, importlib, json, os, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
+gc.collect()
+gc.freeze()  # collections in the children, as they import smelt, would look through torch's objects
 jobs, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
 for line in jobs:
     job = json.loads(line)
