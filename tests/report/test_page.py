@@ -158,6 +158,29 @@ def test_timeline_and_charts_are_drawn(browser: Any, sample: Path):
         counts(page, "svg rect.hover", 4)
 
 
+def test_the_overview_says_what_to_do_first(browser: Any, tmp_path: Path):
+    """What runs eagerly, else the most expensive break, else the guard that failed most often, else the longest kernel."""
+    data = reports.sample()
+    [gate], [failed] = data["breaks"], data["recompiles"]
+    dearer = gate | {"line": reports.at(16), "cost_ms": 2.5}
+    data |= {"breaks": [gate, dearer], "recompiles": [failed | {"guard": "once"}, failed, failed]}
+    for view, said, other in (
+        ("fallbacks", "fallback at block.py:19: call it outside the compiled function", "graph break at"),
+        ("breaks", "graph break at block.py:16, which costs 2.5 ms a call: use torch.where", "guard"),
+        ("recompiles", "guard L['scale'] == 3, which failed in 2 calls: it was 3, then 4", "once"),
+        ("kernels/1", "kernel aten.addmm, which takes 610 µs of 652 µs", "guard"),
+    ):
+        pages.write(tmp_path / "page.html", data)
+        with opened(browser, tmp_path / "page.html") as page:
+            text = page.inner_text("section p >> nth=0").replace("\u00a0", " ")
+            assert f"Start with the {said}" in text and other not in text
+            page.click("section p a >> nth=0")
+            assert page.url.endswith(f"#{view}")
+            if view == "breaks":
+                says(page, "article .at a", ["block.py:16", "block.py:17"])
+        data[{"fallbacks": "eager"}.get(view, view.partition("/")[0])] = []
+
+
 def test_time_inside_another_phase_is_counted_once(browser: Any, sample: Path):
     with opened(browser, sample) as page:
         own = dict(

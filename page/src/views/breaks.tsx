@@ -9,7 +9,7 @@ export function Breaks({ report }: ViewProps) {
   return (
     <Section title="Graph breaks" note={report.breaks.length}>
       {report.breaks.length ? (
-        <List reasons={report.breaks} />
+        <List reasons={byCost(report.breaks)} />
       ) : (
         <Empty>No graph breaks: {report.counts.entries ? "each captured call is one graph." : "nothing was captured."}</Empty>
       )}
@@ -28,6 +28,9 @@ export function Fallbacks({ report }: ViewProps) {
     </Section>
   );
 }
+
+/** The most expensive first. */
+export const byCost = (breaks: Break[]): Break[] => breaks.toSorted((a, b) => (b.cost_ms ?? 0) - (a.cost_ms ?? 0));
 
 function List({ reasons }: { reasons: Break[] }) {
   return (

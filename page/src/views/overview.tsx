@@ -2,15 +2,17 @@
 import { useMemo } from "preact/hooks";
 import type { ViewProps } from "../app";
 import type { Phase, Report } from "../data";
-import { bytes, count, ms } from "../format";
-import { Empty, Section, Table } from "../parts/common";
+import { bytes, count, ms, us } from "../format";
+import { Empty, Section, Table, Where } from "../parts/common";
 import { ticks } from "../parts/scale";
 import { href } from "../route";
+import { byCost } from "./breaks";
 
 export function Overview({ report }: ViewProps) {
   return (
     <>
       <Section title="In short">
+        <First report={report} />
         <Figures report={report} />
         <Notes report={report} />
       </Section>
@@ -19,6 +21,39 @@ export function Overview({ report }: ViewProps) {
       </Section>
     </>
   );
+}
+
+/** What to do first: about what runs eagerly, else the most expensive break, else the guard that failed most often, else the
+ * longest kernel. */
+function First({ report: { eager, breaks, recompiles, kernels } }: { report: Report }) {
+  const [reason] = [...eager, ...byCost(breaks)];
+  if (reason) {
+    const [view, kind] = eager.length ? ["fallbacks", "fallback"] : ["breaks", "graph break"];
+    const cost = reason.cost_ms == null ? "" : `, which costs ${ms(reason.cost_ms)} a call`;
+    return (
+      <p>
+        Start with the <a href={href(view)}>{kind}</a> at <Where line={reason.line} />
+        {cost}: {reason.hint || reason.summary}
+      </p>
+    );
+  }
+  const failures = (guard: string) => recompiles.filter((r) => r.guard === guard).length;
+  const [failed] = recompiles.toSorted((a, b) => failures(b.guard) - failures(a.guard));
+  if (failed) {
+    return (
+      <p>
+        Start with the guard <code>{failed.guard}</code>, which failed in <a href={href("recompiles")}>{count(failures(failed.guard), "call")}</a>: it
+        was {failed.was}, then {failed.now}
+      </p>
+    );
+  }
+  const [longest] = kernels.filter((k) => k.us != null).toSorted((a, b) => b.us! - a.us!);
+  return longest ? (
+    <p>
+      Start with the kernel <a href={href("kernels", kernels.indexOf(longest))}>{longest.name}</a>, which takes {us(longest.us)} of{" "}
+      {us(kernels.reduce((sum, k) => sum + (k.us ?? 0), 0))}
+    </p>
+  ) : null;
 }
 
 /** The time of compilation before a time, without what the program did between compilations. */
