@@ -1,5 +1,6 @@
 """The pages: each block of Python runs, and prints what the page says."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -8,6 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import smelt
+from smelt import events
+from smelt.capture.driver.cache_entries import Entry, Record
+from smelt.config import Config
+from smelt.reasons import Reason
+from smelt.report import report_data
+from smelt.report.traces import Trace
 from tests.harness import pages
 
 
@@ -33,6 +41,31 @@ def test_docs_stay_short():
     words = {page.name: len(page.read_text().split()) for page in pages.PAGES if page.parent.name == "docs"}
     longest = sorted(words, key=words.__getitem__, reverse=True)[:5]
     assert sum(words.values()) <= 45_000, f"the longest pages: {', '.join(longest)}"
+
+
+def test_the_index_leads_to_every_page():
+    """It links each guide; from page to page its links reach all."""
+    link = re.compile(r"\]\(([^)#\s]+\.md)")
+    links = {
+        page: {(page.parent / to).resolve() for to in link.findall(page.read_text())} for page in pages.PAGES
+    }
+    docs, index = pages.ROOT / "docs", pages.ROOT / "docs/index.md"
+    guides = re.search(r"- Guides:\n(.*?)\n  - ", (pages.ROOT / "mkdocs.yml").read_text(), re.S)
+    assert guides and {docs / page for page in re.findall(r": (\S+\.md)", guides[1])} <= links[index]
+    reached, waiting = {index}, [index]
+    while waiting:
+        found = links[waiting.pop()] & links.keys() - reached
+        reached |= found
+        waiting += found
+    assert {page for page in links if page.parent == docs} <= reached
+
+
+def test_the_reference_names_what_is_public():
+    text = (pages.ROOT / "docs/api.md").read_text()
+    public = {
+        name for name in smelt.__all__ if getattr(getattr(smelt, name), "__module__", "").startswith("smelt")
+    }
+    assert {"compile", "Program", "load_cache"} <= public <= {*re.findall(r"\w+", text)}
 
 
 PAGE = """
@@ -121,3 +154,13 @@ def test_pages_are_built_without_a_warning_and_want_nothing_from_elsewhere(tmp_p
     fetched = re.compile(r"<(?:script|link|img|iframe)[^>]* (?:src|href)=\"?https?:[^>]*>")
     assert [hit for page in tmp_path.rglob("*.html") for hit in fetched.findall(page.read_text())] == []
     assert 'data-linenos="' in (tmp_path / "first-steps.html").read_text()
+    named = {*re.findall(r'id="(smelt\.[^"]+)"', (tmp_path / "api.html").read_text())}
+    parts = [kind for kind in vars(report_data).values() if dataclasses.is_dataclass(kind)]
+    for kind in (Config, Entry, Record, Reason, Trace, events.Event, *parts):
+        assert {
+            f"{kind.__module__}.{kind.__name__}.{field.name}" for field in dataclasses.fields(kind)
+        } <= named
+    assert {
+        "smelt.report.explanation.Explanation.result",
+        "smelt.report.explanation.Explanation.save",
+    } <= named
