@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch.profiler import profile, supported_activities
+from torch.autograd.profiler import profile
+from torch.profiler import ProfilerActivity, supported_activities
 
 from smelt.plan import profiler_names
 from smelt.plan.steps import Aten, Launch, Plan, Reg, RunPlans, Step
@@ -35,10 +36,12 @@ class KernelTimes:
         """Profile the context. Raises RuntimeError if torch's profiler is already on, since this would end it."""
         if profiler_enabled():
             raise RuntimeError("torch's profiler is on: the times of kernels are in its trace")
-        with profile(activities=supported_activities()) as profiled:
+        device = "cuda" if ProfilerActivity.CUDA in supported_activities() else None
+        # `torch.profiler.profile` would import Inductor, for seconds, to look at an option.
+        with profile(use_device=device, use_kineto=True) as profiled:
             self._recorded = True
             yield
-        for event in profiled.events() or ():
+        for event in profiled.function_events or ():
             self._replayed |= event.name in _REPLAYS
             if event.name.startswith(profiler_names.GRAPH):
                 steps = [child for child in event.cpu_children if child.name.startswith(profiler_names.STEP)]

@@ -74,6 +74,23 @@ print(type(f).__module__, [m for m in sys.modules if m.startswith(("torch._dynam
     assert ended("-m", "smelt", "run", "script.py", where=tmp_path) == (0, "smelt._native []\n", "")
 
 
+@pytest.mark.parametrize(
+    "command", (["bench", "--seconds", "0.01"], ["explain", "--times", "3"]), ids=lambda c: c[0]
+)
+def test_measuring_imports_neither_torchs_compiler_nor_sympy(tmp_path, command):
+    """Their imports would take longer than all the rest."""
+    (tmp_path / "script.py").write_text("def f(x): return x.sin() * 2\n")
+    done = start(
+        f"import sys; sys.argv[1:] = {[*command, 'script.py:f', 'torch.ones(3)']!r}\n"
+        "from smelt.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: print(ended)\n"
+        "print({'sympy', 'torch._dynamo', 'torch._inductor', 'torch.distributed.tensor'} & sys.modules.keys())",
+        cwd=tmp_path,
+    )
+    assert done.stdout.endswith("0\nset()\n"), done
+
+
 def test_settings_and_errors_of_torchs_compiler(tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
