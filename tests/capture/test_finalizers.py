@@ -164,6 +164,18 @@ def a_file_without_a_variable(x, log):
     return x + 1, size
 
 
+def compiled_with(held):
+    return smelt.compile(lambda x: x + (held is None), backend="eager")
+
+
+def a_compiled_function_that_holds_an_object(x, log):
+    called = compiled_with(Finalized(log))
+    os.getpid()
+    y = called(x)
+    del called
+    return y, list(log)
+
+
 @pytest.mark.filterwarnings("ignore:coroutine")
 @pytest.mark.parametrize(
     "fn",
@@ -184,6 +196,7 @@ def a_file_without_a_variable(x, log):
         a_directory_without_a_variable,
         directories_of_a_comprehension,
         a_file_without_a_variable,
+        a_compiled_function_that_holds_an_object,
     ],
 )
 def test_finalizers_run_as_in_eager(fn, monkeypatch):
@@ -203,6 +216,18 @@ def test_finalizers_run_as_in_eager(fn, monkeypatch):
     expected = call(fn)
     for _ in range(3):
         assert call(compiled) == expected
+
+
+def test_a_compiled_function_on_the_stack_at_a_break_has_no_finalizer():
+    """The table in which smelt finds it again has a callback for its end."""
+    inner = smelt.compile(lambda x: x * 2)
+
+    def fn(x):
+        return inner(x + os.getpid())
+
+    compiled, x = smelt.compile(fn), torch.ones(2)
+    assert torch.equal(compiled(x), fn(x))
+    assert [r.kind.id for r in reasons(compiled)] == ["input-output"]
 
 
 def test_dead_object_without_a_finalizer_is_freed():

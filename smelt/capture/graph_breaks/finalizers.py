@@ -264,8 +264,8 @@ _WITHOUT_OPERANDS = ("NOP", "CACHE", "PRECALL", "RESUME", "NOT_TAKEN", "KW_NAMES
 
 def _calls_back(value: object) -> bool:
     """Whether a weak reference to `value` may have a callback. A proxy may: its attributes are those of `value`. Callbacks
-    of torch and smelt show a program nothing. Those of weak tables do not count for tensors and functions, which libraries
-    keep in such tables, and which mostly live on."""
+    of torch and smelt show a program nothing. Those of weak tables do not count for tensors and functions (compiled ones,
+    too), which libraries keep in such tables, and which mostly live on."""
     hidden = ("torch.", "smelt.", "weakref") if isinstance(value, _IN_TABLES) else ("torch.", "smelt.")
     return weakref.getweakrefcount(value) > 0 and any(
         type(reference) in weakref.ProxyTypes or _is_visible(reference.__callback__, hidden)
@@ -273,7 +273,7 @@ def _calls_back(value: object) -> bool:
     )
 
 
-_IN_TABLES = (torch.Tensor, types.FunctionType)
+_IN_TABLES = (torch.Tensor, types.FunctionType, _native.Wrapped)
 
 
 def _is_visible(callback: object, hidden: tuple[str, ...]) -> bool:
