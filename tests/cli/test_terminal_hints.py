@@ -50,6 +50,25 @@ slow(torch.ones(2))
 print("done", flush=True)
 """
 
+FAILS = """
+import time, torch, smelt
+from smelt import terminal_hints
+terminal_hints.LONG = terminal_hints._INTERVAL = 0.05
+graphs = []
+def backend(gm, inputs):
+    graphs.append(gm)
+    if len(graphs) == 2:
+        time.sleep(0.4)
+        raise RuntimeError("no device")
+    return gm.forward
+@smelt.compile(backend=backend)
+def f(x):
+    y = x + 1
+    smelt.graph_break()
+    return y * 2
+f(torch.ones(2))
+"""
+
 
 def on_terminal(tmp_path: Path, program: str, **env: str) -> str:
     """What a script shows on a terminal: stdout and stderr."""
@@ -110,3 +129,10 @@ def test_long_compilations_show_their_progress(tmp_path):
     shown = on_terminal(tmp_path, LONG)
     assert "\rsmelt: compiling slow, 0 s" in shown
     assert shown.endswith("\rdone\n")  # the line has been cleared
+
+
+def test_a_fallback_is_counted_and_its_message_replaces_the_progress(tmp_path):
+    *_, message, line = on_terminal(tmp_path, FAILS).removesuffix("\n").split("\n")
+    assert line.split("\r")[-1].startswith("smelt: 1 graph break, 1 fallback; ")
+    progress, text = message.split("\r")[-2:]
+    assert progress.startswith("smelt: compiling") and text.startswith("smelt: resume_in_f_at_")
