@@ -221,6 +221,9 @@ def test_types_of_results():
     from smelt.callables import _MODES
 
     assert typing.get_args(smelt.api.Mode) == _MODES
+    for function in (smelt.compile, smelt.disable):
+        returned = [inspect.signature(one).return_annotation for one in typing.get_overloads(function)]
+        assert returned == ["Callable[[F], F]", "F"]
 
 
 def test_function_keeps_its_face():
@@ -664,6 +667,7 @@ def test_instances_of_a_compiled_class_in_other_compiled_code():
 
 
 def test_a_class_whose_creation_is_disabled():
+    assert isinstance(Disabled, type) and type(Disabled()) is Disabled
     compiled = smelt.compile(lambda x: (x + 1, Disabled().created_in_graph))
     assert compiled(torch.ones(2))[1] is False
     assert [r.kind.id for r in reasons(compiled)] == ["disabled-function"]

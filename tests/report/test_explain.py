@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 import time
 import traceback
 
@@ -406,6 +407,20 @@ def test_a_report_is_saved_as_json(tmp_path):
     assert json.loads(path.read_text())["name"] == "toy"
     with pytest.raises(ValueError, match=r"\.txt"):
         explanation.save(tmp_path / "report.txt")
+
+
+@pytest.mark.parametrize("name", ("report.json", "report.html"))
+def test_a_report_that_does_not_fit_on_the_disk_leaves_the_earlier_one(tmp_path, name):
+    explanation = smelt.explain(toy)(torch.randn(10), torch.ones(10))
+    (tmp_path / name).write_text("earlier")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            explanation.save(tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "earlier")]
 
 
 def test_what_is_not_compiled_is_refused():

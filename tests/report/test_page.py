@@ -145,6 +145,7 @@ def test_each_empty_section_says_so(browser: Any, tmp_path: Path):
         for view, said in EMPTY.items():
             visit(page, view)
             contains(page, "main", said)
+            assert "is generated" not in page.inner_text("main")  # nor is any not
 
 
 def test_timeline_and_charts_are_drawn(browser: Any, sample: Path):
