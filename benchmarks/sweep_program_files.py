@@ -27,7 +27,7 @@ PROGRAMS = ("run_program", "train_program", "fuzz_program")
 def build(folder: Path, *options: str) -> None:
     """Build the programs of tests/exported/cpp with the runtime, in as few units as it has. Raises CalledProcessError."""
     runtime = write_runtime(folder / "smelt")
-    units = [*runtime, *(SOURCES / f"{name}.cpp" for name in PROGRAMS)]
+    units = [*runtime, SOURCES / "programs.cpp"]
     include = [folder / "smelt", folder / "smelt/include"]
     flags = [
         "-std=c++20",
@@ -54,9 +54,10 @@ def build(folder: Path, *options: str) -> None:
         *openmp,
         "-ldl",
     ]
-    for name in PROGRAMS:
-        objects = [f"{folder}/{stem}.o" for stem in (*(unit.stem for unit in runtime), name)]
-        subprocess.run(["g++", *options, *objects, *libraries, "-o", f"{folder}/{name}"], check=True)
+    objects = [f"{folder}/{unit.stem}.o" for unit in units]
+    subprocess.run(["g++", *options, *objects, *libraries, "-o", f"{folder}/{PROGRAMS[0]}"], check=True)
+    for name in PROGRAMS[1:]:  # the same program by another name
+        (folder / name).hardlink_to(folder / PROGRAMS[0])
 
 
 def program(path: Path, gradients: bool) -> None:

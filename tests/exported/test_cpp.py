@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,17 +18,18 @@ from torch import nn
 from typer.testing import CliRunner
 
 import smelt
-from benchmarks.sweep_program_files import build
+from benchmarks.sweep_program_files import SOURCES, build
 from smelt.cli.app import app
 from smelt.errors import InputError
-from smelt.exported import program_file
-from smelt.exported.cpp_project import example_arguments
+from smelt.exported import cpp_project, program_file
+from smelt.exported.cpp_project import example_arguments, runtime_files
 from smelt.exported.program import Program
 from smelt.exported.program_file import Contents
 from smelt.exported.weights_file import write_weights
 from tests.harness.exported import exported_model, same, section, tensors, with_section
 from tests.harness.inner_graphs import MODELS, REFUSED, made
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler"),
     pytest.mark.timeout(900),  # most of it is the compilation of the runtime
@@ -33,10 +37,19 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs in `tests/exported/cpp/`, built."""
-    folder = tmp_path_factory.mktemp("cpp")
-    build(folder)
+def built() -> Path:
+    """The folder of the programs in `tests/exported/cpp/`, built where that has not been done from these sources for this
+    torch."""
+    compiler = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
+    key = hashlib.sha256(repr((torch.__version__, compiler, inspect.getsource(build))).encode())
+    for path in (*runtime_files().values(), *sorted(SOURCES.iterdir()), Path(cpp_project.__file__)):
+        key.update(path.read_bytes())
+    folder = ROOT / "build/cpp" / key.hexdigest()[:16]
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            build(Path(made, "programs"))
+            Path(made, "programs").rename(folder)
     return folder
 
 

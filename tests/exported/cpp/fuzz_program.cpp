@@ -129,7 +129,7 @@ std::string forged(const std::string& data, Random& random) {
 
 }  // namespace
 
-int main(int, char** argv) {
+int fuzz_program(char** argv) {
     std::ifstream file(argv[1], std::ios::binary);
     const std::string data{std::istreambuf_iterator<char>(file), {}};
     const at::Tensor x = at::rand({3, 4});

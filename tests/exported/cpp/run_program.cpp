@@ -13,18 +13,12 @@
 #include <atomic>
 #include <cstdio>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
 namespace {
-
-std::vector<char> read(const char* path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::map<std::string, at::Tensor> weights_of(const c10::IValue& dict) {
     std::map<std::string, at::Tensor> weights;
@@ -91,7 +85,7 @@ bool update_while_running(const smelt::Program& program, const c10::IValue& give
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run_program(int argc, char** argv) {
     try {
         const std::string beside = std::string(argv[1]) + ".safetensors";
         const bool is_beside = std::ifstream(beside).good();

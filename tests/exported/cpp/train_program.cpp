@@ -10,20 +10,10 @@
 
 #include <cstdio>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
-namespace {
-
-std::vector<char> read(const char* path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
-
-}  // namespace
-
-int main(int, char** argv) {
+int train_program(char** argv) {
     const smelt::Program program = smelt::Program::load(argv[1]);
     const c10::IValue batches = torch::pickle_load(read(argv[2]));
     torch::optim::AdamW optimizer(program.parameters(), torch::optim::AdamWOptions(std::stod(argv[5])));
