@@ -132,7 +132,7 @@ def _rows() -> Iterator[tuple[str, str, Call, Callable[[bool], Samples], bool]]:
             yield "reductions", f"{name}, {kind}", f, lambda again, make=make: [((make(*SHAPE),), {})], False
     for name, (f, size) in LONG.items():
         yield "reductions", name, f, lambda again, size=size: [((torch.rand(size),), {})], False
-    from torch.testing._internal.common_methods_invocations import op_db
+    from tests.harness.operator_database import op_db
 
     for op in op_db:
         if op.name not in UNSPECIFIED and {torch.float32, torch.float64} <= set(op.dtypes):

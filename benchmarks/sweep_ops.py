@@ -49,7 +49,7 @@ SAMPLES = 40
 
 
 def _database() -> list[Any]:
-    from torch.testing._internal.common_methods_invocations import op_db
+    from tests.harness.operator_database import op_db
 
     return list(op_db)
 

@@ -25,6 +25,7 @@ whole programs, eager and compiled
     generated_sizes such a program run eager and compiled, at several sets of sizes
     generated      a random program run eager and compiled, and where they differ
     models         the ten benchmark models, tiny
+    operator_database torch's operators with sample inputs
     threads        functions side by side
     attention      attention that is written out, on GPUs: operands, errors beside eager's, what became of graphs
     products       matrix products for GPUs, with tensors for them

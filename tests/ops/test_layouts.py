@@ -9,13 +9,13 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from smelt.graph.operator_effects import effects
 from smelt.ops import layouts
 from smelt.ops.layouts.meta_layouts import CPU, like, to_meta
+from tests.harness.operator_database import op_db
 from tests.harness.processes import start
 
 aten = torch.ops.aten

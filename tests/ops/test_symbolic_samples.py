@@ -10,7 +10,6 @@ from itertools import islice
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from smelt.errors import NeedsFixedSize
@@ -21,6 +20,7 @@ from smelt.schedule.schedule_program import fuse
 from smelt.shapes.expr import Sym, contiguous_stride
 from smelt.torch_private import OpOverload
 from tests.harness.lowered_at import program_at
+from tests.harness.operator_database import op_db
 from tests.harness.schedule_interpreter import run
 from tests.harness.scheduled import costs
 from tests.harness.traced import traced

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 from benchmarks.sweep_ops import Sweep, nearer, run_operator
 from tests.harness.catalogue import DEVICE
+from tests.harness.operator_database import op_db
 
 SAMPLES = 4
 OPERATORS = [
