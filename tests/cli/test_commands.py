@@ -332,21 +332,21 @@ PRINTING = "import torch\ntorch.compile(lambda x: x + 1)(torch.ones(3))\nprint('
 )
 def test_output_that_cannot_be_written_is_one_line(tmp_path, how, arguments):
     (tmp_path / "s.py").write_text(PRINTING)
-    if how == "full disk":
-        stdout = os.open("/dev/full", os.O_WRONLY)
-    else:
-        reading, stdout = os.pipe()
-        os.close(reading)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)} | {"PYTHONUNBUFFERED": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "smelt", *arguments],
+    stdout = {"full disk": "os.open('/dev/full', os.O_WRONLY)", "closed pipe": "pipe()"}[how]
+    done = start(
+        f"""
+import os, runpy, sys
+def pipe():
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+os.dup2({stdout}, 1)
+sys.argv[1:] = {arguments!r}
+runpy.run_module("smelt", None, "__main__", True)
+""",
         cwd=tmp_path,
-        env=env,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
+        startup={**os.environ, "PYTHONUNBUFFERED": ""},
     )
-    os.close(stdout)
     why = {"full disk": "No space left on device", "closed pipe": "Broken pipe"}[how]
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and lines.pop() == f"smelt: the output cannot be written: {why}"

@@ -50,6 +50,15 @@ def ended(*command: str, where: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def ended_after_torch(*command: str, where: Path) -> tuple[int, str, str]:
+    """What `python -m smelt` showed, in a process in which torch was imported before: the import takes most of the time."""
+    program = (
+        f"import runpy, sys; sys.argv[1:] = {command!r}; runpy.run_module('smelt', None, '__main__', True)"
+    )
+    done = start(program, cwd=where)
+    return done.returncode, done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs_as_python_runs_it(tmp_path, name):
     folder = tmp_path / "folder"
@@ -58,7 +67,9 @@ def test_a_script_runs_as_python_runs_it(tmp_path, name):
     (folder / "script.py").write_bytes(textwrap.dedent(SCRIPTS[name]).lstrip("\n").encode("latin-1"))
     command = ["folder/script.py", "--first", "-h", "--", "second"]
     expected = ended(*command, where=tmp_path)
-    assert ended("-m", "smelt", "run", *command, where=tmp_path) == expected
+    assert ended_after_torch("run", *command, where=tmp_path) == expected
+    if name == "what it sees of itself":
+        assert ended("-m", "smelt", "run", *command, where=tmp_path) == expected
 
 
 def test_its_torch_compile_is_smelt_and_torchs_compiler_is_not_imported(tmp_path):
