@@ -102,15 +102,20 @@ def main():
 """
 
 
-def process(folder, program=PROGRAMS, startup=None, arguments=(), **variables):
-    """What `main()` of a module prints, in a process of its own that stores and finds entries in `folder`."""
+# What torch's optimizers and `torch.cond` import when they are used, in a second.
+WITH_DYNAMO = ("torch", "torch._dynamo")
+
+
+def process(folder, program=PROGRAMS, startup=None, arguments=(), imports=("torch",), **variables):
+    """What `main()` of a module prints, in a process of its own that stores and finds entries in `folder`. `imports`: the
+    modules that are imported before it."""
     (folder / "programs_of_two_processes.py").write_text(program)
     text = (
         f"import sys; sys.path.insert(0, {str(folder)!r}); sys.argv[1:] = {list(arguments)!r}; "
         "import programs_of_two_processes as p; p.main()"
     )
     env = {**os.environ, "SMELT_CACHE_DIR": str(folder / "cache"), "SMELT_WARM_START": "1", **variables}
-    done = start(text, env=env, startup=startup)
+    done = start(text, env=env, startup=startup, imports=imports)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -319,7 +324,7 @@ def test_entries_of_training_are_found_with_their_backwards(tmp_path):
         (["partial"], False, True),  # a second derivative replays the graph
     ]
     for names, captures, compiles in runs:
-        outcome, *imported = process(tmp_path, TRAINING, arguments=names)
+        outcome, *imported = process(tmp_path, TRAINING, arguments=names, imports=WITH_DYNAMO)
         assert imported == [captures, compiles], names
         for name, (got, eager) in outcome.items():
             assert close(got, eager), name
@@ -390,7 +395,9 @@ def test_gradients_with_symbolic_sizes_hit_at_other_sizes(tmp_path, case):
     if case == "partial":
         runs += [("[5, 8]", ["twice"], False, True)]
     for sizes, more, captures, compiles in runs:
-        got, eager, captured, compiled = process(tmp_path, SIZED_TRAINING, arguments=[case, sizes, *more])
+        got, eager, captured, compiled = process(
+            tmp_path, SIZED_TRAINING, arguments=[case, sizes, *more], imports=WITH_DYNAMO
+        )
         assert close(got, eager), sizes
         assert captured is captures and compiles in (None, compiled), sizes
 
@@ -543,14 +550,14 @@ def main():
 
 @WITH_SUBGRAPHS
 def test_graphs_inside_of_graphs(tmp_path):
-    first, imported = process(tmp_path, SUBGRAPHS)
+    first, imported = process(tmp_path, SUBGRAPHS, imports=WITH_DYNAMO)
     assert imported
-    again, imported = process(tmp_path, SUBGRAPHS)
+    again, imported = process(tmp_path, SUBGRAPHS, imports=WITH_DYNAMO)
     assert again == first and not imported
 
 
 @WITH_SUBGRAPHS
 def test_second_derivatives_of_graphs_inside_of_graphs(tmp_path):
-    first, _ = process(tmp_path, SUBGRAPHS, arguments=("second",))
-    again, _ = process(tmp_path, SUBGRAPHS, arguments=("second",))
+    first, _ = process(tmp_path, SUBGRAPHS, arguments=("second",), imports=WITH_DYNAMO)
+    again, _ = process(tmp_path, SUBGRAPHS, arguments=("second",), imports=WITH_DYNAMO)
     assert again == first and "second" in first
