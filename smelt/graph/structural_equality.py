@@ -1,39 +1,125 @@
-"""Structural equality of two graphs for concrete sizes: one was recorded for any sizes, the other for these."""
+"""Structural equality of two graphs for concrete sizes: one was recorded for any sizes, the other for these.
+
+The order of pure nodes does not matter, nor do operators that for these sizes return their argument: where a size is 1,
+programs and torch leave out an `expand` or a copy (`contiguous`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
+from operator import getitem
 from typing import Any
 
 import torch
 
 from smelt.graph.ir import Graph, Node, TensorSpec
+from smelt.graph.operator_effects import effects
 from smelt.shapes.expr import Expr, Size, Sym, subs
+from smelt.torch_private import OpOverload
 
+Nodes = Collection[Node]
 Values = Mapping[Sym | Node, Size]  # of symbols, and of placeholders of numbers that are sizes
 
 
-def structurally_equal(graph: Graph, other: Graph, values: Values, others: Values) -> bool:
-    """Whether the nodes are the same, with the same arguments and results once the symbols and number inputs of each
-    graph take their values. Remaining symbols and constants must be equal. Strides are ignored: tensors of zero or one
-    rows may have any."""
-    pairs: dict[Node, Node] = {}
-    nodes, others_nodes = (
-        [n for n in g if n not in known] for g, known in ((graph, values), (other, others))
-    )
-    if len(nodes) != len(others_nodes) or graph.constants.keys() != other.constants.keys():
+def structurally_equal(
+    graph: Graph, other: Graph, values: Values, others: Values, *, parts: tuple[Nodes, Nodes] = ((), ())
+) -> bool:
+    """Whether the nodes are the same, with the same arguments and results once the symbols and number inputs of each graph
+    take their values. Remaining symbols and constants must be equal. Nodes with effects (of a torch-level graph: all calls)
+    have the same order, results share memory with each other and with inputs in the same way, and `parts` are the same
+    nodes of both graphs. Strides are ignored: tensors of zero or one rows may have any."""
+    if graph.constants.keys() != other.constants.keys():
         return False
     if any(not torch.equal(t, other.constants[name]) for name, t in graph.constants.items()):
         return False
-    same = _Same(pairs, values, others)
-    for a, b in zip(nodes, others_nodes):
-        if a.op != b.op or (a.op != "placeholder" and a.target != b.target):
+    numbers: dict[Any, int] = {}
+    one, two = (_Numbered(g, known, numbers) for g, known in ((graph, values), (other, others)))
+    return (
+        one.ordered == two.ordered
+        and {*one.numbers.values()} == {*two.numbers.values()}
+        and (one.results, one.shared) == (two.results, two.shared)
+        and one.of(parts[0]) == two.of(parts[1])
+    )
+
+
+_IDENTITIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.expand.default, "contiguous", "expand"})
+
+
+class _Numbered:
+    """The value numbers of a graph's nodes; equal nodes of graphs that share `numbers` have the same. `ordered`: those of
+    nodes with effects. `results`: those of the outputs. `shared`: for each output the first one in the same memory, and
+    the input whose memory that is."""
+
+    def __init__(self, graph: Graph, known: Values, numbers: dict[Any, int]) -> None:
+        self._known, self._values = known, _of_symbols(known)
+        self.numbers: dict[Node, int] = {}
+        self.ordered: list[int] = []
+        memory: dict[Node, Node] = {}  # the node that allocates it
+        for i, node in enumerate(n for n in graph if n not in known and n.op != "output"):
+            memory[node] = memory.get(node.args[0], node) if _shares_memory(node) else node
+            if self._is_identity(node):
+                self.numbers[node] = self.numbers[node.args[0]]
+                continue
+            target = i if node.op == "placeholder" else node.target
+            # A pure node reads what the ordered nodes before it left, so that their count belongs to it.
+            key = node.op, target, self._key((node.args, node.kwargs, node.spec)), len(self.ordered)
+            self.numbers[node] = numbers.setdefault(key, len(numbers))
+            if _is_ordered(node):
+                self.ordered.append(self.numbers[node])
+        outputs = graph.output.args[0]
+        self.results = self._key(outputs)
+        storages = [memory.get(out) if isinstance(out, Node) else None for out in outputs]
+        self.shared = [
+            (storages.index(m), self.numbers[m] if m is not None and m.op == "placeholder" else None)
+            for m in storages
+        ]
+
+    def of(self, nodes: Nodes) -> set[int]:
+        """The numbers of these nodes; number inputs have none."""
+        return {self.numbers[node] for node in nodes if node in self.numbers}
+
+    def _is_identity(self, node: Node) -> bool:
+        if node.target not in _IDENTITIES or not isinstance(node.args[0], Node):
             return False
-        if not (same(a.args, b.args) and same(a.kwargs, b.kwargs) and same(a.spec, b.spec)):
-            return False
-        pairs[a] = b
-    return True
+        a, b = node.spec, node.args[0].spec
+        return isinstance(a, TensorSpec) and isinstance(b, TensorSpec) and self._key(a) == self._key(b)
+
+    def _key(self, x: Any) -> Any:
+        """A hashable form, in which symbols have their values and nodes their numbers."""
+        x = self._known.get(x, x) if isinstance(x, Node) else x
+        if isinstance(x, Node):
+            return Node, self.numbers[x]
+        if isinstance(x, Expr) or type(x) is int:
+            return int, subs(x, self._values)
+        if isinstance(x, TensorSpec):
+            return x.dtype, x.device, x.requires_grad, self._key(x.shape)
+        if isinstance(x, (tuple, list)):
+            return type(x), *map(self._key, x)
+        if isinstance(x, dict):
+            return dict, *((k, self._key(v)) for k, v in x.items())
+        if isinstance(x, slice):
+            return slice, *map(self._key, (x.start, x.stop, x.step))
+        if is_dataclass(x) and not isinstance(x, type):
+            return type(x), *(self._key(getattr(x, f.name)) for f in fields(x))
+        if isinstance(x, (float, complex)):
+            return type(x), repr(x)
+        return type(x), x
+
+
+def _is_ordered(node: Node) -> bool:
+    if node.op in ("placeholder", "get_attr") or node.target is getitem:
+        return False
+    return not isinstance(node.target, OpOverload) or not effects(node.target).pure
+
+
+def _shares_memory(node: Node) -> bool:
+    """Whether an aten-level node returns memory of its first argument."""
+    if not node.args or not isinstance(node.args[0], Node) or node.op != "call_function":
+        return False
+    if node.target is getitem:
+        return _shares_memory(node.args[0])
+    return isinstance(node.target, OpOverload) and effects(node.target).shares_memory
 
 
 def _of_symbols(values: Values) -> dict[Sym, Size]:
@@ -41,15 +127,10 @@ def _of_symbols(values: Values) -> dict[Sym, Size]:
 
 
 class _Same:
-    def __init__(self, pairs: Mapping[Node, Node], values: Values, others: Values) -> None:
-        self._pairs, self._known, self._others_known = pairs, values, others
+    def __init__(self, values: Values, others: Values) -> None:
         self._values, self._others = _of_symbols(values), _of_symbols(others)
 
     def __call__(self, a: Any, b: Any) -> bool:
-        a = self._known.get(a, a) if isinstance(a, Node) else a
-        b = self._others_known.get(b, b) if isinstance(b, Node) else b
-        if isinstance(a, Node):
-            return self._pairs.get(a, a) is b
         if isinstance(a, (Expr, int)) and isinstance(b, (Expr, int)) and bool not in (type(a), type(b)):
             return bool(subs(a, self._values) == subs(b, self._others))
         if isinstance(a, TensorSpec):
@@ -70,4 +151,4 @@ class _Same:
 
 def same_for(a: Any, b: Any, values: Values, others: Values) -> bool:
     """The same comparison for values that hold sizes but no nodes."""
-    return _Same({}, values, others)(a, b)
+    return _Same(values, others)(a, b)

@@ -98,6 +98,13 @@ def test_what_was_one_before_may_be_one_again(dynamic: bool | None) -> None:
         compare(observe(compiled, (x,), 0), observe(double, (x,), 0))
 
 
+def positioned(x: torch.Tensor) -> torch.Tensor:
+    position = torch.arange(x.shape[1])[None]
+    if position.shape[0] != x.shape[0]:
+        position = position.expand(x.shape[0], -1)
+    return x * position.cos()
+
+
 ATTENTION = nn.MultiheadAttention(8, 2, batch_first=True).eval()
 LIKE_ANY: dict[str, tuple[Callable[..., Any], Callable[[int], Sizes]]] = {
     "linear": (nn.Linear(16, 8), lambda n: [(n, 16)]),
@@ -111,6 +118,9 @@ LIKE_ANY: dict[str, tuple[Callable[..., Any], Callable[[int], Sizes]]] = {
     "views": (lambda x: (x.view(-1, 4).sin(), x.t() * 2, x[:, 1:] + 1), lambda n: [(n, 16)]),
     "a shape": (lambda x: F.layer_norm(x, x.shape[1:]), lambda n: [(n, n + 3)]),
     "another size": (lambda x, y: x @ y, lambda n: [(n, 7), (7, 3 + n)]),
+    "expanded unless it is one": (positioned, lambda n: [(n, 4)]),
+    "copied unless it is one": (lambda x: x.transpose(0, 1).contiguous().sin(), lambda n: [(n, 4, 3)]),
+    "in another order": (lambda x: (x.t().contiguous().sin(), x.cos().view(-1)), lambda n: [(n, 4)]),
 }
 
 
@@ -136,6 +146,15 @@ UNLIKE_ANY: dict[str, tuple[Callable[..., Any], Callable[[int], Sizes]]] = {
     "unrolled": (lambda x: [row * 2 for row in x], lambda n: [(n, 4)]),
     "in order for one row": (lambda x: ATTENTION(x, x, x)[0], lambda n: [(n, 5, 8)]),
     "laid out in another way": (lambda x: x.t() + torch.ones(4, 1), lambda n: [(n, 4)]),
+    "a copy of an input, or the input": (lambda x: x.t().contiguous(), lambda n: [(n, 4)]),
+    "a copy of a result, or the result": (
+        lambda x: (y := x.sin(), y.t().contiguous()),
+        lambda n: [(n, 4)],
+    ),
+    "written, or its copy": (
+        lambda x: (y := x.sin(), y.t().contiguous().add_(1), y + 1)[1:],
+        lambda n: [(n, 4)],
+    ),
     "what is left": (lambda x: x[1:] * 2 if x.shape[0] > 1 else x, lambda n: [(n, 4)]),
 }
 

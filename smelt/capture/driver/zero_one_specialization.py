@@ -164,18 +164,11 @@ def _same_guard(a: Guard, b: Guard) -> bool:
 def _same_joint(a: Joint | None, b: Joint | None, values: Values, others: Values, *, backward: bool) -> bool:
     if a is None or b is None:
         return a is b
-    parts = (f.name for f in fields(Joint) if f.name not in _NOT_COMPARED)
-    if not all(same_for(getattr(a, part), getattr(b, part), values, others) for part in parts):
+    names = (f.name for f in fields(Joint) if f.name not in _NOT_COMPARED)
+    if not all(same_for(getattr(a, name), getattr(b, name), values, others) for name in names):
         return False
-    same_split = _backward_indices(a, values) == _backward_indices(b, others)
-    return not backward or (same_split and structurally_equal(a.graph, b.graph, values, others))
-
-
-def _backward_indices(joint: Joint, number_inputs: Values) -> list[int]:
-    """The indices of the backward's nodes; number inputs are not counted."""
-    return [
-        i for i, node in enumerate(n for n in joint.graph if n not in number_inputs) if node in joint.backward
-    ]
+    parts = a.backward, b.backward
+    return not backward or structurally_equal(a.graph, b.graph, values, others, parts=parts)
 
 
 def _same_frame(trial: Trial, other: CapturedFrame) -> bool:
