@@ -1,7 +1,7 @@
 """Structural equality of two graphs for concrete sizes: one was recorded for any sizes, the other for these.
 
 The order of pure nodes does not matter, nor do operators that for these sizes return their argument: where a size is 1,
-programs and torch leave out an `expand` or a copy (`contiguous`).
+programs and torch leave out an `expand` or a copy (`contiguous`, `reshape`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ def structurally_equal(
     )
 
 
-_IDENTITIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.expand.default, "contiguous", "expand"})
+_aten = torch.ops.aten
+_IDENTITIES = frozenset({_aten.clone.default, _aten.expand.default, "contiguous", "expand"})
+# Operators that the shape of the result defines, with the name by which they are compared: after a copy `reshape` calls
+# `_unsafe_view`, with all sizes, otherwise `view`.
+_BY_SHAPE = dict.fromkeys((_aten.view.default, _aten._unsafe_view.default), _aten.view.default)
+_BY_SHAPE[_aten.expand.default] = _aten.expand.default
 
 
 class _Numbered:
@@ -61,9 +66,10 @@ class _Numbered:
             if self._is_identity(node):
                 self.numbers[node] = self.numbers[node.args[0]]
                 continue
-            target = i if node.op == "placeholder" else node.target
+            target = i if node.op == "placeholder" else _BY_SHAPE.get(node.target, node.target)
+            args = node.args[:1] if node.target in _BY_SHAPE else node.args
             # A pure node reads what the ordered nodes before it left, so that their count belongs to it.
-            key = node.op, target, self._key((node.args, node.kwargs, node.spec)), len(self.ordered)
+            key = node.op, target, self._key((args, node.kwargs, node.spec)), len(self.ordered)
             self.numbers[node] = numbers.setdefault(key, len(numbers))
             if _is_ordered(node):
                 self.ordered.append(self.numbers[node])

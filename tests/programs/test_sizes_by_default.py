@@ -120,6 +120,10 @@ LIKE_ANY: dict[str, tuple[Callable[..., Any], Callable[[int], Sizes]]] = {
     "another size": (lambda x, y: x @ y, lambda n: [(n, 7), (7, 3 + n)]),
     "expanded unless it is one": (positioned, lambda n: [(n, 4)]),
     "copied unless it is one": (lambda x: x.transpose(0, 1).contiguous().sin(), lambda n: [(n, 4, 3)]),
+    "reshaped, with a copy unless it is one": (
+        lambda x: x.transpose(0, 1).reshape(x.shape[1], -1).sin(),
+        lambda n: [(n, 4, 3)],
+    ),
     "in another order": (lambda x: (x.t().contiguous().sin(), x.cos().view(-1)), lambda n: [(n, 4)]),
 }
 
@@ -147,6 +151,10 @@ UNLIKE_ANY: dict[str, tuple[Callable[..., Any], Callable[[int], Sizes]]] = {
     "in order for one row": (lambda x: ATTENTION(x, x, x)[0], lambda n: [(n, 5, 8)]),
     "laid out in another way": (lambda x: x.t() + torch.ones(4, 1), lambda n: [(n, 4)]),
     "a copy of an input, or the input": (lambda x: x.t().contiguous(), lambda n: [(n, 4)]),
+    "a reshaped input, or a view of it": (
+        lambda x: x.transpose(0, 1).reshape(x.shape[1], -1),
+        lambda n: [(n, 4, 3)],
+    ),
     "a copy of a result, or the result": (
         lambda x: (y := x.sin(), y.t().contiguous()),
         lambda n: [(n, 4)],
