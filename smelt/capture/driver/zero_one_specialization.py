@@ -115,7 +115,10 @@ def _same(trial: Trial, other: CapturedFrame, number: int) -> bool:
         return False
     if not _same_joint(a.joint, b.joint, values, others, backward=not has_backed_sizes):
         return False
-    if not all(any(_same_guard(g, known) for known in captured.guards) for g in other.guards):
+    known: dict[tuple[str, str], list[Guard]] = {}
+    for guard in captured.guards:
+        known.setdefault(_subject(guard), []).append(guard)
+    if not all(any(_same_guard(g, k) for k in known.get(_subject(g), ())) for g in other.guards):
         return False
     return _same_frame(trial, other)
 
@@ -153,9 +156,12 @@ def _expressions(traced: Traced) -> list[str]:
     return [repr(n.symbol.expression) for n in traced.numbers if n.symbol.size is None]
 
 
+def _subject(guard: Guard) -> tuple[str, str]:
+    return guard.kind.name, str(guard.source)
+
+
 def _same_guard(a: Guard, b: Guard) -> bool:
-    if (a.kind, str(a.source)) != (b.kind, str(b.source)):
-        return False
+    """Whether two guards of one kind and source are the same."""
     if a.facts is not None and b.facts is not None:  # the size guards of both are already known to agree
         return replace(a.facts, shape=(), stride=()) == replace(b.facts, shape=(), stride=())
     return a.value is b.value or (type(a.value) is type(b.value) and repr(a.value) == repr(b.value))
