@@ -218,31 +218,37 @@ def _bound(
     its default."""
     signature = _signature(method.signature)
     bound = signature.bind(*args, **kwargs)
-    passed = dict(bound.arguments)
+    passed = bound.arguments
     example = signature.bind_partial(*(None,) * method.n_args, **dict.fromkeys(method.keywords)).arguments
-    for p in method.signature:
-        if p.name not in example and p.name in passed:
-            if not p.is_stored or not same(passed[p.name], p.default):
-                shown = f" {p.default!r}" if p.is_stored else ""
-                raise InputError(f"{p.name} was left at its default{shown} at the export: leave it out")
-            del passed[p.name]
-        elif p.name in example and p.name not in passed:
-            if not p.is_stored:
-                raise InputError(f"{p.name} was passed at the export: pass it")
-            passed[p.name] = p.default
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for p in method.signature:
-        if p.name not in passed:
-            continue
         if p.kind == inspect.Parameter.VAR_POSITIONAL:
-            positional += passed[p.name]
+            values = passed.get(p.name, ())
+            at_export = max(0, method.n_args - len(positional))
+            if len(values) != at_export:
+                raise InputError(f"{p.name} had length {at_export} at the export, got {len(values)}")
+            positional += values
         elif p.kind == inspect.Parameter.VAR_KEYWORD:
-            named |= passed[p.name]
-        elif p.name in method.keywords:
-            named[p.name] = passed[p.name]
+            for key in passed.get(p.name, ()):
+                if key not in method.keywords:
+                    raise InputError(f"{key} was not passed at the export: leave it out")
+            named |= passed.get(p.name, {})
+            for key in method.keywords:
+                if key not in named:
+                    raise InputError(f"{key} was passed at the export: pass it")
+        elif p.name not in example:
+            if p.name in passed and not (p.is_stored and same(passed[p.name], p.default)):
+                shown = f" {p.default!r}" if p.is_stored else ""
+                raise InputError(f"{p.name} was left at its default{shown} at the export: leave it out")
         else:
-            positional.append(passed[p.name])
+            if p.name not in passed and not p.is_stored:
+                raise InputError(f"{p.name} was passed at the export: pass it")
+            value = passed.get(p.name, p.default)
+            if p.name in method.keywords:
+                named[p.name] = value
+            else:
+                positional.append(value)
     if len(positional) != method.n_args or named.keys() != set(method.keywords):
         raise InputError(
             f"the program was exported with {method.n_args} positional arguments and the keywords "

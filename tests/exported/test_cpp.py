@@ -145,6 +145,8 @@ def test_arguments_and_messages(driver: Path, tmp_path: Path) -> None:
         ((), {}),
         (args, {}),
         ((x, (y, n)), kwargs),
+        ((x, (y, n), one, one), kwargs),
+        (args, {**kwargs, "b": y}),
         ((x,), {**kwargs, "batch": x}),
         ((x, (y, n), one), {**kwargs, "mode": "mean"}),
         ((x, (y, n), one), {**kwargs, "scale": 0.25}),

@@ -54,6 +54,27 @@ def test_defaults_without_a_form_in_a_file(
         program(x, *call)
 
 
+def summed(x: Any, *rest: Any, scale: float = 1.0, **more: Any) -> Any:
+    return (x + sum(rest) + sum(more.values())) * scale
+
+
+@pytest.mark.parametrize(
+    "n, names, message",
+    [
+        (1, ("a",), "rest had length 2 at the export, got 1"),
+        (3, ("a",), "rest had length 2 at the export, got 3"),
+        (2, (), "a was passed at the export: pass it"),
+        (2, ("a", "b"), "b was not passed at the export: leave it out"),
+    ],
+)
+def test_variadic_arguments(n: int, names: tuple[str, ...], message: str) -> None:
+    x = torch.ones(3)
+    program = smelt.export(summed, (x, x, x), {"a": x})
+    assert same(program(x, x, x, a=x, scale=1.0), 4 * x)
+    with pytest.raises(InputError, match=message):
+        program(x, *[x] * n, **dict.fromkeys(names, x))
+
+
 def test_a_list_as_default_may_be_passed() -> None:
     x = torch.ones(3)
     assert same(smelt.export(with_list, (x,))(x, [1, 2]), x)

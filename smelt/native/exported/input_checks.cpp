@@ -208,34 +208,43 @@ Bound bound(const Method& method, const Program::Arguments& arguments, const Pro
         return {arguments, {keywords.begin(), keywords.end()}};
     Passed found = passed(method, arguments, keywords);
     const std::set<std::string> example = names_taken(method);
-    auto has = [&](const Parameter& p) {
-        if (p.kind == kVarPositional) return !found.rest.empty();
-        return p.kind == kVarKeyword ? !found.rest_named.empty() : found.named.count(p.name) > 0;
-    };
     Bound made;
     for (const Parameter& p : method.signature) {
-        if (!example.count(p.name) && has(p)) {
-            const bool is_default = p.is_stored && p.kind != kVarPositional && p.kind != kVarKeyword &&
-                                    same(found.named[p.name], p.default_value);
-            if (!is_default)
+        if (p.kind == kVarPositional) {
+            const size_t at_export = method.n_args - std::min(method.n_args, made.positional.size());
+            if (found.rest.size() != at_export)
+                throw InputError(p.name + " had length " + std::to_string(at_export) + " at the export, got " +
+                                 std::to_string(found.rest.size()));
+            for (IValue& x : found.rest) made.positional.push_back(std::move(x));
+            continue;
+        }
+        if (p.kind == kVarKeyword) {
+            for (auto& [name, x] : found.rest_named) {
+                if (!wanted.count(name))
+                    throw InputError(name + " was not passed at the export: leave it out");
+                made.keywords[name] = std::move(x);
+            }
+            for (const std::string& name : method.keywords)
+                if (!made.keywords.count(name)) throw InputError(name + " was passed at the export: pass it");
+            continue;
+        }
+        const bool is_passed = found.named.count(p.name) > 0;
+        if (!example.count(p.name)) {
+            if (!is_passed) continue;
+            if (!p.is_stored || !same(found.named[p.name], p.default_value))
                 throw InputError(p.name + " was left at its default" +
                                  (p.is_stored ? " " + repr(p.default_value) : "") +
                                  " at the export: leave it out");
-            found.named.erase(p.name);
-        } else if (example.count(p.name) && !has(p)) {
+            continue;
+        }
+        if (!is_passed) {
             if (!p.is_stored) throw InputError(p.name + " was passed at the export: pass it");
             found.named[p.name] = constant(p.default_value);
         }
-        if (!has(p)) continue;
-        if (p.kind == kVarPositional) {
-            for (IValue& x : found.rest) made.positional.push_back(std::move(x));
-        } else if (p.kind == kVarKeyword) {
-            for (auto& [name, x] : found.rest_named) made.keywords[name] = std::move(x);
-        } else if (wanted.count(p.name)) {
+        if (wanted.count(p.name))
             made.keywords[p.name] = found.named[p.name];
-        } else {
+        else
             made.positional.push_back(found.named[p.name]);
-        }
     }
     std::vector<std::string> got;
     for (const auto& [name, value] : made.keywords) got.push_back(name);
