@@ -164,9 +164,12 @@ class Contents:
     state: Mapping[str, torch.Tensor] = field(repr=False)
 
     def graph(self, number: int) -> GraphData:
-        """A graph, decoded. Raises ProgramError, and PlanError for an operator that this process does not have."""
+        """A graph, decoded. Raises ProgramError, also for an operator that this process does not have."""
         name = f"graph.{number}"
-        graph: GraphData = decode(self.section(name), RECORDS)
+        try:
+            graph: GraphData = decode(self.section(name), RECORDS)
+        except PlanError as error:
+            raise ProgramError(f"{name}: {error}") from error
         return graph
 
     def section(self, name: str) -> bytes:

@@ -152,3 +152,16 @@ def test_the_message_names_the_section(program: Program, data: bytes, tmp_path: 
         (tmp_path / "m.smelt").write_bytes(bytes(damaged))
         with pytest.raises(ProgramError, match=f"the section {name.decode()} is damaged"):
             smelt.load(tmp_path / "m.smelt")
+
+
+def test_an_operator_that_the_process_lacks(tmp_path: Path) -> None:
+    with torch.library._scoped_library("smelt_test_exported", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        smelt.export(lambda x: torch.ops.smelt_test_exported.twice(x), (X,)).save(tmp_path / "m.smelt")
+        assert same(smelt.load(tmp_path / "m.smelt")(X), X * 2)
+    with (
+        pytest.warns(UserWarning, match="compiled again"),
+        pytest.raises(ProgramError, match="unknown operator, smelt_test_exported::twice.default: is its lib"),
+    ):
+        smelt.load(tmp_path / "m.smelt")
