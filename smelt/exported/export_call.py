@@ -43,6 +43,7 @@ from smelt.exported.program_file import (
     encoded,
     is_constant,
 )
+from smelt.graph.graph_printer import code
 from smelt.guards.guard_failures import Failure
 from smelt.guards.source import Source
 from smelt.plan.serialization import packed
@@ -306,6 +307,8 @@ class _Exporter(FrameCompiler):
             parts, gradients = cut(traced, number, self.config)
         for part in parts:
             contents.add_graph(part, reader.sizes, values, self.config)
+        text = code(captured.traced.torch_graph)
+        contents.sections[f"text.{number}"] = packed(text.encode(errors="backslashreplace"))
         contents.methods.append(
             Method(
                 self._call.name or self.name,

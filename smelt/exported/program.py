@@ -138,6 +138,12 @@ class Program:
         return (tensor for _, tensor in self.named_parameters())
 
     @property
+    def code(self) -> str:
+        """The calls of torch that the export captured, as a Python program, with the user's lines. Raises ProgramError for a
+        file of a version of smelt that did not store it."""
+        return self._shared.contents().section(f"text.{self._method.graph}").decode()
+
+    @property
     def graph(self) -> str:
         """The aten graph as a Python program, with the user's lines. Comments name the tensors of the state."""
         graph = restored(self._shared.contents().graph(self._method.graph), self.state)

@@ -50,6 +50,12 @@ def test_fixed_sizes(tmp_path: Path) -> None:
     assert repr(program) == "<smelt program Sequential(input)>"
     assert list(program.state) == list(model.state_dict())
     assert "torch.ops.aten.gelu" in program.graph and "is 0.weight" in program.graph
+    program = smelt.load(tmp_path / "m.smelt")
+    environment: dict[str, Any] = {}
+    exec(program.code, environment)
+    assert "torch.nn.functional.gelu" in program.code
+    [result] = environment["forward"](x, *model.state_dict().values())
+    assert torch.equal(result, model(x))
 
 
 def test_dynamic_sizes(tmp_path: Path) -> None:
