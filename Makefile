@@ -146,6 +146,7 @@ sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 	$(PY) -m benchmarks.sweep_frameworks
 	$(PY) -m benchmarks.sweep_plans
 	$(PY) -m benchmarks.sweep_program_files
+	$(PY) -m benchmarks.sweep_exports --out benchmarks/results
 	$(PY) -m benchmarks.sweep_cpython
 	SMELT_STRESS_SECONDS=60 $(PY) -m pytest -q tests/native/test_threads.py
 	$(PY) -m benchmarks.server

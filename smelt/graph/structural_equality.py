@@ -101,7 +101,8 @@ class _Numbered:
         if isinstance(x, TensorSpec):
             return x.dtype, x.device, x.requires_grad, self._key(x.shape)
         if isinstance(x, (tuple, list)):
-            return type(x), *map(self._key, x)
+            # A torch.Size holds no symbols, so that a shape with symbols is a tuple.
+            return tuple if type(x) is torch.Size else type(x), *map(self._key, x)
         if isinstance(x, dict):
             return dict, *((k, self._key(v)) for k, v in x.items())
         if isinstance(x, slice):

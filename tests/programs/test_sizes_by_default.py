@@ -124,6 +124,7 @@ LIKE_ANY: dict[str, tuple[Callable[..., Any], Callable[[int], Sizes]]] = {
         lambda x: x.transpose(0, 1).reshape(x.shape[1], -1).sin(),
         lambda n: [(n, 4, 3)],
     ),
+    "a shape as an argument": (lambda x, y: y.reshape(x[:, :2, :3].shape) + 1, lambda n: [(n, 4, 4), (n, 6)]),
     "in another order": (lambda x: (x.t().contiguous().sin(), x.cos().view(-1)), lambda n: [(n, 4)]),
 }
 
