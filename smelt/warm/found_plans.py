@@ -58,9 +58,13 @@ class Plans:
         return None
 
     def first(self, role: tuple[Any, ...]) -> _native.Plan:
-        """The plan of a graph with fixed sizes. Raises Damaged if there is none that can be loaded."""
+        """The plan of a graph with fixed sizes. Raises Damaged if there is none or its bytes are none, and RuntimeError
+        if the device or the process cannot load it now, as without memory."""
         try:
             made = next((self._made(i, ()) for i, p in enumerate(self._stored.plans) if p.role == role), None)
+        except RuntimeError as error:
+            log.warning("smelt: cannot load a plan of a stored entry: %s", error)
+            raise
         except DAMAGED as error:
             raise Damaged(str(error)) from error
         if made is None:

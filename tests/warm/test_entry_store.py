@@ -11,6 +11,7 @@ from smelt.errors import CacheError
 from smelt.runtime import disk_cache
 from smelt.warm import entry_store, find_entry
 from smelt.warm.digests import library_digest
+from smelt.warm.found_plans import Plans
 from smelt.warm.stored_entry import Damaged, StoredEntry, StoredPlan, from_bytes
 
 KEY = disk_cache.key_of("a program")
@@ -69,6 +70,15 @@ def test_bytes_that_are_no_entry_are_damaged():
     for content in (b"", ENTRY[:10], ENTRY[:-1], ENTRY + b"x", ENTRY.replace(b"{", b"[", 1), b"\xff" * 64):
         with pytest.raises(Damaged):
             from_bytes(content)
+
+
+def test_a_plan_that_cannot_be_loaded_now_is_not_damaged(monkeypatch):
+    plans = Plans(from_bytes(ENTRY), KEY, Config(), False)
+    with pytest.raises(Damaged):
+        plans.first(("graph",))
+    monkeypatch.setattr(StoredPlan, "linked", lambda plan: torch.empty(1 << 60))
+    with pytest.raises(RuntimeError, match="memory"):
+        plans.first(("graph",))
 
 
 def test_what_another_user_could_write_is_refused(folder):
