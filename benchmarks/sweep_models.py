@@ -334,7 +334,7 @@ def _evaluate(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         }
         found |= after_ten_calls(compiled, lambda: model(**inputs), lambda: compiled(**inputs))
     if found["error"] > TOLERANCE:
-        found["float64"] = _beside_float64(model, inputs, smelt=got, eager=want)
+        found["float64"] = beside_float64(model, inputs, smelt=got, eager=want)
     return found
 
 
@@ -346,7 +346,7 @@ def after_ten_calls(compiled: Any, eager: Callable[[], Any], smelt: Callable[[],
     return {"ms": times, "ran_out": ran_out}
 
 
-def _beside_float64(model: nn.Module, inputs: dict[str, Any], **who: Any) -> dict[str, float] | str:
+def beside_float64(model: nn.Module, inputs: dict[str, Any], **who: Any) -> dict[str, float] | str:
     """How far each result is from eager's in float64."""
     try:
         torch.manual_seed(0)
