@@ -44,6 +44,8 @@ class Config:
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
                       all that is expensive to compute again (1); see docs/autograd.md
+    control_flow      "graph": both branches of an `if` on a tensor are captured where that is exact; "break": the graph breaks
+                      there
     """
 
     recompile_limit: int = 8
@@ -62,11 +64,14 @@ class Config:
     fused_attention: bool = True
     amd: bool = False
     activation_memory_budget: float = 1.0
+    control_flow: str = "graph"
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise OptionError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.control_flow not in ("graph", "break"):
+            raise OptionError(f'control_flow must be "graph" or "break", got {self.control_flow!r}')
         if not 0 <= self.activation_memory_budget <= 1:
             raise OptionError(
                 f"activation_memory_budget must be between 0 and 1, got {self.activation_memory_budget!r}"

@@ -108,10 +108,12 @@ RUN_GRAPHS: OpOverload = torch.ops.smelt.run_graphs.default
 @dataclass(eq=False)
 class Program:
     """The call at the torch level: `graphs`, run by a rule. Tensors of float types that require gradients are
-    differentiated by running the executed graph again, as torch's own operators do."""
+    differentiated by running the executed graph again, as torch's own operators do. `exact`: gradients reach no operand that
+    the executed graph does not read, for which torch's operators give zeros."""
 
     rule: Rule
     graphs: tuple[Graph, ...]
+    exact: bool = False
     __name__: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -76,6 +76,7 @@ class Attempt:
     `looks_ahead`: the next items of the environment's iterators are guarded, and the compiled frame advances the iterators.
     `guards_conditions`: conditions on numbers in the environment's tensors are guarded.
     `selects`: both branches of a small `torch.cond` are computed, and one result is selected.
+    `captures_jumps`: both branches of a jump on a tensor are captured, except those of `uncaptured_jumps`.
     `trusts_marks`: functions marked with `torch.compiler.allow_in_graph` run natively, as functions of their arguments.
     `records_warnings`: a `catch_warnings(record=True)` is captured; the graph does not break inside of it.
     `assigns_data`: assignments to the `data` of a tensor are captured.
@@ -101,6 +102,8 @@ class Attempt:
     looks_ahead: bool = True
     guards_conditions: bool = True
     selects: bool = False
+    captures_jumps: bool = False
+    uncaptured_jumps: frozenset[object] = frozenset()
     trusts_marks: bool = False
     records_warnings: bool = True
     assigns_data: bool = True
@@ -151,6 +154,7 @@ class FailedAttempt:
     `formatted_numbers`, `formatted_sizes`: the paths of symbolic numbers and sizes that the program formatted into text.
     `counts`: the paths of the step counts that were read.
     `selecting`: both branches of a condition were running.
+    `jump`: the jump on a tensor whose branches were running. `captured_jumps`: branches of some were captured.
     `marked`: a function marked with `torch.compiler.allow_in_graph` was running.
     `sizes`: the paths of each symbolic size that must be specialized.
     Facts that may suffice instead: `divisors`, of sizes whose remainder is needed; `ranges` of sizes; `equal`, the paths of
@@ -163,6 +167,8 @@ class FailedAttempt:
     formatted_numbers: frozenset[Path] = frozenset()
     counts: frozenset[Path] = frozenset()
     selecting: bool = False
+    jump: object = None
+    captured_jumps: bool = False
     marked: bool = False
     sizes: frozenset[frozenset[Path]] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
@@ -191,7 +197,7 @@ class RetryRule:
     begin with it.
     """
 
-    error: type[Exception]
+    error: type[Exception] | tuple[type[Exception], ...]
     next_attempt: NextAttempt
     persists: bool = False
     once: bool = False
@@ -202,13 +208,29 @@ RETRY_RULES: list[RetryRule] = []
 
 
 def _rule(
-    error: type[Exception], persists: bool = False, once: bool = False
+    error: type[Exception] | tuple[type[Exception], ...], persists: bool = False, once: bool = False
 ) -> Callable[[NextAttempt], NextAttempt]:
     def add(next_attempt: NextAttempt) -> NextAttempt:
         RETRY_RULES.append(RetryRule(error, next_attempt, persists, once))
         return next_attempt
 
     return add
+
+
+@_rule(Exception, persists=True)
+def _break_at_jump(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The branches of a jump on a tensor cannot be captured: the graph breaks at the jump. Persists: the program causes it."""
+    if failed.jump is None:
+        return None
+    error, uncaptured = failed.error, start.uncaptured_jumps | {failed.jump}
+    stop = Stop(error.path, error) if isinstance(error, Unsupported) and error.path and attempt.may_break else None
+    return replace(start, uncaptured_jumps=uncaptured, stop=stop)
+
+
+@_rule((NotDifferentiable, BackendError), persists=True)
+def _capture_no_jumps(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """A graph with branches has no joint graph, or the backend refuses it. Persists: the program causes it."""
+    return replace(start, captures_jumps=False) if failed.captured_jumps and attempt.captures_jumps else None
 
 
 _MOST_GUARDED = 4
@@ -387,6 +409,12 @@ def _disable_unbacked_sizes(start: Attempt, attempt: Attempt, failed: FailedAtte
     final = not attempt.may_break and bool(failed.error.path)
     disables = failed.used_unbacked and attempt.unbacked_sizes and not final
     return replace(start, unbacked_sizes=False) if disables else None
+
+
+@_rule(Exception, persists=True)
+def _capture_no_jumps_at_last(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """No other rule applies, and an error that is found at the end may be due to captured branches."""
+    return _capture_no_jumps(start, attempt, failed)
 
 
 def _next(

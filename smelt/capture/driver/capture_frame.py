@@ -168,6 +168,8 @@ def _new_vm(attempt: Attempt) -> VM:
     vm.assumptions.compiling = attempt.reports_compiling
     vm.assumptions.assumes = attempt.assumes
     vm.assumptions.selects = attempt.selects
+    vm.assumptions.captures_jumps = attempt.captures_jumps
+    vm.assumptions.uncaptured_jumps = attempt.uncaptured_jumps
     vm.assumptions.trusts_marks = attempt.trusts_marks
     vm.assumptions.records_warnings = attempt.records_warnings
     vm.assumptions.assigns_data = attempt.assigns_data
@@ -227,6 +229,8 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         error,
         used_unbacked=symbols is not None and bool(symbols.unbacked.numbers),
         selecting=vm.assumptions.choosing > 0,
+        jump=vm.conditional_jumps.running,
+        captured_jumps=vm.conditional_jumps.captured > 0,
         marked=vm.assumptions.marked_depth > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
         formatted_numbers=frozenset(source.path for source in vm.assumptions.formatted_numbers),

@@ -260,6 +260,7 @@ class FrameCompiler:
             hides_intermediates=self._is_foreign,
             assumes=True,
             selects=True,
+            captures_jumps=self.config.control_flow == "graph" and not self._is_foreign,
             may_break=not self.fullgraph,
         )
 

@@ -46,7 +46,7 @@ from smelt.runtime.generator_states import GeneratorStates
 from smelt.runtime.recursion_limit import deep_recursion
 from smelt.shapes.expr import Expression
 from smelt.torch_private import DisableTorchFunctionSubclass
-from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
+from smelt.tracing.fake.fake_tensor import Alternatives, FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import has_handler
 from smelt.tracing.record.wrapper_gradients import ResultGradient, WrapperGradients
 from smelt.user_lines import is_own
@@ -121,6 +121,9 @@ def emit(
     _bind_parameters(writer, outputs)
     if any(fake.subclass for fake in (*outputs, *(fake for fake, _ in inputs))):
         _bind_instances(writer, outputs)
+    for fake in reversed(outputs):  # each comes before its alternatives
+        if fake.alternatives is not None:
+            _bind_alternatives(writer, fake, fake.alternatives)
     writer.stored_to = frozenset(reachable.source_of(store.operands[0]) for store in stores if store.operands)
     exit_lines = frame_exit.write(writer, resume_functions)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
@@ -213,6 +216,15 @@ def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
             tensor, name = writer(fake), writer.fresh_name("parameter")
             writer.lines.append(f"{name} = as_parameter({tensor}, {fake.requires_grad})")
             writer.bind(fake, name)
+
+
+def _bind_alternatives(writer: Writer, fake: FakeTensor, found: Alternatives) -> None:
+    """Select a tensor that exists before a branch where that has no result of its own."""
+    name = writer.fresh_name("selected")
+    result, condition = writer(fake), writer(found.condition)
+    branches = (result if f is None else writer(f) for f in (found.if_true, found.if_false))
+    writer.lines.append("{0} = {2} if {1} else {3}".format(name, condition, *branches))
+    writer.bind(fake, name)
 
 
 def _bind_instances(writer: Writer, outputs: Sequence[FakeTensor]) -> None:

@@ -71,7 +71,10 @@ class ReachableObjects:
         self.alive.append(x)
         if isinstance(x, FakeTensor):
             self.fakes.append(x)
-            return None
+            if x.alternatives is None:
+                return None
+            path.append(key)
+            return [*x.alternatives.tensors]
         if self.source_of(x) is not None or is_cached_by_typing(x):
             return None
         _check_keys(x)

@@ -14,10 +14,11 @@ functions of a loop.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -46,7 +47,7 @@ from smelt.torch_private import (
     level_of,
     maybe_current_level,
 )
-from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
+from smelt.tracing.fake.fake_tensor import Alternatives, FakeTensor, class_of_fake, fakes_in
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 
 _MAX_SELECTED_NODES = 32  # of both branches
@@ -54,7 +55,7 @@ _CHEAP = frozenset(("view", "creation", "pointwise", "transcendental", "movement
 
 
 @dataclass
-class _Functions:
+class RecordedPair:
     """Two functions that are being recorded. `arguments`: the functions and their arguments; `reached`: these, and the
     values that the program has stored into environment objects; `contents`: those of the reachable objects that the program
     has created. `refusal`: the previous reason to refuse mutations. `marks`: the tape before the first and the second
@@ -68,14 +69,14 @@ class _Functions:
     condition: torch.Tensor | None = None
 
 
-def _begin_recording(vm: VM, *arguments: object) -> _Functions:
+def begin_recording(vm: VM, *arguments: object) -> RecordedPair:
     vm.assumptions.choosing += 1
     log, variables = vm.env.log, vm.contexts.variables
     stored = [v for e in log.effects() for v in vars(e).values() if v is not e.target and v is not MISSING]
     reached = [*arguments, *stored, *variables.values()]
     contents = _contents(vm, reached)
     refusal, log.refusal = log.refusal, "a function of a higher-order operator changes an environment object"
-    return _Functions(arguments, reached, contents, refusal, [mark(vm.trace)])
+    return RecordedPair(arguments, reached, contents, refusal, [mark(vm.trace)])
 
 
 def _contents(vm: VM, reached: Sequence[object]) -> list[object]:
@@ -91,14 +92,14 @@ def _contents(vm: VM, reached: Sequence[object]) -> list[object]:
 _WRAPPER = Source("const", "a tensor of a transform", None)
 
 
-def _may_record(vm: VM) -> bool:
+def may_record(vm: VM) -> bool:
     """Whether functions may be recorded that may not run."""
     if maybe_current_level() is not None:
         raise subgraph_capture.refuse("a higher-order operator inside of a transform of torch.func")
     return vm.assumptions.selects and not vm.trace.call.is_opaque
 
 
-def _check_quiet(vm: VM, functions: _Functions) -> None:
+def check_quiet(vm: VM, functions: RecordedPair) -> None:
     """Raise Unsupported where the functions had side effects."""
     settings = {torch_settings.read(), *(m.settings for m in functions.marks)}
     contents = _contents(vm, functions.reached)
@@ -111,14 +112,14 @@ def _check_quiet(vm: VM, functions: _Functions) -> None:
 def _next(vm: VM, args: Args, kwargs: Kwargs) -> None:
     """Mark the end of the first function."""
     (functions,) = args
-    assert isinstance(functions, _Functions)
+    assert isinstance(functions, RecordedPair)
     functions.marks.append(mark(vm.trace))
 
 
 # ---- branches
 
 
-def _is_condition(vm: VM, pred: object) -> bool:
+def is_condition(vm: VM, pred: object) -> bool:
     if type(pred) is not FakeTensor or pred.dtype is not torch.bool or pred.device.type != "cpu":
         return False
     return pred.numel() == 1 and vm.trace.constants.value(pred) is None
@@ -135,20 +136,27 @@ SUBSTITUTED_CALLS[_COND] = _is_on_comparison
 
 
 @function(cast(FunctionType, polyfills.begin_choice))
-def _begin(vm: VM, args: Args, kwargs: Kwargs) -> _Functions | None:
+def _begin(vm: VM, args: Args, kwargs: Kwargs) -> RecordedPair | None:
     """Begin to record both branches, if `pred` is data-dependent and they may be recorded."""
     pred, *operands = args
-    if type(pred) is UnbackedComparison and vm.assumptions.selects:
-        pred = vm.call_native(_COMPARED[pred.op], tuple(_as_tensor(vm, size) for size in pred.sizes))
+    if type(pred) is not UnbackedComparison or vm.assumptions.selects:
+        pred = as_condition(vm, pred)
     if not isinstance(pred, torch.Tensor):
         return None
-    if type(pred) is FakeTensor and pred.dtype is not torch.bool and pred.elem.numel() == 1:
-        pred = cast(torch.Tensor, vm.call_native(torch.Tensor.bool, (pred,)))
-    if not _is_in_vmap(vm, pred) and not (_may_record(vm) and _is_condition(vm, pred)):
+    if not _is_in_vmap(vm, pred) and not (may_record(vm) and is_condition(vm, pred)):
         return None
-    functions = _begin_recording(vm, *operands)
+    functions = begin_recording(vm, *operands)
     functions.condition = pred
     return functions
+
+
+def as_condition(vm: VM, value: object) -> Any:
+    """`value`, an unbacked comparison or a tensor of one element, as a tensor of bools."""
+    if type(value) is UnbackedComparison:
+        return vm.call_native(_COMPARED[value.op], tuple(_as_tensor(vm, size) for size in value.sizes))
+    if type(value) is FakeTensor and value.dtype is not torch.bool and value.elem.numel() == 1:
+        return vm.call_native(torch.Tensor.bool, (value,))
+    return value
 
 
 _COMPARED = {"lt": torch.lt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne}
@@ -166,7 +174,7 @@ def _is_in_vmap(vm: VM, pred: torch.Tensor) -> bool:
         return False
     if not vm.assumptions.selects or vm.trace.call.is_opaque or pred.dtype is not torch.bool:
         return False
-    return _is_condition(vm, pred) or level_of(pred) == maybe_current_level()
+    return is_condition(vm, pred) or level_of(pred) == maybe_current_level()
 
 
 def _choose_in_vmap(
@@ -191,49 +199,125 @@ def _choose_in_vmap(
 def _choose(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """The result of one branch or the other. Raises Unsupported where it may differ from eager's."""
     functions, _, *results = args
-    assert isinstance(functions, _Functions) and functions.condition is not None
-    _check_quiet(vm, functions)
-    (first, second), pred = functions.marks, functions.condition
+    assert isinstance(functions, RecordedPair) and functions.condition is not None
+    check_quiet(vm, functions)
     if maybe_current_level() is not None:
-        return _choose_in_vmap(vm, first, pred, *results)
-    added = [entry.node for entry in vm.trace.tape.entries[first.entries :]]
-    before = {f.storage_key for entry in vm.trace.tape.entries[: first.entries] for f in fakes_in(entry.out)}
-    before.update(f.storage_key for f in vm.trace.inputs)
-    pairs = _pairs(results[0], results[1])
-    if any({a.storage_key, b.storage_key} & before for a, b in pairs):
+        return _choose_in_vmap(vm, functions.marks[0], functions.condition, *results)
+    return join(vm, functions, *results)
+
+
+def join(
+    vm: VM, functions: RecordedPair, if_true: object, if_false: object, *, is_statement: bool = False
+) -> object:
+    """One value for the results of two functions, which the graph computes or selects. Raises Unsupported where it may differ
+    from eager's.
+
+    `is_statement`: the functions are the branches of a statement. A result may be a tensor that exists before them, and gradients
+    reach only the operands that eager's reach."""
+    (first, second), pred = functions.marks, cast(FakeTensor, functions.condition)
+    tape = vm.trace.tape.entries
+    added = [entry.node for entry in tape[first.entries :]]
+    existing = [f for entry in tape[: first.entries] for f in fakes_in(entry.out)]
+    pairs = _distinct(_pairs(if_true, if_false, same=is_statement))
+    before = _Existing([*existing, *vm.trace.inputs])
+    if any(map(before.shares, itertools.chain(*pairs))) and not (is_statement and vm.trace.copies.allowed):
         raise subgraph_capture.refuse("branches that return their operands")
+    if is_statement:
+        _check_joinable(pairs, before)
     if _are_cheap(added) and all(itertools.starmap(_is_selectable, pairs)):
-        chosen = [_selected(vm, cast(FakeTensor, pred), a, b) for a, b in pairs]
+        chosen = [_selected(vm, pred, a, b) for a, b in pairs]
+    elif pred.device.type != "cpu":
+        raise subgraph_capture.refuse("branches that are no small computations, for a condition on a GPU")
     else:
+        if not all(before.holds(f) or not before.shares(f) for f in itertools.chain(*pairs)):
+            raise subgraph_capture.refuse("branches whose results are views of other tensors")
         end = mark(vm.trace)
         other = RecordedFunction(cut_out(vm.trace, second, end), [b for _, b in pairs])
         branches = RecordedFunction(cut_out(vm.trace, first), [a for a, _ in pairs]), other
-        chosen = _as_node(vm, Choice(), branches, [cast(FakeTensor, pred)])
-    result = _with_tensors(results[0], iter(chosen))
-    result = _with_ints(vm, cast(FakeTensor, pred), result, results[1])
+        chosen = _as_node(vm, Choice(), branches, [pred], exact=is_statement)
+    for result, (a, b) in zip(chosen, pairs):
+        _set_alternatives(vm, result, pred, a if before.shares(a) else None, b if before.shares(b) else None)
+    found = {(id(a), id(b)): result for (a, b), result in zip(pairs, chosen)}
+    result = _joined(vm, pred, found, if_true, if_false)
     vm.assumptions.choosing -= 1
     return result
 
 
-def _with_ints(vm: VM, pred: FakeTensor, result: object, other: object) -> object:
-    """`result`, of the first branch, with an unbacked number for each int that differs in the `other` branch."""
-    if isinstance(result, (tuple, list)):
-        return type(result)([_with_ints(vm, pred, x, y) for x, y in zip(result, cast("list[object]", other))])
-    if isinstance(result, dict):
-        return {
-            key: _with_ints(vm, pred, x, cast("dict[object, object]", other)[key])
-            for key, x in result.items()
-        }
-    if type(result) not in _INTS or (type(result) is type(other) is int and result == other):
+class _Existing:
+    """The tensors that exist before two branches."""
+
+    def __init__(self, fakes: Sequence[FakeTensor]) -> None:
+        self._ids = {id(f) for f in fakes}
+        self._storages = {f.storage_key for f in fakes}
+
+    def holds(self, fake: FakeTensor) -> bool:
+        """Whether it is one of them."""
+        return id(fake) in self._ids
+
+    def shares(self, fake: FakeTensor) -> bool:
+        """Whether it shares memory with one of them."""
+        return fake.storage_key in self._storages
+
+
+def _check_joinable(pairs: Sequence[tuple[FakeTensor, FakeTensor]], before: _Existing) -> None:
+    """Raise Unsupported where the program could distinguish one tensor for both branches from the tensor of either."""
+    for side in zip(*pairs):
+        new = [f.storage_key for f in side if not before.shares(f)]
+        if len(set(new)) < len(new):
+            raise subgraph_capture.refuse("branches with results that share memory")
+    for a, b in pairs:
+        if class_of_fake(a) is not class_of_fake(b) or _attributes(a) or _attributes(b):
+            raise subgraph_capture.refuse("branches with tensors of different classes or with attributes")
+        for one, other in ((a, b), (b, a)):
+            if one.requires_grad and not other.requires_grad and not before.holds(other):
+                raise subgraph_capture.refuse("branches of which one has gradients")
+
+
+def _attributes(fake: FakeTensor) -> bool:
+    return any(name != "_is_param" for name in fake.__dict__)
+
+
+def _set_alternatives(
+    vm: VM, result: FakeTensor, pred: FakeTensor, if_true: FakeTensor | None, if_false: FakeTensor | None
+) -> None:
+    """Record that eager has a tensor that exists before the branches in place of `result`."""
+    sources = [f for f in (if_true, if_false) if f is not None]
+    if sources:
+        result.alternatives = Alternatives(pred, if_true, if_false)
+        vm.trace.copies.add(result, sources)
+
+
+def _distinct(pairs: Sequence[tuple[FakeTensor, FakeTensor]]) -> list[tuple[FakeTensor, FakeTensor]]:
+    return list({(id(a), id(b)): (a, b) for a, b in pairs}.values())
+
+
+def _joined(
+    vm: VM, pred: FakeTensor, found: dict[tuple[int, int], FakeTensor], result: object, other: object
+) -> object:
+    """`result`, of the first branch, with the tensors `found` for each pair, and with an unbacked number or comparison for
+    each int or bool that differs in the `other` branch."""
+    if (id(result), id(other)) in found:
+        return found[id(result), id(other)]
+    if result is other:
         return result
-    chosen = _selected(vm, pred, *(cast(FakeTensor, _as_tensor(vm, number)) for number in (result, other)))
-    found = numbers(vm, chosen)
-    if found is None:
+    if isinstance(result, (tuple, list)):
+        both = zip(result, cast("Sequence[object]", other))
+        return type(result)([_joined(vm, pred, found, x, y) for x, y in both])
+    if isinstance(result, dict):
+        others = cast("dict[object, object]", other)
+        return {key: _joined(vm, pred, found, x, others[key]) for key, x in result.items()}
+    if type(result) not in _INTS or (type(result) is type(other) and type(result) in (int, bool) and result == other):
+        return result
+    is_bool = type(result) is bool
+    numbers_of = (int(x) if is_bool else x for x in (result, other))
+    chosen = _selected(vm, pred, *(cast(FakeTensor, _as_tensor(vm, number)) for number in numbers_of))
+    read = numbers(vm, chosen)
+    if read is None:
         raise subgraph_capture.refuse("branches that return different numbers")
-    return found[0]
+    return vm.binary(operator.ne, read[0], 0) if is_bool else read[0]
 
 
-_INTS = (int, torch.SymInt)
+_INTS = (int, bool, torch.SymInt)
 
 
 def _are_cheap(nodes: Sequence[Node]) -> bool:
@@ -255,18 +339,21 @@ def _selected(vm: VM, pred: FakeTensor, a: FakeTensor, b: FakeTensor) -> FakeTen
     return selected
 
 
-def _pairs(a: object, b: object) -> list[tuple[FakeTensor, FakeTensor]]:
-    """The corresponding tensors of two results that are otherwise equal. Raises Unsupported."""
+def _pairs(a: object, b: object, same: bool = False) -> list[tuple[FakeTensor, FakeTensor]]:
+    """The corresponding tensors of two results that are otherwise equal; with `same`, without what is one object in both.
+    Raises Unsupported."""
+    if same and a is b:
+        return []
     if isinstance(a, FakeTensor) and isinstance(b, FakeTensor):
         if a.subclass is None and b.subclass is None:
             return [(a, b)]
     if isinstance(a, (tuple, list)) and type(a) is type(b) and type(a) in (tuple, list):
         others = cast("Sequence[object]", b)
         if len(a) == len(others):
-            return [pair for x, y in zip(a, others) for pair in _pairs(x, y)]
+            return [pair for x, y in zip(a, others) for pair in _pairs(x, y, same)]
     if type(a) is dict and type(b) is dict and list(a) == list(b):
-        return [pair for key in a for pair in _pairs(a[key], b[key])]
-    if type(a) in _INTS and type(b) in _INTS:
+        return [pair for key in a for pair in _pairs(a[key], b[key], same)]
+    if type(a) in _INTS and type(b) in _INTS and (bool not in (type(a), type(b)) or (same and type(a) is type(b))):
         return []
     if type(a) is type(b) and type(a) in LEAF_TYPES and a == b:
         return []
@@ -288,23 +375,23 @@ def _with_tensors(value: object, tensors: Iterator[FakeTensor]) -> object:
 
 
 @function(cast(FunctionType, polyfills.begin_loop))
-def _begin_loop(vm: VM, args: Args, kwargs: Kwargs) -> _Functions | None:
+def _begin_loop(vm: VM, args: Args, kwargs: Kwargs) -> RecordedPair | None:
     """Begin to record the functions of a loop, if they may be subgraphs."""
     carried = args[2]
-    if not _may_record(vm) or not isinstance(carried, (tuple, list)):
+    if not may_record(vm) or not isinstance(carried, (tuple, list)):
         return None
     if not carried or not all(type(f) is FakeTensor and f.subclass is None for f in carried):
         return None
     if torch.is_grad_enabled() and any(f.requires_grad for f in carried):
         return None
-    return _begin_recording(vm, *args)
+    return begin_recording(vm, *args)
 
 
 @function(cast(FunctionType, polyfills.loop_values))
 def _loop_values(vm: VM, args: Args, kwargs: Kwargs) -> tuple[FakeTensor, ...]:
     """The arguments for recording the functions of a loop: proxies with the layouts of the carried tensors."""
     (functions,) = args
-    assert isinstance(functions, _Functions)
+    assert isinstance(functions, RecordedPair)
     carried = cast("Sequence[FakeTensor]", functions.arguments[2])
     return tuple(subgraph_capture.proxy_like(vm.trace, f) for f in carried)
 
@@ -313,10 +400,10 @@ def _loop_values(vm: VM, args: Args, kwargs: Kwargs) -> tuple[FakeTensor, ...]:
 def _end_loop(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """The final values of a loop."""
     functions, values, condition, results = args
-    assert isinstance(functions, _Functions)
-    _check_quiet(vm, functions)
+    assert isinstance(functions, RecordedPair)
+    check_quiet(vm, functions)
     carried = cast("Sequence[FakeTensor]", functions.arguments[2])
-    if not _is_condition(vm, condition):
+    if not is_condition(vm, condition):
         raise subgraph_capture.refuse("a loop whose condition is not a data-dependent tensor")
     next_values = [b for _, b in _pairs(results, results)]
     _check_same_metadata(carried, next_values, "a loop")
@@ -355,6 +442,7 @@ def _as_node(
     functions: tuple[RecordedFunction, RecordedFunction],
     first: Sequence[FakeTensor],
     proxies: Sequence[FakeTensor] = (),
+    exact: bool = False,
 ) -> list[FakeTensor]:
     """Record a program on the tensors `first` and all tensors that its two functions read; return its results."""
     trace = vm.trace
@@ -362,4 +450,4 @@ def _as_node(
     operands = subgraph_capture.operands(trace, functions, own)
     placeholders = [*own, *(f.torch_node for f in operands if f.torch_node is not None)]
     graphs = tuple(function.graph(placeholders) for function in functions)
-    return record(trace, Program(rule, graphs), [*first, *operands])
+    return record(trace, Program(rule, graphs, exact), [*first, *operands])

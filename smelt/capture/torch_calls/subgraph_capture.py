@@ -114,8 +114,10 @@ class RecordedFunction:
         for node in self.nodes:
             args, kwargs = (map_nodes(a, copies.__getitem__) for a in (node.args, node.kwargs))
             copies[node] = Node(node.op, node.target, args, kwargs, node.name, node.spec, node.line)
-        graph.nodes = [*copies.values()]
-        _end(graph, [copies[f.torch_node] for f in self.results if f.torch_node is not None])
+        results = [f.torch_node for f in self.results if f.torch_node is not None]
+        copied = {n: _clone(copies[n]) for n in results if n not in self.nodes}  # operands that are returned
+        graph.nodes = [*copies.values(), *copied.values()]
+        _end(graph, [copied.get(n) or copies[n] for n in results])
         graph_passes.eliminate_dead(graph, keep=lambda n: n.op != "get_attr")
         return graph
 
@@ -125,6 +127,10 @@ def _check(node: Node) -> None:
         raise refuse("a function of a higher-order operator that calls autograd")
     if graph_passes.changes_state(node) and node.target not in torch_settings.CHANGES:
         raise refuse("a function of a higher-order operator that changes what autograd knows")
+
+
+def _clone(node: Node) -> Node:
+    return Node("call_method", "clone", (node,), {}, f"copy_of_{node.name}", node.spec)
 
 
 def _placeholder(name: str, spec: object) -> Node:
@@ -258,9 +264,12 @@ def _set_inputs(
     graph.nodes[:] = [*inputs, *more, *(n for n in graph.nodes if n.op != "placeholder")]
 
 
-def backward_graph(subgraph: TracedSubgraph, results: Sequence[TensorSpec], sources: frozenset[int]) -> Graph:
+def backward_graph(
+    subgraph: TracedSubgraph, results: Sequence[TensorSpec], sources: frozenset[int], zeros: bool
+) -> Graph:
     """The aten graph of the row-major gradients of the operands `sources`. Its inputs are all operands, then the tangents
-    of the results that can have one, with the layouts of these. It recomputes the forward, as torch's own operators do."""
+    of the results that can have one, with the layouts of these. It recomputes the forward, as torch's own operators do.
+    `zeros`: operands without a gradient have zeros; else Unsupported is raised for them."""
     joint = subgraph.traced.joint
     graph = Graph("aten")
     primals: dict[int, Node] = {}
@@ -281,6 +290,8 @@ def backward_graph(subgraph: TracedSubgraph, results: Sequence[TensorSpec], sour
             index = joint.results[i].index if joint is not None else -1
             tangent_inputs.append(tangents.get(index) or _placeholder(f"unused_tangent_{i}", spec))
     _set_inputs(graph, primals, subgraph.fakes, tangent_inputs)
+    if not zeros and any(gradients.get(id(f)) is None for i, f in enumerate(subgraph.fakes) if i in sources):
+        raise refuse("a branch without a gradient of a tensor that it reads")
     ends = [
         _gradient(graph, i, f, gradients.get(id(f))) for i, f in enumerate(subgraph.fakes) if i in sources
     ]

@@ -11,7 +11,7 @@ from torch.autograd.function import FunctionCtx
 from smelt._native import isinstance
 from smelt.capture.torch_calls import subgraph_capture
 from smelt.capture.torch_calls.subgraph_capture import TracedSubgraph, refuse, row_major, with_own_storage
-from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
 from smelt.graph.object_handles import Handle
 from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner, Program, has_gradients
 from smelt.graph.tensor_specs import empty_like_spec, static_sizes
@@ -36,12 +36,27 @@ def record(parts: TraceParts, program: Program, tensors: Sequence[FakeTensor]) -
     outputs = _run_graphs(parts, node, handle, tensors, results, program.rule.name)
     if sources:
         subgraphs = [subgraph_capture.trace(parts, g, specs, sources, record) for g in program.graphs]
-        graphs = [subgraph_capture.backward_graph(s, results, sources) for s in subgraphs]
+        if program.exact and not _reach_the_same(program.graphs, sources):
+            raise refuse("branches that compute gradients of different tensors")
+        graphs = [
+            subgraph_capture.backward_graph(s, results, sources, zeros=not program.exact) for s in subgraphs
+        ]
         backward = _Backward(parts, Handle.of(Inner(program.rule, graphs)), program, n_rule, sources)
         with DisableTorchFunction(), DisableTorchDispatch():
             outputs = list(_History.apply(backward, outputs, *tensors))  # type: ignore[no-untyped-call]
     parts.torch_recorder.record(node, program, outputs)
     return outputs
+
+
+def _reach_the_same(graphs: Sequence[Graph], sources: frozenset[int]) -> bool:
+    """Whether each result depends on the same of the operands `sources` in all graphs."""
+    found = []
+    for graph in graphs:
+        reached = {p: {i} & sources for i, p in enumerate(graph.placeholders)}
+        for node in graph.nodes[len(reached) : -1]:
+            reached[node] = frozenset().union(*(reached[n] for n in argument_nodes(node)))
+        found.append([reached[n] for n in graph.output.args[0]])
+    return all(each == found[0] for each in found)
 
 
 def _result_specs(program: Program, subgraphs: Sequence[TracedSubgraph]) -> list[TensorSpec]:

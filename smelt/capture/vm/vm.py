@@ -31,6 +31,7 @@ from smelt.capture.vm.vm_state import (
     Assumptions,
     Cells,
     Classes,
+    ConditionalJumps,
     Contexts,
     Exceptions,
     Frames,
@@ -76,6 +77,7 @@ class VM(ABC):
         )
         self.assumptions = Assumptions()
         self.held = HeldByGraph()
+        self.conditional_jumps = ConditionalJumps()
 
     def release(self) -> None:
         """Drop the references to the user's objects, which reference cycles would keep alive until the next collection."""

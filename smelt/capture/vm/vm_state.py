@@ -231,6 +231,8 @@ class Assumptions:
     assumes: bool = False  # a condition on a tensor may be assumed to take the branch that does not raise
     assumed: bool = False  # one was assumed
     selects: bool = False  # both branches of a condition may run, and one result is selected
+    captures_jumps: bool = False  # both branches of a jump on a tensor may be captured
+    uncaptured_jumps: frozenset[object] = frozenset()  # the jumps on tensors at which the graph breaks
     choosing: int = 0  # the number of conditions whose branches are running
     may_break: bool = True  # the graph may break before an instruction that cannot be captured
     records_warnings: bool = True  # a `catch_warnings(record=True)` is captured
@@ -240,6 +242,14 @@ class Assumptions:
     # the sources of symbolic numbers, and the symbols of sizes, that the program formatted into text
     formatted_numbers: set[Source] = field(default_factory=set)
     formatted_sizes: set[Sym] = field(default_factory=set)
+
+
+@dataclass
+class ConditionalJumps:
+    """Jumps on tensors whose branches are captured: the outermost one whose branches are running, and how many have met."""
+
+    running: object = None
+    captured: int = 0
 
 
 @dataclass

@@ -35,7 +35,7 @@ def _item(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     if recorder.constants.value(index) is not None:
         return func(table, index)
     copy = torch.ops.aten.index.Tensor(table, [index])
-    recorder.copies.add(copy, table)
+    recorder.copies.add(copy, (table,))
     return copy
 
 

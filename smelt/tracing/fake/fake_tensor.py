@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,12 +52,39 @@ _CALL_BY_NAME = OpOverloadPacket.__call__.__code__
 FAKE_TEXT = "FakeTensor("  # where the text of a fake begins
 
 
+@dataclass(frozen=True, eq=False)
+class Alternatives:
+    """The tensors that eager has in place of the result of a branch: `if_true` where `condition` holds, else `if_false`; None
+    where the branch computes a new one."""
+
+    condition: FakeTensor
+    if_true: FakeTensor | None
+    if_false: FakeTensor | None
+
+    @property
+    def tensors(self) -> list[FakeTensor]:
+        """The condition, and the tensors that exist before the branches."""
+        return [f for f in (self.condition, self.if_true, self.if_false) if f is not None]
+
+
+def possible_tensors(fake: FakeTensor) -> set[int]:
+    """The ids of the tensors that eager may have in place of `fake`, itself included."""
+    found: set[int] = set()
+    pending = [fake]
+    while pending:
+        now = pending.pop()
+        if id(now) not in found:
+            found.add(id(now))
+            pending += now.alternatives.tensors[1:] if now.alternatives else ()
+    return found
+
+
 class FakeTensor(torch.Tensor):
     """Created by a `Trace`, and usable only while that trace is active.
 
     `aten_node` and `torch_node` are the nodes that returned this value at the two levels (None: not recorded there
     yet). `subclass`: the tensor subclass that the program sees. `cached_spec` is None until `spec` is read; code that
-    changes `elem` resets it to None.
+    changes `elem` resets it to None. `alternatives`: the tensors that eager may have in its place.
     """
 
     elem: torch.Tensor
@@ -65,8 +93,9 @@ class FakeTensor(torch.Tensor):
     _device: torch.device
     cached_spec: TensorSpec | None
     subclass: type | None
+    alternatives: Alternatives | None
 
-    __slots__ = ("_device", "aten_node", "cached_spec", "elem", "subclass", "torch_node")
+    __slots__ = ("_device", "alternatives", "aten_node", "cached_spec", "elem", "subclass", "torch_node")
     __torch_function__ = disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
@@ -189,7 +218,7 @@ def wrap(elem: torch.Tensor, device: torch.device, spec: TensorSpec | None = Non
     fake.elem = elem
     fake._device = device
     fake.cached_spec = spec
-    fake.aten_node = fake.torch_node = fake.subclass = None
+    fake.aten_node = fake.torch_node = fake.subclass = fake.alternatives = None
     return fake
 
 

@@ -2,7 +2,8 @@
 
 Where a program indexes a tensor by a position that is known only at run time
 (`smelt.tracing.composites.row_indexing`), eager returns a view and the aten level a gathered copy. They are equivalent
-as long as neither is written, the view does not leave the graph and nothing queries its memory.
+as long as neither is written, the view does not leave the graph and nothing queries its memory. The same holds for the
+result of a branch that is a tensor which exists before it: such a tensor may leave the graph, as the compiled frame selects it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Copies:
         self.sources: set[int] = set()
         self.distinguished = False
 
-    def add(self, copy: FakeTensor, source: FakeTensor) -> None:
-        """Record that `copy` was created where eager has a view of `source`."""
+    def add(self, copy: FakeTensor, sources: Iterable[FakeTensor]) -> None:
+        """Record that `copy` was created where eager has one of `sources`, or a view of it."""
         self.storages.add(copy.storage_key)
-        self.sources.add(source.storage_key)
+        self.sources.update(source.storage_key for source in sources)
 
     def record_writes(self, written: set[int]) -> None:
         """Record that an operator wrote these storages."""
@@ -48,5 +49,6 @@ class Copies:
     def check(self, leaving: Iterable[FakeTensor]) -> None:
         """Raise NotCopies if the program can distinguish copies from views; `leaving`: the tensors that leave the
         graph."""
-        if self.storages and (self.distinguished or any(f.storage_key in self.storages for f in leaving)):
+        leaves = any(f.storage_key in self.storages and f.alternatives is None for f in leaving)
+        if self.storages and (self.distinguished or leaves):
             raise NotCopies

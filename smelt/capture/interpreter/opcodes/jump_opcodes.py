@@ -9,6 +9,7 @@ from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.interpreter.opcodes.operator_opcodes import TRUE
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.semantics.values.asserted_conditions import assume_branch
+from smelt.capture.torch_calls.conditional_jumps import Branch, Outcome, capture_branches
 from smelt.capture.vm.vm import VM
 
 
@@ -34,45 +35,63 @@ def _record_loop(vm: VM, frame: Frame, head: int) -> None:
 
 
 @opcode("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
-def _jump_if_false(vm: VM, frame: Frame, arg: int) -> None:
+def _jump_if_false(vm: VM, frame: Frame, arg: int) -> bool | None:
     value = frame.stack[-1]
-    if value is not True and (value is False or value is None or not _truth(vm, frame, value, frame.pc, arg)):
-        frame.pc = arg
+    if value is not True:
+        holds = False if value is False or value is None else _truth(vm, frame, value, frame.pc, arg)
+        if type(holds) is Outcome:
+            return holds.value
+        if not holds:
+            frame.pc = arg
     frame.stack.pop()
+    return None
 
 
 @opcode("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_IF_TRUE")
-def _jump_if_true(vm: VM, frame: Frame, arg: int) -> None:
+def _jump_if_true(vm: VM, frame: Frame, arg: int) -> bool | None:
     value = frame.stack[-1]
-    if value is True or (
-        value is not False and value is not None and _truth(vm, frame, value, arg, frame.pc)
-    ):
-        frame.pc = arg
+    if value is not False and value is not None:
+        holds = True if value is True else _truth(vm, frame, value, arg, frame.pc)
+        if type(holds) is Outcome:
+            return holds.value
+        if holds:
+            frame.pc = arg
     frame.stack.pop()
+    return None
 
 
-def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool:
-    """`bool(value)`, or its assumed value."""
+def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | Outcome:
+    """`bool(value)`, or its assumed value, for a jump that pops it; what became of a jump whose branches were captured."""
     holds = assume_branch(vm, frame, value, if_true, if_false)
+    if holds is None:
+        rest = frame.stack[:-1]
+        outcome = capture_branches(vm, frame, value, Branch(if_true, rest), Branch(if_false, rest))
+        if outcome is not None:
+            return outcome
     vm.frames.set_call_site(frame)
     return vm.truth(value) if holds is None else holds
 
 
 @opcode("TO_BOOL")
-def _to_bool(vm: VM, frame: Frame, arg: int) -> None:
-    """`bool(value)`. Before a jump, which takes only a bool, it also applies the assumption about the jump's condition."""
+def _to_bool(vm: VM, frame: Frame, arg: int) -> bool | None:
+    """`bool(value)`. Before a jump, which takes only a bool, it is the jump."""
     value = frame.stack[-1]
     if type(value) is bool:
-        return
+        return None
     pc = frame.pc
     name, target = frame.code.names[pc], frame.instructions[pc][1]
     holds = None
-    if name == "POP_JUMP_IF_TRUE":
-        holds = assume_branch(vm, frame, value, target, pc + 1)
-    elif name == "POP_JUMP_IF_FALSE":
-        holds = assume_branch(vm, frame, value, pc + 1, target)
+    if name in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
+        if_true, if_false = (target, pc + 1) if name == "POP_JUMP_IF_TRUE" else (pc + 1, target)
+        holds = assume_branch(vm, frame, value, if_true, if_false)
+        if holds is None:
+            rest = frame.stack[:-1]
+            outcome = capture_branches(vm, frame, value, Branch(if_true, rest), Branch(if_false, rest))
+            if outcome is not None:
+                return outcome.value
     vm.frames.set_call_site(frame, TRUE)
     frame.stack[-1] = vm.truth(value) if holds is None else holds
+    return None
 
 
 @opcode("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_IF_NONE")
@@ -96,10 +115,11 @@ def _is_none(value: object) -> bool:
 def _back_if(jump: Handler) -> Handler:
     """The handler of a conditional jump back, from that of the jump forward."""
 
-    def handler(vm: VM, frame: Frame, arg: int) -> None:
-        jump(vm, frame, arg)
+    def handler(vm: VM, frame: Frame, arg: int) -> bool | None:
+        ended: bool | None = jump(vm, frame, arg)
         if frame.pc == arg:
             _record_loop(vm, frame, arg)
+        return ended
 
     return handler
 
@@ -109,19 +129,29 @@ for _condition in ("TRUE", "FALSE", "NONE", "NOT_NONE"):
 
 
 @opcode("JUMP_IF_FALSE_OR_POP")
-def _jump_if_false_or_pop(vm: VM, frame: Frame, arg: int) -> None:
+def _jump_if_false_or_pop(vm: VM, frame: Frame, arg: int) -> bool | None:
+    kept, popped = Branch(arg, [*frame.stack]), Branch(frame.pc, frame.stack[:-1])
+    outcome = capture_branches(vm, frame, frame.stack[-1], popped, kept)
+    if outcome is not None:
+        return outcome.value
     if vm.truth(frame.stack[-1]):
         frame.stack.pop()
     else:
         frame.pc = arg
+    return None
 
 
 @opcode("JUMP_IF_TRUE_OR_POP")
-def _jump_if_true_or_pop(vm: VM, frame: Frame, arg: int) -> None:
+def _jump_if_true_or_pop(vm: VM, frame: Frame, arg: int) -> bool | None:
+    kept, popped = Branch(arg, [*frame.stack]), Branch(frame.pc, frame.stack[:-1])
+    outcome = capture_branches(vm, frame, frame.stack[-1], kept, popped)
+    if outcome is not None:
+        return outcome.value
     if vm.truth(frame.stack[-1]):
         frame.pc = arg
     else:
         frame.stack.pop()
+    return None
 
 
 @opcode("GET_ITER", "GET_YIELD_FROM_ITER")

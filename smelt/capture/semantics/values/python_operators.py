@@ -42,7 +42,7 @@ from smelt.capture.vm.vm import VM
 from smelt.guards.leaf_equality import same_leaf
 from smelt.guards.source import Source
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
-from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
+from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake, possible_tensors
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.numpy_numbers import NUMPY_NUMBERS, NumpyNumber
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
@@ -446,6 +446,9 @@ def same(vm: VM, left: object, right: object) -> bool:
         vm.env.facts.use_constant(left)
         vm.env.facts.use_constant(right)
         return False
+    if type(left) is FakeTensor and type(right) is FakeTensor:
+        if not possible_tensors(left).isdisjoint(possible_tensors(right)):
+            raise unsupported("the identity of a tensor, which a branch decides", DATA_DEPENDENT)
     if OpaqueProxy in (type(left), type(right)):
         if vm.class_of(left) is vm.class_of(right):
             raise text_proxy.unreadable("the identity of an object that changes decides", left, right)

@@ -1,0 +1,241 @@
+"""Jumps on tensors: `if x.mean() > 0: ...` within one graph.
+
+The VM runs both branches of the jump, each in a copy of the frame, to the instruction where they meet: the immediate
+post-dominator of the jump, or the end of the frame if one of them returns. The frame continues there with one value for each
+pair of values that the branches leave on the stack and in live variables (`control_flow.join`).
+
+The branches may run where eager runs one only, so they must have no effect besides these values: no change of an object that
+exists before them, no random numbers, no exception. Otherwise the graph breaks at the jump, and its reason says why the
+branches could not be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+from smelt._native import isinstance
+from smelt.capture.base.bytecode import Code
+from smelt.capture.base.value_kinds import NULL
+from smelt.capture.base.vm_frames import Frame
+from smelt.capture.graph_breaks.live_locals import live_slots, successors
+from smelt.capture.torch_calls import control_flow, tensor_item
+from smelt.capture.torch_calls.subgraph_capture import mark
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.graph.ir import Line
+from smelt.reasons import DATA_DEPENDENT, TENSOR_CONDITION, Reason
+from smelt.torch_private import maybe_current_level
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.torch_function_handlers import is_handled
+from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
+
+Jump = tuple[object, int]  # the user's code object and the index of the instruction
+
+
+class Outcome(Enum):
+    """What became of a jump whose branches were captured: the frame continues where they meet, or it has ended."""
+
+    MET = False
+    ENDED = True
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One way from a jump: the first instruction, and the stack there."""
+
+    at: int
+    stack: list[object]
+
+
+def capture_branches(vm: VM, frame: Frame, condition: object, if_true: Branch, if_false: Branch) -> Outcome | None:
+    """Capture both branches of the jump at which `frame` stands; None for a jump whose condition is known or that is not to
+    be captured. Raises Unsupported where the branches cannot be captured."""
+    at = frame.pc - 1
+    jump = frame.user_code, at - frame.prologue
+    if not vm.assumptions.captures_jumps or jump in vm.assumptions.uncaptured_jumps or not _may_capture(vm, condition):
+        return None
+    outermost = vm.conditional_jumps.running is None
+    if outermost:
+        vm.conditional_jumps.running = jump
+    try:
+        outcome = _captured(vm, frame, condition, (if_true, if_false), _meeting_point(frame.code, at))
+    except Unsupported as error:
+        vm.failure = None  # found again at the jump
+        raise Unsupported(Reason(TENSOR_CONDITION, _why(error.reason, frame.line))) from None
+    if outermost:
+        vm.conditional_jumps.running = None
+    vm.conditional_jumps.captured += 1
+    return outcome
+
+
+_PREFIX = "bool() of a tensor; its branches are not captured: "
+
+
+def _why(reason: Reason, line: Line) -> str:
+    """Why the branches of the jump at `line` are not captured."""
+    if reason.kind is TENSOR_CONDITION and reason.detail.startswith(_PREFIX):
+        return reason.detail
+    where = "" if reason.line is None or reason.line == line else f", line {reason.line.line}"
+    return f"{_PREFIX}{reason.detail}{where}"
+
+
+def _may_capture(vm: VM, condition: object) -> bool:
+    if type(condition) is UnbackedComparison:
+        return control_flow.may_record(vm)
+    if type(condition) is not FakeTensor or condition.subclass is not None or condition.elem.numel() != 1:
+        return False
+    if maybe_current_level() is not None or not control_flow.may_record(vm):
+        return False
+    if is_handled(vm.trace.call, (condition,)) or condition.device.type not in ("cpu", "cuda"):
+        return False
+    return vm.trace.constants.value(condition) is None and tensor_item.number(vm, condition) is None
+
+
+def _captured(
+    vm: VM, frame: Frame, condition: object, branches: tuple[Branch, Branch], meeting_point: int | None
+) -> Outcome:
+    pred = control_flow.as_condition(vm, condition)
+    recorded = control_flow.begin_recording(vm, *_state(vm))
+    recorded.condition = pred
+    if_true = _run(vm, frame, branches[0], meeting_point)
+    recorded.marks.append(mark(vm.trace))
+    if_false = _run(vm, frame, branches[1], meeting_point)
+    control_flow.check_quiet(vm, recorded)
+    values = control_flow.join(vm, recorded, if_true, if_false, is_statement=True)
+    if meeting_point is None:
+        (frame.result,) = values
+        return Outcome.ENDED
+    live = _live(frame, meeting_point)
+    depth = len(values) - len(live)
+    frame.stack[:] = values[:depth]
+    for slot in range(len(frame.locals)):
+        if slot not in live:
+            frame.locals[slot] = NULL
+    for slot, value in zip(live, values[depth:]):
+        frame.locals[slot] = value
+    frame.pc = meeting_point
+    return Outcome.MET
+
+
+def _state(vm: VM) -> Iterator[object]:
+    """What the running frames hold."""
+    frame = vm.frame
+    while frame is not None:
+        yield from (v for v in (*frame.stack, *frame.locals) if v is not NULL)
+        frame = frame.parent
+
+
+def _live(frame: Frame, at: int) -> list[int]:
+    code = frame.code
+    if code.live is None:
+        code.live = live_slots(code, frame.function.__code__)
+    return sorted(code.live[at])
+
+
+class _Met(tuple[object, ...]):
+    """The stack and the live variables of a branch where the branches meet."""
+
+    __slots__ = ()
+
+
+def _run(vm: VM, frame: Frame, branch: Branch, meeting_point: int | None) -> tuple[object, ...]:
+    """What a branch leaves: the stack and the live variables at the meeting point, or the result of the frame."""
+    copy = Frame(frame.code, frame.function, [*frame.locals])
+    copy.stack, copy.pc, copy.handled = [*branch.stack], branch.at, frame.handled
+    copy.namespace, copy.locals_dict = frame.namespace, frame.locals_dict
+    if meeting_point is not None:
+        copy.instructions = [*frame.instructions]
+        copy.instructions[meeting_point] = (_meet, meeting_point)
+    try:
+        result = vm.run(copy)
+    except Unsupported:
+        raise
+    except Exception as error:
+        if vm.failure is not None:
+            raise vm.failure from error
+        raise _refuse(f"one raises {type(error).__name__}") from None
+    if copy.yielded or copy.in_traceback or copy.handled is not frame.handled:
+        raise _refuse("one leaves the frame or its exception handler")
+    if meeting_point is None:
+        return (result,)
+    if not isinstance(result, _Met):
+        raise _refuse("one returns")
+    return tuple(result)
+
+
+def _meet(vm: VM, frame: Frame, at: int) -> bool:
+    """The instruction that ends a branch."""
+    frame.result = _Met((*frame.stack, *(frame.locals[slot] for slot in _live(frame, at))))
+    return True
+
+
+def _refuse(why: str) -> Unsupported:
+    return Unsupported(Reason(DATA_DEPENDENT, why))
+
+
+# ---- where branches meet
+
+_END = -1  # of the frame
+
+
+def _meeting_point(code: Code, at: int) -> int | None:
+    """The immediate post-dominator of the jump at `at`; None for the end of the frame. Paths that raise do not count.
+
+    K. D. Cooper, T. J. Harvey, K. Kennedy: A Simple, Fast Dominance Algorithm (2001), on the reversed control flow graph."""
+    before: dict[int, list[int]] = {}
+    after: dict[int, list[int]] = {}
+    pending = [at]
+    while pending:
+        now = pending.pop()
+        if now in after:
+            continue
+        ends = code.names[now] in ("RETURN_VALUE", "RETURN_CONST")
+        after[now] = [_END] if ends else successors(code, now)
+        for following in after[now]:
+            before.setdefault(following, []).append(now)
+            if following != _END:
+                pending.append(following)
+    order = _postorder(before)
+    number = {node: i for i, node in enumerate(order)}
+    parents = {_END: _END}
+
+    def common(a: int, b: int) -> int:
+        while a != b:
+            while number[a] < number[b]:
+                a = parents[a]
+            while number[b] < number[a]:
+                b = parents[b]
+        return a
+
+    changed = True
+    while changed:
+        changed = False
+        for node in reversed(order[:-1]):
+            known = [n for n in after[node] if n in parents]
+            parent = known[0]
+            for other in known[1:]:
+                parent = common(parent, other)
+            if parents.get(node) != parent:
+                parents[node], changed = parent, True
+    found = parents.get(at, _END)
+    return None if found == _END else found
+
+
+def _postorder(before: dict[int, list[int]]) -> list[int]:
+    """The instructions from which the frame's end is reached, in postorder of the reversed control flow graph."""
+    order: list[int] = []
+    seen = {_END}
+    path = [(_END, iter(before.get(_END, ())))]
+    while path:
+        node, rest = path[-1]
+        following = next((n for n in rest if n not in seen), None)
+        if following is None:
+            order.append(node)
+            path.pop()
+        else:
+            seen.add(following)
+            path.append((following, iter(before.get(following, ()))))
+    return order
