@@ -61,6 +61,20 @@ def _reduced(x: object) -> _Reduced:
     return reduced[0], reduced[1], reduced[2] if len(reduced) > 2 else None
 
 
+_COPIED = frozenset((*map(type, map(iter, ([], (), range(0)))), _LIST_REVERSED, enumerate, zip))
+
+
+def copied_iterator(x: object, copy: Callable[[object], object]) -> Iterator[object] | None:
+    """A copy of an iterator over lists, tuples and ranges, whose parts `copy` copies; None for another object."""
+    if type(x) not in _COPIED:
+        return None
+    make, arguments, state = _reduced(x)
+    made = make(*map(copy, arguments))
+    if state is not None:
+        made.__setstate__(state)
+    return cast("Iterator[object]", made)
+
+
 def _reduced_needs(x: object) -> list[object]:
     _, arguments, state = _reduced(x)
     return [*arguments, *(state if type(state) is tuple else (state,))]

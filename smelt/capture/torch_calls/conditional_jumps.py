@@ -21,6 +21,7 @@ from smelt.capture.base.bytecode import Code
 from smelt.capture.base.value_kinds import NULL
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.live_locals import live_slots, successors
+from smelt.capture.torch_calls.branch_effects import CreatedObjects, IteratorCopies
 from smelt.capture.torch_calls import control_flow, tensor_item
 from smelt.capture.torch_calls.subgraph_capture import mark
 from smelt.capture.vm.vm import VM
@@ -31,6 +32,9 @@ from smelt.torch_private import maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
+
+_MAX_DEPTH = 16  # of branches within branches
+_MAX_COPIED = 3  # depth to which the rest of a frame is captured once for each branch
 
 Jump = tuple[object, int]  # the user's code object and the index of the instruction
 
@@ -57,17 +61,20 @@ def capture_branches(vm: VM, frame: Frame, condition: object, if_true: Branch, i
     jump = frame.user_code, at - frame.prologue
     if not vm.assumptions.captures_jumps or jump in vm.assumptions.uncaptured_jumps or not _may_capture(vm, condition):
         return None
-    outermost = vm.conditional_jumps.running is None
-    if outermost:
-        vm.conditional_jumps.running = jump
+    state = vm.conditional_jumps
+    state.running = state.running or jump
+    state.depth += 1
     try:
+        if state.depth > _MAX_DEPTH:
+            raise _refuse(f"more than {_MAX_DEPTH} conditions on tensors, each in a branch of the last")
         outcome = _captured(vm, frame, condition, (if_true, if_false), _meeting_point(frame.code, at))
     except Unsupported as error:
         vm.failure = None  # found again at the jump
         raise Unsupported(Reason(TENSOR_CONDITION, _why(error.reason, frame.line))) from None
-    if outermost:
-        vm.conditional_jumps.running = None
-    vm.conditional_jumps.captured += 1
+    state.depth -= 1
+    if not state.depth:
+        state.running = None
+    state.captured += 1
     return outcome
 
 
@@ -98,13 +105,27 @@ def _captured(
     vm: VM, frame: Frame, condition: object, branches: tuple[Branch, Branch], meeting_point: int | None
 ) -> Outcome:
     pred = control_flow.as_condition(vm, condition)
-    recorded = control_flow.begin_recording(vm, *_state(vm))
+    created = CreatedObjects(vm.env.sources.find, _state(vm))
+    recorded = control_flow.begin_recording(vm)
     recorded.condition = pred
-    if_true = _run(vm, frame, branches[0], meeting_point)
-    recorded.marks.append(mark(vm.trace))
-    if_false = _run(vm, frame, branches[1], meeting_point)
+    left = []
+    for branch in branches:
+        values = _run(vm, frame, branch, meeting_point)
+        left.append((values, created.take_contents()))
+        recorded.marks.append(mark(vm.trace))
+    recorded.marks.pop()
     control_flow.check_quiet(vm, recorded)
-    values = control_flow.join(vm, recorded, if_true, if_false, is_statement=True)
+    changed = left[0][1].keys() | left[1][1].keys()
+    both = [(values, [contents.get(i, created.before[i]) for i in sorted(changed)]) for values, contents in left]
+    try:
+        values, contents = control_flow.join(vm, recorded, *both, is_statement=True)
+    except control_flow.Unjoinable:
+        if meeting_point is None or vm.conditional_jumps.depth > _MAX_COPIED:
+            raise
+        control_flow.discard(vm, recorded)
+        return _captured(vm, frame, pred, branches, None)
+    for i, content in zip(sorted(changed), contents):
+        created.set_contents(i, content)
     if meeting_point is None:
         (frame.result,) = values
         return Outcome.ENDED
@@ -143,8 +164,9 @@ class _Met(tuple[object, ...]):
 
 def _run(vm: VM, frame: Frame, branch: Branch, meeting_point: int | None) -> tuple[object, ...]:
     """What a branch leaves: the stack and the live variables at the meeting point, or the result of the frame."""
-    copy = Frame(frame.code, frame.function, [*frame.locals])
-    copy.stack, copy.pc, copy.handled = [*branch.stack], branch.at, frame.handled
+    iterators = IteratorCopies()
+    copy = Frame(frame.code, frame.function, [*map(iterators.copy, frame.locals)])
+    copy.stack, copy.pc, copy.handled = [*map(iterators.copy, branch.stack)], branch.at, frame.handled
     copy.namespace, copy.locals_dict = frame.namespace, frame.locals_dict
     if meeting_point is not None:
         copy.instructions = [*frame.instructions]
@@ -163,7 +185,7 @@ def _run(vm: VM, frame: Frame, branch: Branch, meeting_point: int | None) -> tup
         return (result,)
     if not isinstance(result, _Met):
         raise _refuse("one returns")
-    return tuple(result)
+    return tuple(map(iterators.original, result))
 
 
 def _meet(vm: VM, frame: Frame, at: int) -> bool:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, cast
 
@@ -33,13 +33,13 @@ from smelt.capture.torch_calls.subgraph_capture import RecordedFunction, TapePos
 from smelt.capture.torch_calls.subgraph_nodes import record
 from smelt.capture.torch_calls.unbacked_reads import numbers
 from smelt.capture.vm.vm import VM
-from smelt.errors import RefusedOperator
+from smelt.errors import RefusedOperator, Unsupported
 from smelt.graph import torch_settings
 from smelt.graph.ir import Node
 from smelt.graph.subgraphs import Choice, Loop, Program, Rule
 from smelt.guards.source import Source
 from smelt.ops.may_raise import must_run
-from smelt.reasons import UNSUPPORTED_CALL, Reason
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, Reason
 from smelt.torch_private import (
     VMAP,
     all_transforms,
@@ -48,6 +48,7 @@ from smelt.torch_private import (
     maybe_current_level,
 )
 from smelt.tracing.fake.fake_tensor import Alternatives, FakeTensor, class_of_fake, fakes_in
+from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 
 _MAX_SELECTED_NODES = 32  # of both branches
@@ -219,12 +220,15 @@ def join(
     added = [entry.node for entry in tape[first.entries :]]
     existing = [f for entry in tape[: first.entries] for f in fakes_in(entry.out)]
     pairs = _distinct(_pairs(if_true, if_false, same=is_statement))
+    if is_statement:
+        _check_containers(if_true, if_false)
     before = _Existing([*existing, *vm.trace.inputs])
     if any(map(before.shares, itertools.chain(*pairs))) and not (is_statement and vm.trace.copies.allowed):
         raise subgraph_capture.refuse("branches that return their operands")
     if is_statement:
         _check_joinable(pairs, before)
-    if _are_cheap(added) and all(itertools.starmap(_is_selectable, pairs)):
+    written = {call.base.storage_key for call in vm.trace.writes.calls[first.writes :]} & before.storages
+    if not written and _are_cheap(added) and all(itertools.starmap(_is_selectable, pairs)):
         chosen = [_selected(vm, pred, a, b) for a, b in pairs]
     elif pred.device.type != "cpu":
         raise subgraph_capture.refuse("branches that are no small computations, for a condition on a GPU")
@@ -234,13 +238,23 @@ def join(
         end = mark(vm.trace)
         other = RecordedFunction(cut_out(vm.trace, second, end), [b for _, b in pairs])
         branches = RecordedFunction(cut_out(vm.trace, first), [a for a, _ in pairs]), other
-        chosen = _as_node(vm, Choice(), branches, [pred], exact=is_statement)
+        chosen = _as_node(vm, Choice(), branches, [pred], exact=is_statement, written=written)
     for result, (a, b) in zip(chosen, pairs):
         _set_alternatives(vm, result, pred, a if before.shares(a) else None, b if before.shares(b) else None)
-    found = {(id(a), id(b)): result for (a, b), result in zip(pairs, chosen)}
+    found: dict[tuple[int, int], Any] = {(id(a), id(b)): result for (a, b), result in zip(pairs, chosen)}
     result = _joined(vm, pred, found, if_true, if_false)
     vm.assumptions.choosing -= 1
     return result
+
+
+class Unjoinable(Unsupported):
+    """Two values that cannot become one."""
+
+
+def discard(vm: VM, functions: RecordedPair) -> None:
+    """Remove what was recorded since the first of the functions."""
+    cut_out(vm.trace, functions.marks[0])
+    vm.assumptions.choosing -= 1
 
 
 class _Existing:
@@ -248,7 +262,7 @@ class _Existing:
 
     def __init__(self, fakes: Sequence[FakeTensor]) -> None:
         self._ids = {id(f) for f in fakes}
-        self._storages = {f.storage_key for f in fakes}
+        self.storages = {f.storage_key for f in fakes}
 
     def holds(self, fake: FakeTensor) -> bool:
         """Whether it is one of them."""
@@ -256,7 +270,7 @@ class _Existing:
 
     def shares(self, fake: FakeTensor) -> bool:
         """Whether it shares memory with one of them."""
-        return fake.storage_key in self._storages
+        return fake.storage_key in self.storages
 
 
 def _check_joinable(pairs: Sequence[tuple[FakeTensor, FakeTensor]], before: _Existing) -> None:
@@ -292,7 +306,7 @@ def _distinct(pairs: Sequence[tuple[FakeTensor, FakeTensor]]) -> list[tuple[Fake
 
 
 def _joined(
-    vm: VM, pred: FakeTensor, found: dict[tuple[int, int], FakeTensor], result: object, other: object
+    vm: VM, pred: FakeTensor, found: dict[tuple[int, int], Any], result: object, other: object
 ) -> object:
     """`result`, of the first branch, with the tensors `found` for each pair, and with an unbacked number or comparison for
     each int or bool that differs in the `other` branch."""
@@ -300,12 +314,17 @@ def _joined(
         return found[id(result), id(other)]
     if result is other:
         return result
-    if isinstance(result, (tuple, list)):
-        both = zip(result, cast("Sequence[object]", other))
-        return type(result)([_joined(vm, pred, found, x, y) for x, y in both])
+    if isinstance(result, tuple):
+        return tuple(_joined(vm, pred, found, x, y) for x, y in zip(result, cast("Sequence[object]", other)))
+    if isinstance(result, list):
+        items = found[id(result), id(other)] = list[object]()
+        items += (_joined(vm, pred, found, x, y) for x, y in zip(result, cast("Sequence[object]", other)))
+        return items
     if isinstance(result, dict):
+        entries = found[id(result), id(other)] = dict[object, object]()
         others = cast("dict[object, object]", other)
-        return {key: _joined(vm, pred, found, x, others[key]) for key, x in result.items()}
+        entries.update((key, _joined(vm, pred, found, x, others[key])) for key, x in result.items())
+        return entries
     if type(result) not in _INTS or (type(result) is type(other) and type(result) in (int, bool) and result == other):
         return result
     is_bool = type(result) is bool
@@ -329,12 +348,14 @@ def _is_small(node: Node) -> bool:
 
 
 def _is_selectable(a: FakeTensor, b: FakeTensor) -> bool:
-    return a.spec == b.spec and not a.requires_grad and not b.requires_grad
+    """Whether they differ at most in their storages and offsets, and need no gradients."""
+    specs = [replace(f.spec, offset=0) for f in (a, b)]
+    return specs[0] == specs[1] and not a.requires_grad and not b.requires_grad
 
 
 def _selected(vm: VM, pred: FakeTensor, a: FakeTensor, b: FakeTensor) -> FakeTensor:
     selected = vm.call_native(torch.where, (vm.call_native(torch.Tensor.reshape, (pred, ())), a, b))
-    if not isinstance(selected, FakeTensor) or selected.spec != a.spec:
+    if not isinstance(selected, FakeTensor) or selected.spec.stride != a.spec.stride:
         raise subgraph_capture.refuse("branches with tensors of such layouts")
     return selected
 
@@ -357,7 +378,28 @@ def _pairs(a: object, b: object, same: bool = False) -> list[tuple[FakeTensor, F
         return []
     if type(a) is type(b) and type(a) in LEAF_TYPES and a == b:
         return []
-    raise subgraph_capture.refuse("functions whose results differ in more than tensors")
+    raise Unjoinable(Reason(DATA_DEPENDENT, _difference(a, b)))
+
+
+def _difference(a: object, b: object) -> str:
+    kinds = [type(x).__name__ if type(x) is not FakeTensor else "Tensor" for x in (a, b)]
+    if kinds[0] != kinds[1]:
+        return f"functions of which one gives a {kinds[0]} and the other a {kinds[1]}"
+    return f"functions that give values of {kinds[0]} which differ in more than tensors"
+
+
+def _check_containers(a: object, b: object) -> None:
+    """Raise Unsupported where a container of one branch corresponds to several of the other."""
+    partners: dict[int, int] = {}
+    pending = [(a, b)]
+    while pending:
+        x, y = pending.pop()
+        if x is y or not isinstance(x, (list, dict, tuple)):
+            continue
+        if not isinstance(x, tuple) and (partners.setdefault(id(x), id(y)), partners.setdefault(id(y), id(x))) != (id(y), id(x)):
+            raise subgraph_capture.refuse("branches that share containers in different ways")
+        others = cast(Any, y)
+        pending += ((x[k], others[k]) for k in x) if isinstance(x, dict) else zip(x, others)
 
 
 def _with_tensors(value: object, tensors: Iterator[FakeTensor]) -> object:
@@ -443,11 +485,30 @@ def _as_node(
     first: Sequence[FakeTensor],
     proxies: Sequence[FakeTensor] = (),
     exact: bool = False,
+    written: Collection[int] = (),
 ) -> list[FakeTensor]:
-    """Record a program on the tensors `first` and all tensors that its two functions read; return its results."""
+    """Record a program on the tensors `first` and all tensors that its two functions read; return its results. The operands in
+    the storages `written` take the values that the functions leave in them."""
     trace = vm.trace
     own = [f.torch_node for f in proxies if f.torch_node is not None]
     operands = subgraph_capture.operands(trace, functions, own)
     placeholders = [*own, *(f.torch_node for f in operands if f.torch_node is not None)]
-    graphs = tuple(function.graph(placeholders) for function in functions)
-    return record(trace, Program(rule, graphs, exact), [*first, *operands])
+    targets = _written_operands(trace, operands, written)
+    nodes = [f.torch_node for f in targets if f.torch_node is not None]
+    graphs = tuple(replace(f, results=[*f.results, *targets]).graph(placeholders, nodes) for f in functions)
+    results = record(trace, Program(rule, graphs, exact), [*first, *operands])
+    n_results = len(results) - len(targets)
+    for target, value in zip(targets, results[n_results:]):
+        vm.call_native(torch.Tensor.copy_, (target, value))
+    return results[:n_results]
+
+
+def _written_operands(trace: Trace, operands: Sequence[FakeTensor], written: Collection[int]) -> list[FakeTensor]:
+    """The operands in the storages `written`. Raises Unsupported where several share one, or where autograd records the write:
+    its history and the version of an environment tensor change only in one branch."""
+    found = [f for f in operands if f.storage_key in written]
+    if len({f.storage_key for f in found}) < len(found):
+        raise subgraph_capture.refuse("branches that write a tensor which shares memory with another")
+    if torch.is_grad_enabled() and any(f.requires_grad or trace.inputs.in_storage(f.storage_key) for f in found):
+        raise subgraph_capture.refuse("branches that write a tensor in place, with gradients enabled")
+    return found

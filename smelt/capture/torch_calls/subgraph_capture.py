@@ -56,11 +56,12 @@ def refuse(what: str) -> Unsupported:
 
 @dataclass(frozen=True)
 class TapePosition:
-    """The lengths of the tape and its graphs before a function runs, and the settings then."""
+    """The lengths of the tape, its graphs and its writes before a function runs, and the settings then."""
 
     entries: int
     aten: int
     torch: int
+    writes: int
     settings: torch_settings.TorchSettings
 
 
@@ -71,17 +72,19 @@ def mark(parts: TraceParts) -> TapePosition:
     settings = torch_settings.read()
     parts.torch_recorder.record_settings(settings)
     tape = parts.tape
-    return TapePosition(len(tape.entries), len(tape.aten.graph.nodes), len(tape.torch.graph.nodes), settings)
+    n_aten, n_torch, n_writes = len(tape.aten.graph.nodes), len(tape.torch.graph.nodes), len(parts.writes.calls)
+    return TapePosition(len(tape.entries), n_aten, n_torch, n_writes, settings)
 
 
 def cut_out(parts: TraceParts, start: TapePosition, end: TapePosition | None = None) -> list[Node]:
     """Remove the nodes recorded since `start` (up to `end`), except constants; return those of the torch level."""
     tape = parts.tape
-    entries, n_aten, n_torch = (None, None, None) if end is None else (end.entries, end.aten, end.torch)
-    removed = tape.entries[start.entries : entries]
-    tape.entries[start.entries : entries] = [e for e in removed if e.node.op == "get_attr"]
-    _remove(tape.aten.graph.nodes, slice(start.aten, n_aten))
-    return _remove(tape.torch.graph.nodes, slice(start.torch, n_torch))
+    end = end or mark(parts)
+    removed = tape.entries[start.entries : end.entries]
+    tape.entries[start.entries : end.entries] = [e for e in removed if e.node.op == "get_attr"]
+    del parts.writes.calls[start.writes : end.writes]
+    _remove(tape.aten.graph.nodes, slice(start.aten, end.aten))
+    return _remove(tape.torch.graph.nodes, slice(start.torch, end.torch))
 
 
 def _remove(nodes: list[Node], positions: slice) -> list[Node]:
@@ -107,16 +110,18 @@ class RecordedFunction:
             f.torch_node for f in self.results if f.torch_node is not None and f.torch_node not in own
         )
 
-    def graph(self, placeholders: Sequence[Node]) -> Graph:
-        """The function as a graph with inputs for the nodes `placeholders`."""
+    def graph(self, placeholders: Sequence[Node], written: Sequence[Node] = ()) -> Graph:
+        """The function as a graph with inputs for the nodes `placeholders`. Copies take the place of those that the function
+        returns, and of those that are `written`."""
         graph = Graph("torch")
-        copies = {p: _placeholder(f"operand_{i}", p.spec) for i, p in enumerate(placeholders)}
+        inputs = {p: _placeholder(f"operand_{i}", p.spec) for i, p in enumerate(placeholders)}
+        copies = inputs | {p: _clone(inputs[p]) for p in written}
         for node in self.nodes:
             args, kwargs = (map_nodes(a, copies.__getitem__) for a in (node.args, node.kwargs))
             copies[node] = Node(node.op, node.target, args, kwargs, node.name, node.spec, node.line)
         results = [f.torch_node for f in self.results if f.torch_node is not None]
-        copied = {n: _clone(copies[n]) for n in results if n not in self.nodes}  # operands that are returned
-        graph.nodes = [*copies.values(), *copied.values()]
+        copied = {n: _clone(copies[n]) for n in results if n not in self.nodes}
+        graph.nodes = [*inputs.values(), *(n for n in copies.values() if n.op != "placeholder"), *copied.values()]
         _end(graph, [copied.get(n) or copies[n] for n in results])
         graph_passes.eliminate_dead(graph, keep=lambda n: n.op != "get_attr")
         return graph

@@ -246,9 +246,11 @@ class Assumptions:
 
 @dataclass
 class ConditionalJumps:
-    """Jumps on tensors whose branches are captured: the outermost one whose branches are running, and how many have met."""
+    """Jumps on tensors whose branches are captured: the outermost one whose branches are running, how many are running, and
+    how many have met."""
 
     running: object = None
+    depth: int = 0
     captured: int = 0
 
 
