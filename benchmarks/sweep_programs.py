@@ -1,10 +1,11 @@
 """Random Python programs, eager against compiled.
 
-    python -m benchmarks.sweep_programs [--programs N] [--seed FIRST] [--gradients] [--kernels] [--jobs N]
+    python -m benchmarks.sweep_programs [--programs N] [--seed FIRST] [--gradients | --branches] [--kernels] [--jobs N]
 
 Every program is decided by its seed and kind. Differences are shrunk and printed; benchmarks/results/programs.md says how
 many programs of each kind ran, under which versions, and how many differed. With `--gradients` all tensors require
-gradients, which are compared too; the file is programs-gradients.md, and says also how many backwards were compiled. In
+gradients, which are compared too; the file is programs-gradients.md, and says also how many backwards were compiled. With
+`--branches` most conditions are on tensors; the file is programs-branches.md. In
 the kinds with changing worlds programs change objects around them through native functions, and between their calls the
 arguments, the module's state, methods and classes change. With SMELT_DEVICE=cuda the worlds' tensors are on a GPU.
 """
@@ -71,6 +72,16 @@ def kinds() -> list[Kind]:
         Kind("graph breaks, kernels", Options(breaks=True), "smelt", 0.05),
         Kind("graph breaks, changing worlds, kernels", Options(breaks=True, worlds=True), "smelt", 0.05),
         Kind("gradients, kernels", Options(grad=True), "smelt", 0.05),
+    ]
+
+
+def branch_kinds() -> list[Kind]:
+    small = Options(branches=True, statements=5)
+    return [
+        Kind("branches on tensors", small, "eager", 0.3),
+        Kind("branches on tensors, kernels", small, "smelt", 0.3),
+        Kind("branches on tensors, larger", Options(branches=True), "eager", 0.2),
+        Kind("branches on tensors, gradients, kernels", replace(small, grad=True), "smelt", 0.2),
     ]
 
 
@@ -170,20 +181,23 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gradients", action="store_true")
+    parser.add_argument("--branches", action="store_true", help="most conditions are on tensors")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="processes (default: one for each CPU)"
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--kernels", action="store_true", help="every kind on the smelt backend")
     arguments = parser.parse_args()
-    kinds_of = gradient_kinds() if arguments.gradients else kinds()
+    kinds_of = (
+        gradient_kinds() if arguments.gradients else branch_kinds() if arguments.branches else kinds()
+    )
     if arguments.kernels:
         kinds_of = [replace(kind, backend="smelt") for kind in kinds_of]
     done = run_all(kinds_of, arguments.seed, arguments.programs, arguments.jobs)
     print()
-    name = "programs-gradients.md" if arguments.gradients else "programs.md"
+    what = "-gradients" * arguments.gradients or "-branches" * arguments.branches
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / name).write_text(report(done, arguments.seed), encoding="utf-8")
+    (arguments.out / f"programs{what}.md").write_text(report(done, arguments.seed), encoding="utf-8")
     sys.exit(any(k.different for k in done))
 
 

@@ -184,11 +184,12 @@ def _smaller(numbers: list[int]) -> Iterator[list[int]]:
 @dataclass(frozen=True)
 class Options:
     """`breaks`: operations that the capture may not get across. `grad`: all tensors require gradients; with `worlds` some
-    have hooks. `worlds`: programs change what is outside of them, and it changes between calls."""
+    have hooks. `branches`: most conditions are on tensors. `worlds`: programs change what is outside of them, and it changes between calls."""
 
     breaks: bool = False
     grad: bool = False
     worlds: bool = False
+    branches: bool = False
     statements: int = 10
 
 
@@ -282,6 +283,8 @@ class Program:
         table: list[Callable[[], None]] = simple + (compound if self.depth < 3 else []) + leave
         if self.options.breaks:
             table += [self.breaks, self.breaks, self.breaks]
+        if self.options.branches:
+            table += [self.branch] * 6 + [self.leave] * 2
         if self.options.worlds:
             table += [self.effect] * 8
         self.one_of(table)()
@@ -516,14 +519,16 @@ class Program:
             f"{items} == []",
             "n == 1 or x.dim() == 3",
         ]
-        if self.options.breaks:
+        if self.options.breaks or self.options.branches:
             t = self.full(1)
+            plain *= not self.options.branches or self.chance(6)
             plain += [
                 f"{t}.sum() > 0",
                 f"bool(({t} > 1).any())",
                 f"{t}.amax().item() > {self.number()}",
                 f"0 < {t}.sum() < 9",
                 f"not {t}.any()",
+                f"{t}.sum() > {self.number()} and {t}.min() < 0",
             ]
         return self.one_of(plain)
 

@@ -269,8 +269,8 @@ class _Existing:
         return id(fake) in self._ids
 
     def shares(self, fake: FakeTensor) -> bool:
-        """Whether it shares memory with one of them."""
-        return fake.storage_key in self.storages
+        """Whether it shares memory with one of them, in eager."""
+        return fake.storage_key in self.storages or fake.alternatives is not None
 
 
 def _check_joinable(pairs: Sequence[tuple[FakeTensor, FakeTensor]], before: _Existing) -> None:
