@@ -135,6 +135,7 @@ class MutationLog:
         self.draws: list[Draw] = []  # in program order
         self.writes = 0  # changes, also of what was changed before; not deferred calls and values of a `cached_property`
         self.refusal = ""  # why nothing may change
+        self.joins_contents = False  # contents of containers and instances may change nevertheless
         # ids of what attributes, names and cells held when the trace stored to them; what it created must not live longer
         self.replaced: set[int] = set()
         # whether the end of this value has an effect, so that the graph breaks where its holder drops it; None: it does not
@@ -161,8 +162,8 @@ class MutationLog:
 
     # ---- before a change
 
-    def _check_allowed(self, target: object) -> None:
-        if self.refusal:
+    def _check_allowed(self, target: object, joinable: bool = False) -> None:
+        if self.refusal and not (joinable and self.joins_contents):
             raise unsupported(self.refusal, UNSUPPORTED_EFFECT)
         self.writes += 1
         if id(target) not in self._lines:
@@ -183,7 +184,7 @@ class MutationLog:
 
     def touch(self, obj: object) -> bool:
         """Take the snapshot of `obj`, which the overlay replaces from now on; False if there is one already."""
-        self._check_allowed(obj)
+        self._check_allowed(obj, joinable=True)
         if id(obj) in self._snapshots:
             return False
         attributes = instance_dict(obj)
@@ -229,6 +230,10 @@ class MutationLog:
         before = None if attributes is None else dict(attributes)
         self._snapshots[id(obj)] = _Snapshot(obj, type(obj), attributes, before, {}, None, True)
 
+    def touched(self) -> list[object]:
+        """The objects of which snapshots exist."""
+        return [snapshot.obj for snapshot in self._snapshots.values()]
+
     def is_overlaid(self, obj: object) -> bool:
         """Whether the overlay holds attributes of `obj`, which native code does not see."""
         snapshot = self._snapshots.get(id(obj))
@@ -244,6 +249,18 @@ class MutationLog:
         for owner in self._holders(obj, is_attribute):
             self._deleted.setdefault(owner, {})[key] = None
             self._stored.get(owner, {}).pop(key, None)
+
+    def marks(self) -> tuple[dict[int, dict[object, None]], object]:
+        """The stored names and keys, by id of the object, and all other marks of changes."""
+        stored = {owner: dict(keys) for owner, keys in self._stored.items()}
+        deleted = {owner: list(keys) for owner, keys in self._deleted.items()}
+        changes = {owner: None if found is None else len(found) for owner, found in self._set_changes.items()}
+        classes = [(key, type(s.obj)) for key, s in self._snapshots.items() if type(s.obj) is not s.cls]
+        return stored, (deleted, changes, classes, set(self._replaced))
+
+    def set_stored(self, stored: dict[int, dict[object, None]]) -> None:
+        """Replace the stored names and keys by those of an earlier or later time."""
+        self._stored = {owner: dict(keys) for owner, keys in stored.items()}
 
     def mark_replaced(self, obj: object) -> None:
         """Record that `obj.__dict__`, whose names are guarded, is about to be replaced."""

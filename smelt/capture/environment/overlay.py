@@ -135,6 +135,28 @@ class Overlay:
         assert original is not None
         self._copies[id(original)] = attributes
 
+    def contents(self) -> dict[int, tuple[Container, list[Any]]]:
+        """By id, the containers that have copies, and the items of these."""
+        copies = {id(original): (original, copy) for copy, original in self._pairs()}
+        return {key: (original, items_of(copy)) for key, (original, copy) in copies.items()}
+
+    def _pairs(self) -> list[tuple[Container, Container]]:
+        return [(self._copies[id(original)], original) for original in self._originals.values()]
+
+    def set_contents(self, container: Container, items: list[Any]) -> None:
+        """Replace the items of the copy of a list or a dictionary."""
+        copy = self._copies[id(container)]
+        if isinstance(copy, list):
+            list.__setitem__(copy, slice(None), items)
+        else:
+            assert isinstance(copy, dict)
+            dict.clear(copy)
+            dict.update(copy, items)
+
+    def places(self) -> tuple[dict[Any, object], ...]:
+        """What the trace has stored in slots, cells and names."""
+        return dict(self._slots), dict(self._cells), dict(self._names)
+
     # ---- slots, cells, names
 
     def slot(self, obj: object, name: str) -> object:

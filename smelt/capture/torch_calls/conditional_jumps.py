@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, cast
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.value_kinds import NULL
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.live_locals import live_slots, successors
-from smelt.capture.torch_calls.branch_effects import CreatedObjects, IteratorCopies
+from smelt.capture.torch_calls.branch_effects import CreatedObjects, EnvironmentContents, IteratorCopies
 from smelt.capture.torch_calls import control_flow, tensor_item
 from smelt.capture.torch_calls.subgraph_capture import mark
 from smelt.capture.vm.vm import VM
@@ -106,26 +107,35 @@ def _captured(
 ) -> Outcome:
     pred = control_flow.as_condition(vm, condition)
     created = CreatedObjects(vm.env.sources.find, _state(vm))
+    environment = EnvironmentContents(vm)
     recorded = control_flow.begin_recording(vm)
     recorded.condition = pred
+    joins, vm.env.log.joins_contents = vm.env.log.joins_contents, True
     left = []
     for branch in branches:
         values = _run(vm, frame, branch, meeting_point)
-        left.append((values, created.take_contents()))
+        left.append((values, created.take_contents(), environment.take_contents()))
         recorded.marks.append(mark(vm.trace))
     recorded.marks.pop()
+    vm.env.log.joins_contents = joins
     control_flow.check_quiet(vm, recorded)
-    changed = left[0][1].keys() | left[1][1].keys()
-    both = [(values, [contents.get(i, created.before[i]) for i in sorted(changed)]) for values, contents in left]
+    changed = sorted(left[0][1].keys() | left[1][1].keys())
+    stored = list(left[0][2] | left[1][2])
+    both = [
+        (values, [contents.get(i, created.before[i]) for i in changed],
+         [stores[place] if place in stores else environment.now(place) for place in stored])
+        for values, contents, stores in left
+    ]  # fmt: skip
     try:
-        values, contents = control_flow.join(vm, recorded, *both, is_statement=True)
+        values, contents, stores = cast(Any, control_flow.join(vm, recorded, *both, is_statement=True))
     except control_flow.Unjoinable:
         if meeting_point is None or vm.conditional_jumps.depth > _MAX_COPIED:
             raise
         control_flow.discard(vm, recorded)
         return _captured(vm, frame, pred, branches, None)
-    for i, content in zip(sorted(changed), contents):
+    for i, content in zip(changed, contents):
         created.set_contents(i, content)
+    environment.set_contents(dict(zip(stored, stores)))
     if meeting_point is None:
         (frame.result,) = values
         return Outcome.ENDED
