@@ -46,7 +46,7 @@ from smelt.runtime.generator_states import GeneratorStates
 from smelt.runtime.recursion_limit import deep_recursion
 from smelt.shapes.expr import Expression
 from smelt.torch_private import DisableTorchFunctionSubclass
-from smelt.tracing.fake.fake_tensor import Alternatives, FakeTensor, class_of_fake
+from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import has_handler
 from smelt.tracing.record.wrapper_gradients import ResultGradient, WrapperGradients
 from smelt.user_lines import is_own
@@ -122,8 +122,8 @@ def emit(
     if any(fake.subclass for fake in (*outputs, *(fake for fake, _ in inputs))):
         _bind_instances(writer, outputs)
     for fake in reversed(outputs):  # each comes before its alternatives
-        if fake.alternatives is not None:
-            _bind_alternatives(writer, fake, fake.alternatives)
+        if fake.alternatives:
+            _bind_alternatives(writer, fake)
     writer.stored_to = frozenset(reachable.source_of(store.operands[0]) for store in stores if store.operands)
     exit_lines = frame_exit.write(writer, resume_functions)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
@@ -218,12 +218,11 @@ def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
             writer.bind(fake, name)
 
 
-def _bind_alternatives(writer: Writer, fake: FakeTensor, found: Alternatives) -> None:
+def _bind_alternatives(writer: Writer, fake: FakeTensor) -> None:
     """Select a tensor that exists before a branch where that has no result of its own."""
     name = writer.fresh_name("selected")
-    result, condition = writer(fake), writer(found.condition)
-    branches = (result if f is None else writer(f) for f in (found.if_true, found.if_false))
-    writer.lines.append("{0} = {2} if {1} else {3}".format(name, condition, *branches))
+    choices = [f"{writer(tensor)} if {writer(condition)} else " for condition, tensor in fake.alternatives]
+    writer.lines.append(f"{name} = {''.join(choices)}{writer(fake)}")
     writer.bind(fake, name)
 
 

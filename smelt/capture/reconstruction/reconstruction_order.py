@@ -71,10 +71,10 @@ class ReachableObjects:
         self.alive.append(x)
         if isinstance(x, FakeTensor):
             self.fakes.append(x)
-            if x.alternatives is None:
+            if not x.alternatives:
                 return None
             path.append(key)
-            return [*x.alternatives.tensors]
+            return [fake for alternative in x.alternatives for fake in alternative]
         if self.source_of(x) is not None or is_cached_by_typing(x):
             return None
         _check_keys(x)

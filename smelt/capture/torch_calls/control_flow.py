@@ -47,7 +47,7 @@ from smelt.torch_private import (
     level_of,
     maybe_current_level,
 )
-from smelt.tracing.fake.fake_tensor import Alternatives, FakeTensor, class_of_fake, fakes_in
+from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake, fakes_in
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 
@@ -228,19 +228,28 @@ def join(
     if is_statement:
         _check_joinable(pairs, before)
     written = {call.base.storage_key for call in vm.trace.writes.calls[first.writes :]} & before.storages
+    found_at = [[before.alternatives(f, pred) for f in pair] for pair in pairs]
     if not written and _are_cheap(added) and all(itertools.starmap(_is_selectable, pairs)):
         chosen = [_selected(vm, pred, a, b) for a, b in pairs]
     elif pred.device.type != "cpu":
         raise subgraph_capture.refuse("branches that are no small computations, for a condition on a GPU")
     else:
-        if not all(before.holds(f) or not before.shares(f) for f in itertools.chain(*pairs)):
+        if not all(before.holds(f) or f.storage_key not in before.storages for f in itertools.chain(*pairs)):
             raise subgraph_capture.refuse("branches whose results are views of other tensors")
+        # conditions that one branch computes are its results, too
+        conditions = [[c for at in found_at for c, _ in at[side] if c is not pred] for side in (0, 1)]
+        more = [[*conditions[0], *[pred] * len(conditions[1])], [*[pred] * len(conditions[0]), *conditions[1]]]
         end = mark(vm.trace)
-        other = RecordedFunction(cut_out(vm.trace, second, end), [b for _, b in pairs])
-        branches = RecordedFunction(cut_out(vm.trace, first), [a for a, _ in pairs]), other
+        other = RecordedFunction(cut_out(vm.trace, second, end), [*(b for _, b in pairs), *more[1]])
+        branches = RecordedFunction(cut_out(vm.trace, first), [*(a for a, _ in pairs), *more[0]]), other
         chosen = _as_node(vm, Choice(), branches, [pred], exact=is_statement, written=written)
-    for result, (a, b) in zip(chosen, pairs):
-        _set_alternatives(vm, result, pred, a if before.shares(a) else None, b if before.shares(b) else None)
+        new = iter(chosen[len(pairs) :])
+        for side in (0, 1):
+            for at in found_at:
+                at[side] = [(c if c is pred else next(new), f) for c, f in at[side]]
+    for result, (if_true_at, if_false_at) in zip(chosen, found_at):
+        if if_true_at or if_false_at:
+            _set_alternatives(vm, result, pred, if_true_at, if_false_at)
     found: dict[tuple[int, int], Any] = {(id(a), id(b)): result for (a, b), result in zip(pairs, chosen)}
     result = _joined(vm, pred, found, if_true, if_false)
     vm.assumptions.choosing -= 1
@@ -269,8 +278,14 @@ class _Existing:
         return id(fake) in self._ids
 
     def shares(self, fake: FakeTensor) -> bool:
-        """Whether it shares memory with one of them, in eager."""
-        return fake.storage_key in self.storages or fake.alternatives is not None
+        """Whether it may share memory with one of them, in eager."""
+        return fake.storage_key in self.storages or bool(fake.alternatives)
+
+    def alternatives(self, fake: FakeTensor, pred: FakeTensor) -> list[tuple[FakeTensor, FakeTensor]]:
+        """The tensors that the result of a branch may be, each with its condition; `pred` for one that it always is."""
+        if fake.storage_key in self.storages:
+            return [(pred, fake)]
+        return [*fake.alternatives]
 
 
 def _check_joinable(pairs: Sequence[tuple[FakeTensor, FakeTensor]], before: _Existing) -> None:
@@ -292,13 +307,22 @@ def _attributes(fake: FakeTensor) -> bool:
 
 
 def _set_alternatives(
-    vm: VM, result: FakeTensor, pred: FakeTensor, if_true: FakeTensor | None, if_false: FakeTensor | None
+    vm: VM,
+    result: FakeTensor,
+    pred: FakeTensor,
+    if_true: Sequence[tuple[FakeTensor, FakeTensor]],
+    if_false: Sequence[tuple[FakeTensor, FakeTensor]],
 ) -> None:
-    """Record that eager has a tensor that exists before the branches in place of `result`."""
-    sources = [f for f in (if_true, if_false) if f is not None]
-    if sources:
-        result.alternatives = Alternatives(pred, if_true, if_false)
-        vm.trace.copies.add(result, sources)
+    """Record that eager has tensors that exist before the branches in place of `result`."""
+    holds = vm.call_native(torch.Tensor.reshape, (pred, ()))
+    fails = vm.call_native(torch.logical_not, (holds,))
+    alternatives: list[tuple[Any, FakeTensor]] = []
+    for outcome, of_branch in ((holds, if_true), (fails, if_false)):
+        for condition, tensor in of_branch:
+            both = outcome if condition is pred else vm.call_native(torch.logical_and, (outcome, condition))
+            alternatives.append((both, tensor))
+    result.alternatives = tuple(alternatives)
+    vm.trace.copies.add(result, [tensor for _, tensor in alternatives])
 
 
 def _distinct(pairs: Sequence[tuple[FakeTensor, FakeTensor]]) -> list[tuple[FakeTensor, FakeTensor]]:

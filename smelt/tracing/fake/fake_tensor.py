@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,19 +51,8 @@ _CALL_BY_NAME = OpOverloadPacket.__call__.__code__
 FAKE_TEXT = "FakeTensor("  # where the text of a fake begins
 
 
-@dataclass(frozen=True, eq=False)
-class Alternatives:
-    """The tensors that eager has in place of the result of a branch: `if_true` where `condition` holds, else `if_false`; None
-    where the branch computes a new one."""
-
-    condition: FakeTensor
-    if_true: FakeTensor | None
-    if_false: FakeTensor | None
-
-    @property
-    def tensors(self) -> list[FakeTensor]:
-        """The condition, and the tensors that exist before the branches."""
-        return [f for f in (self.condition, self.if_true, self.if_false) if f is not None]
+# Conditions, as tensors, and the tensor that eager has in place of another where one holds: at most one does.
+Alternatives = tuple[tuple["FakeTensor", "FakeTensor"], ...]
 
 
 def possible_tensors(fake: FakeTensor) -> set[int]:
@@ -75,7 +63,7 @@ def possible_tensors(fake: FakeTensor) -> set[int]:
         now = pending.pop()
         if id(now) not in found:
             found.add(id(now))
-            pending += now.alternatives.tensors[1:] if now.alternatives else ()
+            pending += (tensor for _, tensor in now.alternatives)
     return found
 
 
@@ -93,7 +81,7 @@ class FakeTensor(torch.Tensor):
     _device: torch.device
     cached_spec: TensorSpec | None
     subclass: type | None
-    alternatives: Alternatives | None
+    alternatives: Alternatives
 
     __slots__ = ("_device", "alternatives", "aten_node", "cached_spec", "elem", "subclass", "torch_node")
     __torch_function__ = disabled_torch_function_impl  # type: ignore[assignment]
@@ -218,7 +206,8 @@ def wrap(elem: torch.Tensor, device: torch.device, spec: TensorSpec | None = Non
     fake.elem = elem
     fake._device = device
     fake.cached_spec = spec
-    fake.aten_node = fake.torch_node = fake.subclass = fake.alternatives = None
+    fake.aten_node = fake.torch_node = fake.subclass = None
+    fake.alternatives = ()
     return fake
 
 

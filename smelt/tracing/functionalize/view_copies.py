@@ -49,6 +49,6 @@ class Copies:
     def check(self, leaving: Iterable[FakeTensor]) -> None:
         """Raise NotCopies if the program can distinguish copies from views; `leaving`: the tensors that leave the
         graph."""
-        leaves = any(f.storage_key in self.storages and f.alternatives is None for f in leaving)
+        leaves = any(f.storage_key in self.storages and not f.alternatives for f in leaving)
         if self.storages and (self.distinguished or leaves):
             raise NotCopies
