@@ -188,9 +188,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--kernels", action="store_true", help="every kind on the smelt backend")
     arguments = parser.parse_args()
-    kinds_of = (
-        gradient_kinds() if arguments.gradients else branch_kinds() if arguments.branches else kinds()
-    )
+    kinds_of = gradient_kinds() if arguments.gradients else branch_kinds() if arguments.branches else kinds()
     if arguments.kernels:
         kinds_of = [replace(kind, backend="smelt") for kind in kinds_of]
     done = run_all(kinds_of, arguments.seed, arguments.programs, arguments.jobs)

@@ -184,7 +184,8 @@ def _smaller(numbers: list[int]) -> Iterator[list[int]]:
 @dataclass(frozen=True)
 class Options:
     """`breaks`: operations that the capture may not get across. `grad`: all tensors require gradients; with `worlds` some
-    have hooks. `branches`: most conditions are on tensors. `worlds`: programs change what is outside of them, and it changes between calls."""
+    have hooks. `branches`: most conditions are on tensors. `worlds`: programs change what is outside of them, and it
+    changes between calls."""
 
     breaks: bool = False
     grad: bool = False

@@ -219,12 +219,14 @@ def _rule(
 
 @_rule(Exception, persists=True)
 def _break_at_jump(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """The branches of a jump on a tensor cannot be captured: the graph breaks at the jump. Persists: the program causes it."""
+    """The branches of a jump on a tensor cannot be captured: the graph breaks at the jump. Persists: the program causes
+    it."""
     if failed.jump is None:
         return None
-    error, uncaptured = failed.error, start.uncaptured_jumps | {failed.jump}
-    stop = Stop(error.path, error) if isinstance(error, Unsupported) and error.path and attempt.may_break else None
-    return replace(start, uncaptured_jumps=uncaptured, stop=stop)
+    error, stop = failed.error, None
+    if isinstance(error, Unsupported) and error.path and attempt.may_break:
+        stop = Stop(error.path, error)
+    return replace(start, uncaptured_jumps=start.uncaptured_jumps | {failed.jump}, stop=stop)
 
 
 @_rule((NotDifferentiable, BackendError), persists=True)

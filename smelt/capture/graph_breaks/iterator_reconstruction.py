@@ -11,7 +11,7 @@ import gc
 import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY314
@@ -69,7 +69,7 @@ def copied_iterator(x: object, copy: Callable[[object], object]) -> Iterator[obj
     if type(x) not in _COPIED:
         return None
     make, arguments, state = _reduced(x)
-    made = make(*map(copy, arguments))
+    made: Any = make(*map(copy, arguments))
     if state is not None:
         made.__setstate__(state)
     return cast("Iterator[object]", made)

@@ -59,12 +59,12 @@ class CreatedObjects:
         elif type(x) is CellType:
             _set_cell(x, contents[0])
         else:
-            attributes = x if type(x) is dict else instance_dict(x)
+            attributes: Any = x if type(x) is dict else instance_dict(x)
             attributes.clear()
             attributes.update(contents)
 
 
-def _contents(x: object) -> list[object] | dict[object, object] | None:
+def _contents(x: object) -> list[Any] | dict[Any, Any] | None:
     """A copy of the contents of an object that a branch may change; None for another object."""
     if type(x) is list:
         return [*x]
@@ -112,7 +112,8 @@ class EnvironmentContents:
         self._all_stored = self._stored
 
     def take_contents(self) -> dict[tuple[int, object], object]:
-        """What was stored, by id of the container and key; the contents are restored. Raises Unsupported for other changes."""
+        """What was stored, by id of the container and key; the contents are restored. Raises Unsupported for other
+        changes."""
         env = self._vm.env
         stored, marks = env.log.marks()
         if marks != self._marks or not all(map(_is_same, env.overlay.places(), self._places)):
@@ -131,16 +132,17 @@ class EnvironmentContents:
         env.log.set_stored(self._stored)
         return changed
 
-    def now(self, place: tuple[int, object]) -> object:
+    def now(self, place: tuple[int, Any]) -> object:
         """The value at a place that a branch does not change."""
-        container, items = self._before[place[0]]
-        owner = self._vm.env.mutation_constraints.owners.get(place[0])
+        key, at = place
+        container, items = self._before[key]
+        owner = self._vm.env.mutation_constraints.owners.get(key)
         if owner is None and isinstance(container, dict):
             owner = next((o for o in self._vm.env.log.touched() if instance_dict(o) is container), None)
-        value = items[place[1]] if isinstance(container, list) else dict(items)[place[1]]  # type: ignore[index]
+        value = items[at] if isinstance(container, list) else dict(items)[at]
         if owner is None:
-            return self._vm.wrap_item(container, place[1], value)
-        return instance_attributes.wrap_instance_attr(self._vm, owner, place[1], value)
+            return self._vm.wrap_item(container, at, value)
+        return instance_attributes.wrap_instance_attr(self._vm, owner, at, value)
 
     def set_contents(self, values: dict[tuple[int, object], object]) -> None:
         """Store these values."""
@@ -162,7 +164,9 @@ def _stored_items(container: object, before: list[Any], now: list[Any]) -> Itera
     """The keys and values that differ. Raises Unsupported where there are other keys, or other items than stored ones."""
     if type(container) is list and len(before) == len(now):
         yield from ((i, new) for i, (old, new) in enumerate(zip(before, now)) if new is not old)
-    elif type(container) is dict and len(before) == len(now) and all(a[0] is b[0] for a, b in zip(before, now)):
+    elif (
+        type(container) is dict and len(before) == len(now) and all(a[0] is b[0] for a, b in zip(before, now))
+    ):
         if not all(is_lookup_key(new[0]) for new in now):
             raise _refuse("one changes a dictionary with keys of other classes")
         yield from (new for old, new in zip(before, now) if new[1] is not old[1])

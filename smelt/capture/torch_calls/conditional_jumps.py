@@ -12,7 +12,6 @@ branches could not be captured.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -22,8 +21,8 @@ from smelt.capture.base.bytecode import Code
 from smelt.capture.base.value_kinds import NULL
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.live_locals import live_slots, successors
-from smelt.capture.torch_calls.branch_effects import CreatedObjects, EnvironmentContents, IteratorCopies
 from smelt.capture.torch_calls import control_flow, tensor_item
+from smelt.capture.torch_calls.branch_effects import CreatedObjects, EnvironmentContents, IteratorCopies
 from smelt.capture.torch_calls.subgraph_capture import mark
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
@@ -55,12 +54,18 @@ class Branch:
     stack: list[object]
 
 
-def capture_branches(vm: VM, frame: Frame, condition: object, if_true: Branch, if_false: Branch) -> Outcome | None:
+def capture_branches(
+    vm: VM, frame: Frame, condition: object, if_true: Branch, if_false: Branch
+) -> Outcome | None:
     """Capture both branches of the jump at which `frame` stands; None for a jump whose condition is known or that is not to
     be captured. Raises Unsupported where the branches cannot be captured."""
     at = frame.pc - 1
     jump = frame.user_code, at - frame.prologue
-    if not vm.assumptions.captures_jumps or jump in vm.assumptions.uncaptured_jumps or not _may_capture(vm, condition):
+    if (
+        not vm.assumptions.captures_jumps
+        or jump in vm.assumptions.uncaptured_jumps
+        or not _may_capture(vm, condition)
+    ):
         return None
     state = vm.conditional_jumps
     state.running = state.running or jump

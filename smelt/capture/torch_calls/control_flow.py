@@ -23,19 +23,17 @@ from typing import Any, cast
 import torch
 
 from smelt._native import isinstance
-from smelt.autograd.recompute_classes import class_of
 from smelt.capture.base.call_handlers import SUBSTITUTED_CALLS, SUBSTITUTES, Args, Kwargs, function
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING
 from smelt.capture.reconstruction.reconstruction_order import contents_of_created
 from smelt.capture.semantics.calls import torch_polyfills as polyfills
 from smelt.capture.torch_calls import subgraph_capture
 from smelt.capture.torch_calls.subgraph_capture import RecordedFunction, TapePosition, cut_out, mark
-from smelt.capture.torch_calls.subgraph_nodes import record
+from smelt.capture.torch_calls.subgraph_nodes import are_cheap, record
 from smelt.capture.torch_calls.unbacked_reads import numbers
 from smelt.capture.vm.vm import VM
 from smelt.errors import RefusedOperator, Unsupported
 from smelt.graph import torch_settings
-from smelt.graph.ir import Node
 from smelt.graph.subgraphs import Choice, Loop, Program, Rule
 from smelt.guards.source import Source
 from smelt.ops.may_raise import must_run
@@ -50,9 +48,6 @@ from smelt.torch_private import (
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake, fakes_in
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
-
-_MAX_SELECTED_NODES = 32  # of both branches
-_CHEAP = frozenset(("view", "creation", "pointwise", "transcendental", "movement", "reduction", "input"))
 
 
 @dataclass
@@ -190,7 +185,7 @@ def _choose_in_vmap(
     if any(map(must_run, added)):
         raise subgraph_capture.refuse("branches under vmap with side effects")
     if type(pred) is FakeTensor:  # eager computes one branch
-        if not _are_cheap(added) or if_true.requires_grad or if_false.requires_grad:
+        if not are_cheap(added) or if_true.requires_grad or if_false.requires_grad:
             raise subgraph_capture.refuse("a higher-order operator inside of a transform of torch.func")
     vm.assumptions.choosing -= 1
     return vm.call_native(torch.where, (vm.call_native(torch.Tensor.reshape, (pred, ())), if_true, if_false))
@@ -210,11 +205,11 @@ def _choose(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def join(
     vm: VM, functions: RecordedPair, if_true: object, if_false: object, *, is_statement: bool = False
 ) -> object:
-    """One value for the results of two functions, which the graph computes or selects. Raises Unsupported where it may differ
-    from eager's.
+    """One value for the results of two functions, which the graph computes or selects. Raises Unsupported where it may
+    differ from eager's.
 
-    `is_statement`: the functions are the branches of a statement. A result may be a tensor that exists before them, and gradients
-    reach only the operands that eager's reach."""
+    `is_statement`: the functions are the branches of a statement. A result may be a tensor that exists before them, and
+    gradients reach only the operands that eager's reach."""
     (first, second), pred = functions.marks, cast(FakeTensor, functions.condition)
     tape = vm.trace.tape.entries
     added = [entry.node for entry in tape[first.entries :]]
@@ -229,7 +224,7 @@ def join(
         _check_joinable(pairs, before)
     written = {call.base.storage_key for call in vm.trace.writes.calls[first.writes :]} & before.storages
     found_at = [[before.alternatives(f, pred) for f in pair] for pair in pairs]
-    if not written and _are_cheap(added) and all(itertools.starmap(_is_selectable, pairs)):
+    if not written and are_cheap(added) and all(itertools.starmap(_is_selectable, pairs)):
         chosen = [_selected(vm, pred, a, b) for a, b in pairs]
     elif pred.device.type != "cpu":
         raise subgraph_capture.refuse("branches that are no small computations, for a condition on a GPU")
@@ -238,12 +233,15 @@ def join(
             raise subgraph_capture.refuse("branches whose results are views of other tensors")
         # conditions that one branch computes are its results, too
         conditions = [[c for at in found_at for c, _ in at[side] if c is not pred] for side in (0, 1)]
-        more = [[*conditions[0], *[pred] * len(conditions[1])], [*[pred] * len(conditions[0]), *conditions[1]]]
+        more = [
+            [*conditions[0], *[pred] * len(conditions[1])],
+            [*[pred] * len(conditions[0]), *conditions[1]],
+        ]
         end = mark(vm.trace)
         other = RecordedFunction(cut_out(vm.trace, second, end), [*(b for _, b in pairs), *more[1]])
         branches = RecordedFunction(cut_out(vm.trace, first), [*(a for a, _ in pairs), *more[0]]), other
         chosen = _as_node(vm, Choice(), branches, [pred], exact=is_statement, written=written)
-        new = iter(chosen[len(pairs) :])
+        new: Iterator[FakeTensor] = iter(chosen[len(pairs) :])
         for side in (0, 1):
             for at in found_at:
                 at[side] = [(c if c is pred else next(new), f) for c, f in at[side]]
@@ -251,9 +249,9 @@ def join(
         if if_true_at or if_false_at:
             _set_alternatives(vm, result, pred, if_true_at, if_false_at)
     found: dict[tuple[int, int], Any] = {(id(a), id(b)): result for (a, b), result in zip(pairs, chosen)}
-    result = _joined(vm, pred, found, if_true, if_false)
+    joined = _joined(vm, pred, found, if_true, if_false)
     vm.assumptions.choosing -= 1
-    return result
+    return joined
 
 
 class Unjoinable(Unsupported):
@@ -349,10 +347,12 @@ def _joined(
         others = cast("dict[object, object]", other)
         entries.update((key, _joined(vm, pred, found, x, others[key])) for key, x in result.items())
         return entries
-    if type(result) not in _INTS or (type(result) is type(other) and type(result) in (int, bool) and result == other):
+    if type(result) not in _INTS or (
+        type(result) is type(other) and type(result) in (int, bool) and result == other
+    ):
         return result
     is_bool = type(result) is bool
-    numbers_of = (int(x) if is_bool else x for x in (result, other))
+    numbers_of = (int(x) if type(x) is bool else x for x in (result, other))
     chosen = _selected(vm, pred, *(cast(FakeTensor, _as_tensor(vm, number)) for number in numbers_of))
     read = numbers(vm, chosen)
     if read is None:
@@ -361,14 +361,6 @@ def _joined(
 
 
 _INTS = (int, bool, torch.SymInt)
-
-
-def _are_cheap(nodes: Sequence[Node]) -> bool:
-    return len(nodes) <= _MAX_SELECTED_NODES and all(map(_is_small, nodes))
-
-
-def _is_small(node: Node) -> bool:
-    return class_of(node).name in _CHEAP and not must_run(node)
 
 
 def _is_selectable(a: FakeTensor, b: FakeTensor) -> bool:
@@ -398,7 +390,11 @@ def _pairs(a: object, b: object, same: bool = False) -> list[tuple[FakeTensor, F
             return [pair for x, y in zip(a, others) for pair in _pairs(x, y, same)]
     if type(a) is dict and type(b) is dict and list(a) == list(b):
         return [pair for key in a for pair in _pairs(a[key], b[key], same)]
-    if type(a) in _INTS and type(b) in _INTS and (bool not in (type(a), type(b)) or (same and type(a) is type(b))):
+    if (
+        type(a) in _INTS
+        and type(b) in _INTS
+        and (bool not in (type(a), type(b)) or (same and type(a) is type(b)))
+    ):
         return []
     if type(a) is type(b) and type(a) in LEAF_TYPES and a == b:
         return []
@@ -420,8 +416,9 @@ def _check_containers(a: object, b: object) -> None:
         x, y = pending.pop()
         if x is y or not isinstance(x, (list, dict, tuple)):
             continue
-        if not isinstance(x, tuple) and (partners.setdefault(id(x), id(y)), partners.setdefault(id(y), id(x))) != (id(y), id(x)):
-            raise subgraph_capture.refuse("branches that share containers in different ways")
+        if not isinstance(x, tuple):
+            if partners.setdefault(id(x), id(y)) != id(y) or partners.setdefault(id(y), id(x)) != id(x):
+                raise subgraph_capture.refuse("branches that share containers in different ways")
         others = cast(Any, y)
         pending += ((x[k], others[k]) for k in x) if isinstance(x, dict) else zip(x, others)
 
@@ -511,8 +508,8 @@ def _as_node(
     exact: bool = False,
     written: Collection[int] = (),
 ) -> list[FakeTensor]:
-    """Record a program on the tensors `first` and all tensors that its two functions read; return its results. The operands in
-    the storages `written` take the values that the functions leave in them."""
+    """Record a program on the tensors `first` and all tensors that its two functions read; return its results. The operands
+    in the storages `written` take the values that the functions leave in them."""
     trace = vm.trace
     own = [f.torch_node for f in proxies if f.torch_node is not None]
     operands = subgraph_capture.operands(trace, functions, own)
@@ -527,12 +524,16 @@ def _as_node(
     return results[:n_results]
 
 
-def _written_operands(trace: Trace, operands: Sequence[FakeTensor], written: Collection[int]) -> list[FakeTensor]:
-    """The operands in the storages `written`. Raises Unsupported where several share one, or where autograd records the write:
-    its history and the version of an environment tensor change only in one branch."""
+def _written_operands(
+    trace: Trace, operands: Sequence[FakeTensor], written: Collection[int]
+) -> list[FakeTensor]:
+    """The operands in the storages `written`. Raises Unsupported where several share one, or where autograd records the
+    write: its history and the version of an environment tensor change only in one branch."""
     found = [f for f in operands if f.storage_key in written]
     if len({f.storage_key for f in found}) < len(found):
         raise subgraph_capture.refuse("branches that write a tensor which shares memory with another")
-    if torch.is_grad_enabled() and any(f.requires_grad or trace.inputs.in_storage(f.storage_key) for f in found):
+    if torch.is_grad_enabled() and any(
+        f.requires_grad or trace.inputs.in_storage(f.storage_key) for f in found
+    ):
         raise subgraph_capture.refuse("branches that write a tensor in place, with gradients enabled")
     return found

@@ -72,7 +72,11 @@ def mark(parts: TraceParts) -> TapePosition:
     settings = torch_settings.read()
     parts.torch_recorder.record_settings(settings)
     tape = parts.tape
-    n_aten, n_torch, n_writes = len(tape.aten.graph.nodes), len(tape.torch.graph.nodes), len(parts.writes.calls)
+    n_aten, n_torch, n_writes = (
+        len(tape.aten.graph.nodes),
+        len(tape.torch.graph.nodes),
+        len(parts.writes.calls),
+    )
     return TapePosition(len(tape.entries), n_aten, n_torch, n_writes, settings)
 
 
@@ -121,7 +125,11 @@ class RecordedFunction:
             copies[node] = Node(node.op, node.target, args, kwargs, node.name, node.spec, node.line)
         results = [f.torch_node for f in self.results if f.torch_node is not None]
         copied = {n: _clone(copies[n]) for n in results if n not in self.nodes}
-        graph.nodes = [*inputs.values(), *(n for n in copies.values() if n.op != "placeholder"), *copied.values()]
+        graph.nodes = [
+            *inputs.values(),
+            *(n for n in copies.values() if n.op != "placeholder"),
+            *copied.values(),
+        ]
         _end(graph, [copied.get(n) or copies[n] for n in results])
         graph_passes.eliminate_dead(graph, keep=lambda n: n.op != "get_attr")
         return graph

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from smelt._native import isinstance
+from smelt.autograd.recompute_classes import class_of
 from smelt.capture.torch_calls import subgraph_capture
 from smelt.capture.torch_calls.subgraph_capture import TracedSubgraph, refuse, row_major, with_own_storage
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.object_handles import Handle
 from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner, Program, has_gradients
 from smelt.graph.tensor_specs import empty_like_spec, static_sizes
+from smelt.ops.may_raise import must_run
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.fake.fake_tensor import FakeTensor, wrap
 from smelt.tracing.record.trace_parts import TraceParts
@@ -52,9 +55,12 @@ def _reach_the_same(graphs: Sequence[Graph], sources: frozenset[int]) -> bool:
     """Whether each result depends on the same of the operands `sources` in all graphs."""
     found = []
     for graph in graphs:
-        reached = {p: {i} & sources for i, p in enumerate(graph.placeholders)}
+        reached: dict[Node, frozenset[int]] = {p: sources & {i} for i, p in enumerate(graph.placeholders)}
         for node in graph.nodes[len(reached) : -1]:
-            reached[node] = frozenset().union(*(reached[n] for n in argument_nodes(node)))
+            if not isinstance(node.spec, TensorSpec) or has_gradients(node.spec.dtype):
+                reached[node] = frozenset().union(*(reached[n] for n in argument_nodes(node)))
+            else:
+                reached[node] = frozenset()
         found.append([reached[n] for n in graph.output.args[0]])
     return all(each == found[0] for each in found)
 
@@ -78,7 +84,12 @@ def _run_graphs(
     specs: Sequence[TensorSpec],
     name: str,
 ) -> list[FakeTensor]:
-    """Record an aten node that runs the subgraphs of `handle`; return its results."""
+    """Record an aten node that runs the subgraphs of `handle`; return its results. Two graphs of few cheap operators are
+    both computed, and each element of their results is selected: so they fuse with their neighbours, and the gradient of
+    the graph that does not run cannot reach a result, even if it is NaN."""
+    inner = handle.inner
+    if isinstance(inner.rule, Choice) and are_cheap([n for g in inner.graphs for n in g if n.op != "output"]):
+        return _both(parts, source, inner, tensors, specs)
     with DisableTorchFunction(), DisableTorchDispatch():
         outputs = [wrap(empty_like_spec(spec, torch.device("meta")), spec.device, spec) for spec in specs]
     nodes = [f.aten_node or parts.inputs.aten_node(f) for f in tensors]
@@ -90,6 +101,48 @@ def _run_graphs(
     finally:
         call.node = before
     return outputs
+
+
+def _both(
+    parts: TraceParts,
+    source: Node | None,
+    inner: Inner,
+    tensors: Sequence[FakeTensor],
+    specs: Sequence[TensorSpec],
+) -> list[FakeTensor]:
+    """Record the nodes of both graphs of a `Choice`, and the selection between their results."""
+    call, before = parts.call, parts.call.node
+    call.node = source or before
+    try:
+        with DisableTorchFunction(), torch.no_grad():
+            condition, *operands = tensors
+            holds = condition.reshape(())
+            both = [_inlined(graph, operands) for graph in inner.graphs]
+            results = [torch.where(holds, a, b) for a, b in zip(*both)]
+            return [cast(FakeTensor, _with_layout(r, spec)) for r, spec in zip(results, specs)]
+    finally:
+        call.node = before
+
+
+def _inlined(graph: Graph, operands: Sequence[FakeTensor]) -> list[torch.Tensor]:
+    values: dict[Node, object] = dict(zip(graph.placeholders, operands))
+    for node in graph.nodes[len(operands) : -1]:
+        args, kwargs = (map_nodes(a, values.__getitem__) for a in (node.args, node.kwargs))
+        values[node] = node.target(*args, **kwargs)
+    return [cast(torch.Tensor, values[n]) for n in graph.output.args[0]]
+
+
+_MAX_SELECTED_NODES = 32  # of both graphs
+_CHEAP = frozenset(("view", "creation", "pointwise", "transcendental", "movement", "reduction", "input"))
+
+
+def are_cheap(nodes: Sequence[Node]) -> bool:
+    """Whether these aten nodes of two branches are so few and cheap that both are computed."""
+    return len(nodes) <= _MAX_SELECTED_NODES and all(map(_is_small, nodes))
+
+
+def _is_small(node: Node) -> bool:
+    return class_of(node).name in _CHEAP and not must_run(node)
 
 
 @dataclass(frozen=True)
@@ -134,10 +187,10 @@ class _History(torch.autograd.Function):
         return (None, None, *ctx.record(ctx.saved_tensors, laid_out))  # type: ignore[attr-defined]
 
 
-def _with_layout(tangent: FakeTensor, spec: TensorSpec) -> torch.Tensor:
-    if tangent.spec.stride == spec.stride:
-        return tangent
+def _with_layout(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    if tensor.stride() == spec.stride:
+        return tensor
     copy = torch.empty_strided(
         static_sizes(spec.shape), static_sizes(spec.stride), dtype=spec.dtype, device=spec.device
     )
-    return copy.copy_(tangent)
+    return copy.copy_(tensor)
