@@ -15,7 +15,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from smelt.graph.ir import Line
@@ -176,6 +176,8 @@ class Code:
     line_objects: dict[int, Line]
     original: ResumedCode | None = None  # of a resume function
     live: list[frozenset[int]] | None = None  # filled on demand by `capture/graph_breaks/live_locals.py`
+    # by jump, filled on demand by `capture/torch_calls/conditional_jumps.py`
+    meeting_points: dict[int, int | None] = field(default_factory=dict)
 
     def line(self, pc: int) -> Line:
         """The source line of the instruction at index `pc`."""

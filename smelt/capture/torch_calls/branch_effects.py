@@ -35,6 +35,7 @@ class CreatedObjects:
         created = [(x, reachable.kinds[id(x)]) for x in reachable.alive if id(x) in reachable.kinds]
         self._changeable = [x for x, _ in created if _contents(x) is not None]
         self.before: list[Any] = [_contents(x) for x in self._changeable]
+        self._classes = [type(x) for x in self._changeable]
         self._others = [(x, kind, _state(x, kind)) for x, kind in created if _contents(x) is None]
 
     def take_contents(self) -> dict[int, Any]:
@@ -43,6 +44,8 @@ class CreatedObjects:
         for x, kind, state in self._others:
             if _state(x, kind) != state:
                 raise _refuse(f"one changes a {type(x).__name__}")
+        if self._classes != [type(x) for x in self._changeable]:
+            raise _refuse("one changes the class of an object")
         changed = {}
         for i, (x, before) in enumerate(zip(self._changeable, self.before)):
             now = _contents(x)

@@ -11,15 +11,16 @@ branches could not be captured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.value_kinds import NULL
 from smelt.capture.base.vm_frames import Frame
+from smelt.capture.graph_breaks.finalizers import has_finalizer
 from smelt.capture.graph_breaks.live_locals import live_slots, successors
 from smelt.capture.torch_calls import control_flow, tensor_item
 from smelt.capture.torch_calls.branch_effects import CreatedObjects, EnvironmentContents, IteratorCopies
@@ -73,7 +74,7 @@ def capture_branches(
     try:
         if state.depth > _MAX_DEPTH:
             raise _refuse(f"more than {_MAX_DEPTH} conditions on tensors, each in a branch of the last")
-        outcome = _captured(vm, frame, condition, (if_true, if_false), _meeting_point(frame.code, at))
+        outcome = _captured(vm, frame, condition, (if_true, if_false), _meeting_point_of(frame.code, at))
     except Unsupported as error:
         vm.failure = None  # found again at the jump
         raise Unsupported(Reason(TENSOR_CONDITION, _why(error.reason, frame.line))) from None
@@ -107,53 +108,72 @@ def _may_capture(vm: VM, condition: object) -> bool:
     return vm.trace.constants.value(condition) is None and tensor_item.number(vm, condition) is None
 
 
+@dataclass
+class _Left:
+    """What a branch leaves: the stack and the variables where the branches meet (only the result, on the stack, if the frame
+    ends), the changed contents of created objects, and what it stored into environment objects."""
+
+    stack: list[object]
+    slots: list[object]
+    contents: dict[int, Any]
+    stores: dict[tuple[int, Any], object]
+
+
 def _captured(
     vm: VM, frame: Frame, condition: object, branches: tuple[Branch, Branch], meeting_point: int | None
 ) -> Outcome:
     pred = control_flow.as_condition(vm, condition)
-    created = CreatedObjects(vm.env.sources.find, _state(vm))
-    environment = EnvironmentContents(vm)
-    recorded = control_flow.begin_recording(vm)
+    created, environment = CreatedObjects(vm.env.sources.find, _state(vm)), EnvironmentContents(vm)
+    recorded, held = control_flow.begin_recording(vm), _held(vm)
     recorded.condition = pred
     joins, vm.env.log.joins_contents = vm.env.log.joins_contents, True
     left = []
     for branch in branches:
-        values = _run(vm, frame, branch, meeting_point)
-        left.append((values, created.take_contents(), environment.take_contents()))
+        stack, slots = _run(vm, frame, branch, meeting_point)
+        left.append(_Left(stack, slots, created.take_contents(), environment.take_contents()))
         recorded.marks.append(mark(vm.trace))
     recorded.marks.pop()
     vm.env.log.joins_contents = joins
     control_flow.check_quiet(vm, recorded)
-    changed = sorted(left[0][1].keys() | left[1][1].keys())
-    stored = list(left[0][2] | left[1][2])
-    both = [
-        (values, [contents.get(i, created.before[i]) for i in changed],
-         [stores[place] if place in stores else environment.now(place) for place in stored])
-        for values, contents, stores in left
-    ]  # fmt: skip
+    if _held(vm) != held:
+        raise _refuse("one changes what autograd or a cached function holds")
+    changed = sorted(left[0].contents.keys() | left[1].contents.keys())
+    stored = list(left[0].stores | left[1].stores)
+    live = [] if meeting_point is None else _live(frame, meeting_point)
+
+    def values(of: _Left) -> list[list[object]]:
+        contents = [of.contents.get(i, created.before[i]) for i in changed]
+        stores = [of.stores[at] if at in of.stores else environment.now(at) for at in stored]
+        return [of.stack, [of.slots[slot] for slot in live], contents, stores]
+
     try:
-        values, contents, stores = cast(Any, control_flow.join(vm, recorded, *both, is_statement=True))
+        joined: Any = control_flow.join(vm, recorded, *map(values, left), is_statement=True)
     except control_flow.Unjoinable:
         if meeting_point is None or vm.conditional_jumps.depth > _MAX_COPIED:
             raise
         control_flow.discard(vm, recorded)
         return _captured(vm, frame, pred, branches, None)
+    stack, variables, contents, stores = joined
     for i, content in zip(changed, contents):
         created.set_contents(i, content)
     environment.set_contents(dict(zip(stored, stores)))
     if meeting_point is None:
-        (frame.result,) = values
+        (frame.result,) = stack
         return Outcome.ENDED
-    live = _live(frame, meeting_point)
-    depth = len(values) - len(live)
-    frame.stack[:] = values[:depth]
-    for slot in range(len(frame.locals)):
-        if slot not in live:
-            frame.locals[slot] = NULL
-    for slot, value in zip(live, values[depth:]):
+    frame.stack[:], frame.locals[:] = stack, _kept(left[0].slots, left[1].slots)
+    for slot, value in zip(live, variables):
         frame.locals[slot] = value
     frame.pc = meeting_point
     return Outcome.MET
+
+
+def _kept(slots: Sequence[object], others: Sequence[object]) -> list[object]:
+    """The variables that are one object after both branches; NULL for others, which are dead or are joined. Raises
+    Unsupported for one whose end may have an effect."""
+    dropped = [v for a, b in zip(slots, others) if a is not b for v in (a, b) if v is not NULL]
+    if any(map(has_finalizer, dropped)):
+        raise _refuse("they leave different objects with finalizers in a variable")
+    return [a if a is b else NULL for a, b in zip(slots, others)]
 
 
 def _state(vm: VM) -> Iterator[object]:
@@ -164,6 +184,14 @@ def _state(vm: VM) -> Iterator[object]:
         frame = frame.parent
 
 
+def _held(vm: VM) -> list[int]:
+    """Sizes that grow when a branch does what only the compiled frame can do later, or what later calls observe."""
+    held, autograd = vm.held, vm.trace.autograd
+    calls = (*(memo.calls for memo in held.memos.values()), *autograd.flag_calls.values())
+    sizes = [len(held.repeatable), len(held.hooked), len(held.with_grad), len(held.resized), len(held.cells)]
+    return [*sizes, len(held.containers), sum(len(c) for c in calls), len(vm.trace.inputs.rebound)]
+
+
 def _live(frame: Frame, at: int) -> list[int]:
     code = frame.code
     if code.live is None:
@@ -171,21 +199,17 @@ def _live(frame: Frame, at: int) -> list[int]:
     return sorted(code.live[at])
 
 
-class _Met(tuple[object, ...]):
-    """The stack and the live variables of a branch where the branches meet."""
-
-    __slots__ = ()
-
-
-def _run(vm: VM, frame: Frame, branch: Branch, meeting_point: int | None) -> tuple[object, ...]:
-    """What a branch leaves: the stack and the live variables at the meeting point, or the result of the frame."""
+def _run(
+    vm: VM, frame: Frame, branch: Branch, meeting_point: int | None
+) -> tuple[list[object], list[object]]:
+    """Run a branch in a copy of the frame. The stack and the variables at the meeting point, or the result of the frame."""
     iterators = IteratorCopies()
     copy = Frame(frame.code, frame.function, [*map(iterators.copy, frame.locals)])
     copy.stack, copy.pc, copy.handled = [*map(iterators.copy, branch.stack)], branch.at, frame.handled
     copy.namespace, copy.locals_dict = frame.namespace, frame.locals_dict
     if meeting_point is not None:
         copy.instructions = [*frame.instructions]
-        copy.instructions[meeting_point] = (_meet, meeting_point)
+        copy.instructions[meeting_point] = (_meet, None)
     try:
         result = vm.run(copy)
     except Unsupported:
@@ -197,15 +221,22 @@ def _run(vm: VM, frame: Frame, branch: Branch, meeting_point: int | None) -> tup
     if copy.yielded or copy.in_traceback or copy.handled is not frame.handled:
         raise _refuse("one leaves the frame or its exception handler")
     if meeting_point is None:
-        return (result,)
+        return [result], []
     if not isinstance(result, _Met):
         raise _refuse("one returns")
-    return tuple(map(iterators.original, result))
+    stack, slots = result
+    return [*map(iterators.original, stack)], [*map(iterators.original, slots)]
 
 
-def _meet(vm: VM, frame: Frame, at: int) -> bool:
+class _Met(tuple[list[object], list[object]]):
+    """The stack and the variables where branches meet, as the result of a frame."""
+
+    __slots__ = ()
+
+
+def _meet(vm: VM, frame: Frame, arg: None) -> bool:
     """The instruction that ends a branch."""
-    frame.result = _Met((*frame.stack, *(frame.locals[slot] for slot in _live(frame, at))))
+    frame.result = _Met(([*frame.stack], [*frame.locals]))
     return True
 
 
@@ -216,6 +247,13 @@ def _refuse(why: str) -> Unsupported:
 # ---- where branches meet
 
 _END = -1  # of the frame
+
+
+def _meeting_point_of(code: Code, at: int) -> int | None:
+    """`_meeting_point`, computed once."""
+    if at not in code.meeting_points:
+        code.meeting_points[at] = _meeting_point(code, at)
+    return code.meeting_points[at]
 
 
 def _meeting_point(code: Code, at: int) -> int | None:

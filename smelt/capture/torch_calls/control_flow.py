@@ -222,6 +222,7 @@ def join(
         raise subgraph_capture.refuse("branches that return their operands")
     if is_statement:
         _check_joinable(pairs, before)
+        subgraph_capture.check_nodes(vm.trace.tape.torch.graph.nodes[first.torch :])
     written = {call.base.storage_key for call in vm.trace.writes.calls[first.writes :]} & before.storages
     found_at = [[before.alternatives(f, pred) for f in pair] for pair in pairs]
     if not written and are_cheap(added) and all(itertools.starmap(_is_selectable, pairs)):

@@ -7,7 +7,7 @@ the joint graph, whose backward is a subgraph too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
@@ -107,8 +107,8 @@ class RecordedFunction:
     def reads(self) -> Iterator[Node]:
         """The nodes outside of the function that it reads."""
         own = set(self.nodes)
+        check_nodes(self.nodes)
         for node in self.nodes:
-            _check(node)
             yield from (n for n in argument_nodes(node) if n not in own)
         yield from (
             f.torch_node for f in self.results if f.torch_node is not None and f.torch_node not in own
@@ -133,6 +133,12 @@ class RecordedFunction:
         _end(graph, [copied.get(n) or copies[n] for n in results])
         graph_passes.eliminate_dead(graph, keep=lambda n: n.op != "get_attr")
         return graph
+
+
+def check_nodes(nodes: Iterable[Node]) -> None:
+    """Raise Unsupported for nodes that a function of a higher-order operator may not have."""
+    for node in nodes:
+        _check(node)
 
 
 def _check(node: Node) -> None:
