@@ -142,7 +142,7 @@ def are_cheap(nodes: Sequence[Node]) -> bool:
 
 
 def _is_small(node: Node) -> bool:
-    return class_of(node).name in _CHEAP and not must_run(node)
+    return node.op != "get_attr" and class_of(node).name in _CHEAP and not must_run(node)
 
 
 @dataclass(frozen=True)
