@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
@@ -189,7 +189,12 @@ def _held(vm: VM) -> list[int]:
     held, autograd = vm.held, vm.trace.autograd
     calls = (*(memo.calls for memo in held.memos.values()), *autograd.flag_calls.values())
     sizes = [len(held.repeatable), len(held.hooked), len(held.with_grad), len(held.resized), len(held.cells)]
-    return [*sizes, len(held.containers), sum(len(c) for c in calls), len(vm.trace.inputs.rebound)]
+    return [
+        *sizes,
+        len(held.containers),
+        sum(len(cast("list[object]", c)) for c in calls),
+        len(vm.trace.inputs.rebound),
+    ]
 
 
 def _live(frame: Frame, at: int) -> list[int]:
@@ -209,7 +214,7 @@ def _run(
     copy.namespace, copy.locals_dict = frame.namespace, frame.locals_dict
     if meeting_point is not None:
         copy.instructions = [*frame.instructions]
-        copy.instructions[meeting_point] = (_meet, None)
+        copy.instructions[meeting_point] = _meet, copy.instructions[meeting_point][1]
     try:
         result = vm.run(copy)
     except Unsupported:
@@ -234,7 +239,7 @@ class _Met(tuple[list[object], list[object]]):
     __slots__ = ()
 
 
-def _meet(vm: VM, frame: Frame, arg: None) -> bool:
+def _meet(vm: VM, frame: Frame, arg: object) -> bool:
     """The instruction that ends a branch."""
     frame.result = _Met(([*frame.stack], [*frame.locals]))
     return True

@@ -48,6 +48,7 @@ from smelt.torch_private import (
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake, fakes_in
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
+from smelt.tracing.symbolic.sym_numbers import Int
 
 
 @dataclass
@@ -232,6 +233,8 @@ def join(
     else:
         if not all(before.holds(f) or f.storage_key not in before.storages for f in itertools.chain(*pairs)):
             raise subgraph_capture.refuse("branches whose results are views of other tensors")
+        for side in (0, 1):
+            _drop_inner_alternatives(before, [pair[side] for pair in pairs], [at[side] for at in found_at])
         # conditions that one branch computes are its results, too
         conditions = [[c for at in found_at for c, _ in at[side] if c is not pred] for side in (0, 1)]
         more = [
@@ -324,6 +327,21 @@ def _set_alternatives(
     vm.trace.copies.add(result, [tensor for _, tensor in alternatives])
 
 
+def _drop_inner_alternatives(
+    before: _Existing,
+    results: Sequence[FakeTensor],
+    found: Sequence[list[tuple[FakeTensor, FakeTensor]]],
+) -> None:
+    """Drop the alternatives of a branch's results that the branch computes itself. Raises Unsupported where another result
+    is such a tensor or may be: they are one tensor in eager."""
+    inner = [f for at in found for _, f in at if not before.holds(f)]
+    named = [*map(id, results), *map(id, inner)]
+    if any(named.count(id(f)) > 1 for f in inner):
+        raise subgraph_capture.refuse("branches with results that may be one tensor")
+    for at in found:
+        at[:] = [(c, f) for c, f in at if before.holds(f)]
+
+
 def _distinct(pairs: Sequence[tuple[FakeTensor, FakeTensor]]) -> list[tuple[FakeTensor, FakeTensor]]:
     return list({(id(a), id(b)): (a, b) for a, b in pairs}.values())
 
@@ -361,7 +379,7 @@ def _joined(
     return vm.binary(operator.ne, read[0], 0) if is_bool else read[0]
 
 
-_INTS = (int, bool, torch.SymInt)
+_INTS = (int, bool, Int)
 
 
 def _is_selectable(a: FakeTensor, b: FakeTensor) -> bool:

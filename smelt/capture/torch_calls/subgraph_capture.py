@@ -124,13 +124,15 @@ class RecordedFunction:
             args, kwargs = (map_nodes(a, copies.__getitem__) for a in (node.args, node.kwargs))
             copies[node] = Node(node.op, node.target, args, kwargs, node.name, node.spec, node.line)
         results = [f.torch_node for f in self.results if f.torch_node is not None]
-        copied = {n: _clone(copies[n]) for n in results if n not in self.nodes}
+        copied = [
+            _clone(copies[n]) if n in inputs or n in results[:i] else None for i, n in enumerate(results)
+        ]
         graph.nodes = [
             *inputs.values(),
             *(n for n in copies.values() if n.op != "placeholder"),
-            *copied.values(),
+            *filter(None, copied),
         ]
-        _end(graph, [copied.get(n) or copies[n] for n in results])
+        _end(graph, [copy or copies[n] for n, copy in zip(results, copied)])
         graph_passes.eliminate_dead(graph, keep=lambda n: n.op != "get_attr")
         return graph
 
