@@ -8,7 +8,7 @@ import tests.harness
 
 ROOT = Path(__file__).parent
 SMELT = ROOT.parent / "smelt"
-WHOLE = {"catalogue", "gpu", "parity", "programs"}  # of the compiler as a whole
+WHOLE = {"catalogue", "control_flow", "gpu", "parity", "programs"}  # of the compiler as a whole
 TOOLS = {"simulated"}  # what tests are run on, which has tests of its own
 TESTS = sorted(ROOT.rglob("test_*.py"))
 

@@ -620,6 +620,16 @@ def a_loop_over_a_dictionary(x):
     return total
 
 
+@branch(4, breaks=BREAK * 3)
+def nested_iterators_in_a_loop_that_breaks(x):
+    total = x.sum() * 0
+    for i, (row, (_, weight)) in enumerate(zip(x, {"a": 1, "b": 2, "c": 3, "d": 4}.items())):
+        if row.sum() < i:
+            break
+        total = total + row.sum() * weight
+    return total
+
+
 @branch(2, later=1, breaks=BREAK)
 def an_iterator_advances(x):
     values = iter([1, 2, 3])

@@ -135,7 +135,7 @@ class Overlay:
         assert original is not None
         self._copies[id(original)] = attributes
 
-    def contents(self) -> dict[int, tuple[Container, list[Any]]]:
+    def contents(self) -> dict[int, tuple[Container, list[object]]]:
         """By id, the containers that have copies, and the items of these."""
         copies = {id(original): (original, copy) for copy, original in self._pairs()}
         return {key: (original, items_of(copy)) for key, (original, copy) in copies.items()}
@@ -143,7 +143,7 @@ class Overlay:
     def _pairs(self) -> list[tuple[Container, Container]]:
         return [(self._copies[id(original)], original) for original in self._originals.values()]
 
-    def set_contents(self, container: Container, items: list[Any]) -> None:
+    def set_contents(self, container: Container, items: list[object]) -> None:
         """Replace the items of the copy of a list or a dictionary."""
         copy = self._copies[id(container)]
         if isinstance(copy, list):
@@ -151,11 +151,12 @@ class Overlay:
         else:
             assert isinstance(copy, dict)
             dict.clear(copy)
-            dict.update(copy, items)
+            dict.update(copy, cast("list[tuple[object, object]]", items))
 
-    def places(self) -> tuple[dict[Any, object], ...]:
+    def other_stores(self) -> list[dict[object, object]]:
         """What the trace has stored in slots, cells and names."""
-        return dict(self._slots), dict(self._cells), dict(self._names)
+        stores = (self._slots, self._cells, self._names)
+        return [dict(cast("dict[object, object]", stored)) for stored in stores]
 
     # ---- slots, cells, names
 

@@ -11,7 +11,7 @@ import gc
 import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY314
@@ -69,10 +69,17 @@ def copied_iterator(x: object, copy: Callable[[object], object]) -> Iterator[obj
     if type(x) not in _COPIED:
         return None
     make, arguments, state = _reduced(x)
-    made: Any = make(*map(copy, arguments))
+    copies = [copy(a) for a in arguments]
+    if any(a is b and hasattr(type(a), "__next__") for a, b in zip(arguments, copies)):
+        return None
+    made = make(*copies)
     if state is not None:
-        made.__setstate__(state)
+        cast(_HasState, made).__setstate__(state)
     return cast("Iterator[object]", made)
+
+
+class _HasState(Protocol):
+    def __setstate__(self, state: object) -> None: ...
 
 
 def _reduced_needs(x: object) -> list[object]:

@@ -1,19 +1,26 @@
-"""What branches of a jump on a tensor do to objects that the program has created: containers, instances, cells, iterators.
+"""What branches of a jump on a tensor do to objects.
 
-Such objects are the program's own, which a branch changes for real. So their contents are taken and restored after each
-branch, and joined at its end as its other results are. So are the contents of lists, dictionaries and instances of the
-environment, whose changes are in the overlay.
+The program's own containers, instances and cells change for real; changes of objects of the environment are in the overlay.
+The contents of both are taken and restored after each branch, and joined as the branches' other results are. Iterators on
+the stack and in variables are copied for each branch.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CellType
-from typing import Any
+from typing import cast
 
 from smelt._native import isinstance
-from smelt.capture.base.value_kinds import MISSING, cell_value, instance_dict, is_lookup_key, items_of
+from smelt.capture.base.value_kinds import (
+    MISSING,
+    Container,
+    cell_value,
+    instance_dict,
+    is_lookup_key,
+    items_of,
+)
 from smelt.capture.environment.environment_mutations import mark_copies_stale
 from smelt.capture.graph_breaks.iterator_reconstruction import copied_iterator
 from smelt.capture.reconstruction.constants import is_embeddable
@@ -25,6 +32,9 @@ from smelt.errors import Unsupported
 from smelt.guards.source import Source
 from smelt.reasons import DATA_DEPENDENT, Reason
 
+Contents = list[object] | dict[object, object]
+StoredKey = tuple[int, object]  # the id of a container of the environment, and an index or a key
+
 
 class CreatedObjects:
     """The reachable objects that the program has created, and the contents `before` of those that a branch may change."""
@@ -33,12 +43,13 @@ class CreatedObjects:
         """Raises Unsupported for an object that a compiled frame could not reconstruct."""
         reachable = find_reachable(roots, source_of)
         created = [(x, reachable.kinds[id(x)]) for x in reachable.alive if id(x) in reachable.kinds]
-        self._changeable = [x for x, _ in created if _contents(x) is not None]
-        self.before: list[Any] = [_contents(x) for x in self._changeable]
+        contents = [(x, _contents(x)) for x, _ in created]
+        self._changeable = [x for x, found in contents if found is not None]
+        self.before = [found for _, found in contents if found is not None]
         self._classes = [type(x) for x in self._changeable]
         self._others = [(x, kind, _state(x, kind)) for x, kind in created if _contents(x) is None]
 
-    def take_contents(self) -> dict[int, Any]:
+    def take_contents(self) -> dict[int, Contents]:
         """The contents of the objects that changed, by index, which are restored. Raises Unsupported for a change of another
         object."""
         for x, kind, state in self._others:
@@ -49,25 +60,28 @@ class CreatedObjects:
         changed = {}
         for i, (x, before) in enumerate(zip(self._changeable, self.before)):
             now = _contents(x)
+            assert now is not None
             if not _is_same(now, before):
                 changed[i] = now
                 self.set_contents(i, before)
         return changed
 
-    def set_contents(self, index: int, contents: Any) -> None:
+    def set_contents(self, index: int, contents: Contents) -> None:
         """Replace the contents of the object at `index`."""
-        x: Any = self._changeable[index]
-        if type(x) is list:
-            x[:] = contents
-        elif type(x) is CellType:
-            _set_cell(x, contents[0])
-        else:
-            attributes: Any = x if type(x) is dict else instance_dict(x)
+        x = self._changeable[index]
+        if isinstance(contents, dict):
+            attributes = cast("dict[object, object]", x if type(x) is dict else instance_dict(x))
             attributes.clear()
             attributes.update(contents)
+        elif type(x) is list:
+            x[:] = contents
+        elif contents[0] is MISSING:
+            del cast(CellType, x).cell_contents
+        else:
+            cast(CellType, x).cell_contents = contents[0]
 
 
-def _contents(x: object) -> list[Any] | dict[Any, Any] | None:
+def _contents(x: object) -> Contents | None:
     """A copy of the contents of an object that a branch may change; None for another object."""
     if type(x) is list:
         return [*x]
@@ -78,24 +92,17 @@ def _contents(x: object) -> list[Any] | dict[Any, Any] | None:
     attributes = instance_dict(x)
     if attributes is None or type(x).__basicsize__ > _Plain.__basicsize__ or isinstance(x, type):
         return None
-    return {**attributes}
+    return cast("dict[object, object]", {**attributes})
 
 
 class _Plain:
     pass
 
 
-def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
+def _is_same(a: Contents, b: Contents) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
         return list(a) == list(b) and all(a[k] is b[k] for k in a)
     return len(a) == len(b) and all(x is y for x, y in zip(a, b))
-
-
-def _set_cell(cell: CellType, value: object) -> None:
-    if value is MISSING:
-        del cell.cell_contents
-    else:
-        cell.cell_contents = value
 
 
 def _state(x: object, kind: ReconstructionKind) -> list[object]:
@@ -110,79 +117,89 @@ class EnvironmentContents:
     def __init__(self, vm: VM) -> None:
         self._vm = vm
         self._before = vm.env.overlay.contents()
-        self._places = vm.env.overlay.places()
+        self._other_stores = vm.env.overlay.other_stores()
         self._stored, self._marks = vm.env.log.marks()
         self._all_stored = self._stored
 
-    def take_contents(self) -> dict[tuple[int, object], object]:
-        """What was stored, by id of the container and key; the contents are restored. Raises Unsupported for other
-        changes."""
+    def take_contents(self) -> dict[StoredKey, object]:
+        """What was stored; the contents are restored. Raises Unsupported for other changes."""
         env = self._vm.env
         stored, marks = env.log.marks()
-        if marks != self._marks or not all(map(_is_same, env.overlay.places(), self._places)):
+        if marks != self._marks or not all(map(_is_same, env.overlay.other_stores(), self._other_stores)):
             raise _refuse("one changes an object outside of the function by more than a store")
-        changed: dict[tuple[int, object], object] = {}
+        changed: dict[StoredKey, object] = {}
         for key, (container, items) in env.overlay.contents().items():
-            if key not in self._before:
-                self._before[key] = container, items_of(container)
-            _, before = self._before[key]
+            _, before = self._before.setdefault(key, (container, items_of(container)))
             found = {(key, at): value for at, value in _stored_items(container, before, items)}
-            changed |= found
             if found:
+                changed |= found
                 env.overlay.set_contents(container, before)
                 mark_copies_stale(env, container)
         self._all_stored = {k: self._all_stored.get(k, {}) | v for k, v in stored.items()}
         env.log.set_stored(self._stored)
         return changed
 
-    def now(self, place: tuple[int, Any]) -> object:
-        """The value at a place that a branch does not change."""
-        key, at = place
+    def now(self, stored: StoredKey) -> object:
+        """The value under a key that a branch does not change."""
+        env, (key, at) = self._vm.env, stored
         container, items = self._before[key]
-        owner = self._vm.env.mutation_constraints.owners.get(key)
+        value = _item(container, items, at)
+        owner = env.mutation_constraints.owners.get(key)
         if owner is None and isinstance(container, dict):
-            owner = next((o for o in self._vm.env.log.touched() if instance_dict(o) is container), None)
-        value = items[at] if isinstance(container, list) else dict(items)[at]
+            owner = next((o for o in env.log.touched() if instance_dict(o) is container), None)
         if owner is None:
             return self._vm.wrap_item(container, at, value)
-        return instance_attributes.wrap_instance_attr(self._vm, owner, at, value)
+        return instance_attributes.wrap_instance_attr(self._vm, owner, cast(str, at), value)
 
-    def set_contents(self, values: dict[tuple[int, object], object]) -> None:
+    def set_contents(self, values: dict[StoredKey, object]) -> None:
         """Store these values."""
         env = self._vm.env
         env.log.set_stored(self._all_stored)
         for (key, at), value in values.items():
             container, items = self._before[key]
             if isinstance(container, list):
-                items[at] = value  # type: ignore[call-overload]
+                items[cast(int, at)] = value
             else:
-                items[next(i for i, (k, _) in enumerate(items) if k is at or k == at)] = at, value
+                keys = [k for k, _ in cast("list[tuple[object, object]]", items)]
+                items[keys.index(at)] = at, value
         for key in {key for key, _ in values}:
             container, items = self._before[key]
             env.overlay.set_contents(container, items)
             mark_copies_stale(env, container)
 
 
-def _stored_items(container: object, before: list[Any], now: list[Any]) -> Iterator[tuple[object, object]]:
-    """The keys and values that differ. Raises Unsupported where there are other keys, or other items than stored ones."""
+def _item(container: Container, items: Sequence[object], at: object) -> object:
+    if isinstance(container, list):
+        return items[cast(int, at)]
+    return dict(cast("Sequence[tuple[object, object]]", items))[at]
+
+
+def _stored_items(
+    container: Container, before: Sequence[object], now: Sequence[object]
+) -> Iterator[tuple[object, object]]:
+    """The keys and values that differ. Raises Unsupported where there are other keys, or another number of items."""
     if type(container) is list and len(before) == len(now):
         yield from ((i, new) for i, (old, new) in enumerate(zip(before, now)) if new is not old)
-    elif (
-        type(container) is dict and len(before) == len(now) and all(a[0] is b[0] for a, b in zip(before, now))
-    ):
-        if not all(is_lookup_key(new[0]) for new in now):
-            raise _refuse("one changes a dictionary with keys of other classes")
-        yield from (new for old, new in zip(before, now) if new[1] is not old[1])
-    elif not (len(before) == len(now) and all(a is b for a, b in zip(before, now))):
-        raise _refuse(f"one changes which elements a {type(container).__name__} holds")
+        return
+    if type(container) is dict:
+        old, new = (cast("Sequence[tuple[object, object]]", items) for items in (before, now))
+        if len(old) == len(new) and all(a is b for (a, _), (b, _) in zip(old, new)):
+            stored = [(k, value) for (k, value), (_, was) in zip(new, old) if value is not was]
+            if not all(is_lookup_key(k) for k, _ in stored):
+                raise _refuse("one changes a dictionary with keys of other classes")
+            yield from stored
+            return
+    elif len(before) == len(now) and all(a is b for a, b in zip(before, now)):
+        return
+    raise _refuse(f"one changes which elements a {type(container).__name__} holds")
 
 
 class IteratorCopies:
     """Copies of iterators, which one branch advances."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[Any, Any]] = {}  # by id of the original: it and its copy
-        self._originals: dict[int, Any] = {}  # by id of the copy
+        self._copies: dict[int, tuple[object, object]] = {}  # by id of the original: it and its copy
+        self._originals: dict[int, object] = {}  # by id of the copy
 
     def copy(self, x: object) -> object:
         """A copy of an iterator in C that can be copied; another object itself."""
@@ -200,9 +217,23 @@ class IteratorCopies:
         if id(x) not in self._originals:
             return x
         original = self._originals[id(x)]
-        if x.__reduce__()[1:] != original.__reduce__()[1:]:
+        if any(
+            operator.length_hint(a, -1) != operator.length_hint(b, -1) for a, b in self._parts(x, original)
+        ):
             raise _refuse("one advances an iterator")
         return original
+
+    def _parts(self, x: object, original: object) -> Iterator[tuple[object, object]]:
+        """A copy and its original, and the iterators in them."""
+        yield x, original
+        if type(x) in (enumerate, zip):
+            inner = zip(_inner_iterators(x), _inner_iterators(original))
+            yield from (part for a, b in inner for part in self._parts(a, b))
+
+
+def _inner_iterators(x: object) -> Sequence[object]:
+    _, arguments = cast("tuple[object, tuple[object, ...]]", x.__reduce__())[:2]
+    return arguments
 
 
 def _refuse(why: str) -> Unsupported:

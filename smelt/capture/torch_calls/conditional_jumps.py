@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import cast
+
+import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
@@ -23,7 +25,13 @@ from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.finalizers import has_finalizer
 from smelt.capture.graph_breaks.live_locals import live_slots, successors
 from smelt.capture.torch_calls import control_flow, tensor_item
-from smelt.capture.torch_calls.branch_effects import CreatedObjects, EnvironmentContents, IteratorCopies
+from smelt.capture.torch_calls.branch_effects import (
+    Contents,
+    CreatedObjects,
+    EnvironmentContents,
+    IteratorCopies,
+    StoredKey,
+)
 from smelt.capture.torch_calls.subgraph_capture import mark
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
@@ -115,8 +123,8 @@ class _Left:
 
     stack: list[object]
     slots: list[object]
-    contents: dict[int, Any]
-    stores: dict[tuple[int, Any], object]
+    contents: dict[int, Contents]
+    stores: dict[StoredKey, object]
 
 
 def _captured(
@@ -125,7 +133,7 @@ def _captured(
     pred = control_flow.as_condition(vm, condition)
     created, environment = CreatedObjects(vm.env.sources.find, _state(vm)), EnvironmentContents(vm)
     recorded, held = control_flow.begin_recording(vm), _held(vm)
-    recorded.condition = pred
+    recorded.condition = cast(torch.Tensor, pred)
     joins, vm.env.log.joins_contents = vm.env.log.joins_contents, True
     left = []
     for branch in branches:
@@ -142,20 +150,20 @@ def _captured(
     live = [] if meeting_point is None else _live(frame, meeting_point)
 
     def values(of: _Left) -> list[list[object]]:
-        contents = [of.contents.get(i, created.before[i]) for i in changed]
+        contents: list[object] = [of.contents.get(i, created.before[i]) for i in changed]
         stores = [of.stores[at] if at in of.stores else environment.now(at) for at in stored]
         return [of.stack, [of.slots[slot] for slot in live], contents, stores]
 
     try:
-        joined: Any = control_flow.join(vm, recorded, *map(values, left), is_statement=True)
+        joined = control_flow.join(vm, recorded, *map(values, left), is_statement=True)
     except control_flow.Unjoinable:
         if meeting_point is None or vm.conditional_jumps.depth > _MAX_COPIED:
             raise
         control_flow.discard(vm, recorded)
         return _captured(vm, frame, pred, branches, None)
-    stack, variables, contents, stores = joined
+    stack, variables, contents, stores = cast("list[list[object]]", joined)
     for i, content in zip(changed, contents):
-        created.set_contents(i, content)
+        created.set_contents(i, cast(Contents, content))
     environment.set_contents(dict(zip(stored, stores)))
     if meeting_point is None:
         (frame.result,) = stack

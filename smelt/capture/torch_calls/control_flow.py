@@ -18,7 +18,7 @@ import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -67,6 +67,7 @@ class RecordedPair:
 
 
 def begin_recording(vm: VM, *arguments: object) -> RecordedPair:
+    """Begin to record two functions, of which one may not run, on these arguments."""
     vm.assumptions.choosing += 1
     log, variables = vm.env.log, vm.contexts.variables
     stored = [v for e in log.effects() for v in vars(e).values() if v is not e.target and v is not MISSING]
@@ -116,7 +117,7 @@ def _next(vm: VM, args: Args, kwargs: Kwargs) -> None:
 # ---- branches
 
 
-def is_condition(vm: VM, pred: object) -> bool:
+def _is_condition(vm: VM, pred: object) -> bool:
     if type(pred) is not FakeTensor or pred.dtype is not torch.bool or pred.device.type != "cpu":
         return False
     return pred.numel() == 1 and vm.trace.constants.value(pred) is None
@@ -140,14 +141,14 @@ def _begin(vm: VM, args: Args, kwargs: Kwargs) -> RecordedPair | None:
         pred = as_condition(vm, pred)
     if not isinstance(pred, torch.Tensor):
         return None
-    if not _is_in_vmap(vm, pred) and not (may_record(vm) and is_condition(vm, pred)):
+    if not _is_in_vmap(vm, pred) and not (may_record(vm) and _is_condition(vm, pred)):
         return None
     functions = begin_recording(vm, *operands)
     functions.condition = pred
     return functions
 
 
-def as_condition(vm: VM, value: object) -> Any:
+def as_condition(vm: VM, value: object) -> object:
     """`value`, an unbacked comparison or a tensor of one element, as a tensor of bools."""
     if type(value) is UnbackedComparison:
         return vm.call_native(_COMPARED[value.op], tuple(_as_tensor(vm, size) for size in value.sizes))
@@ -171,7 +172,7 @@ def _is_in_vmap(vm: VM, pred: torch.Tensor) -> bool:
         return False
     if not vm.assumptions.selects or vm.trace.call.is_opaque or pred.dtype is not torch.bool:
         return False
-    return is_condition(vm, pred) or level_of(pred) == maybe_current_level()
+    return _is_condition(vm, pred) or level_of(pred) == maybe_current_level()
 
 
 def _choose_in_vmap(
@@ -252,7 +253,7 @@ def join(
     for result, (if_true_at, if_false_at) in zip(chosen, found_at):
         if if_true_at or if_false_at:
             _set_alternatives(vm, result, pred, if_true_at, if_false_at)
-    found: dict[tuple[int, int], Any] = {(id(a), id(b)): result for (a, b), result in zip(pairs, chosen)}
+    found: dict[tuple[int, int], object] = {(id(a), id(b)): result for (a, b), result in zip(pairs, chosen)}
     joined = _joined(vm, pred, found, if_true, if_false)
     vm.assumptions.choosing -= 1
     return joined
@@ -318,11 +319,11 @@ def _set_alternatives(
     """Record that eager has tensors that exist before the branches in place of `result`."""
     holds = vm.call_native(torch.Tensor.reshape, (pred, ()))
     fails = vm.call_native(torch.logical_not, (holds,))
-    alternatives: list[tuple[Any, FakeTensor]] = []
+    alternatives: list[tuple[FakeTensor, FakeTensor]] = []
     for outcome, of_branch in ((holds, if_true), (fails, if_false)):
         for condition, tensor in of_branch:
             both = outcome if condition is pred else vm.call_native(torch.logical_and, (outcome, condition))
-            alternatives.append((both, tensor))
+            alternatives.append((cast(FakeTensor, both), tensor))
     result.alternatives = tuple(alternatives)
     vm.trace.copies.add(result, [tensor for _, tensor in alternatives])
 
@@ -347,7 +348,7 @@ def _distinct(pairs: Sequence[tuple[FakeTensor, FakeTensor]]) -> list[tuple[Fake
 
 
 def _joined(
-    vm: VM, pred: FakeTensor, found: dict[tuple[int, int], Any], result: object, other: object
+    vm: VM, pred: FakeTensor, found: dict[tuple[int, int], object], result: object, other: object
 ) -> object:
     """`result`, of the first branch, with the tensors `found` for each pair, and with an unbacked number or comparison for
     each int or bool that differs in the `other` branch."""
@@ -438,8 +439,10 @@ def _check_containers(a: object, b: object) -> None:
         if not isinstance(x, tuple):
             if partners.setdefault(id(x), id(y)) != id(y) or partners.setdefault(id(y), id(x)) != id(x):
                 raise subgraph_capture.refuse("branches that share containers in different ways")
-        others = cast(Any, y)
-        pending += ((x[k], others[k]) for k in x) if isinstance(x, dict) else zip(x, others)
+        if isinstance(x, dict):
+            pending += ((x[k], cast("dict[object, object]", y)[k]) for k in x)
+        else:
+            pending += zip(x, cast("Sequence[object]", y))
 
 
 def _with_tensors(value: object, tensors: Iterator[FakeTensor]) -> object:
@@ -485,7 +488,7 @@ def _end_loop(vm: VM, args: Args, kwargs: Kwargs) -> object:
     assert isinstance(functions, RecordedPair)
     check_quiet(vm, functions)
     carried = cast("Sequence[FakeTensor]", functions.arguments[2])
-    if not is_condition(vm, condition):
+    if not _is_condition(vm, condition):
         raise subgraph_capture.refuse("a loop whose condition is not a data-dependent tensor")
     next_values = [b for _, b in _pairs(results, results)]
     _check_same_metadata(carried, next_values, "a loop")
