@@ -212,16 +212,21 @@ class IteratorCopies:
             self._originals[id(copy)] = x
         return found[1]
 
+    def advanced(self, stack: Iterable[object]) -> bool:
+        """Whether a copy on the stack has advanced."""
+        return any(id(x) in self._originals and self._has_advanced(x) for x in stack)
+
+    def _has_advanced(self, x: object) -> bool:
+        parts = self._parts(x, self._originals[id(x)])
+        return any(operator.length_hint(a, -1) != operator.length_hint(b, -1) for a, b in parts)
+
     def original(self, x: object) -> object:
         """The original of a copy that has not advanced. Raises Unsupported for one that has."""
         if id(x) not in self._originals:
             return x
-        original = self._originals[id(x)]
-        if any(
-            operator.length_hint(a, -1) != operator.length_hint(b, -1) for a, b in self._parts(x, original)
-        ):
+        if self._has_advanced(x):
             raise _refuse("one advances an iterator")
-        return original
+        return self._originals[id(x)]
 
     def _parts(self, x: object, original: object) -> Iterator[tuple[object, object]]:
         """A copy and its original, and the iterators in them."""

@@ -11,19 +11,16 @@ branches could not be captured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import cast
 
-import torch
-
-from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.value_kinds import NULL
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.finalizers import has_finalizer
-from smelt.capture.graph_breaks.live_locals import live_slots, successors
+from smelt.capture.graph_breaks.live_locals import successors
 from smelt.capture.torch_calls import control_flow, tensor_item
 from smelt.capture.torch_calls.branch_effects import (
     Contents,
@@ -32,11 +29,19 @@ from smelt.capture.torch_calls.branch_effects import (
     IteratorCopies,
     StoredKey,
 )
+from smelt.capture.torch_calls.conditional_loops import capture_loop
+from smelt.capture.torch_calls.frame_copies import (
+    Branch,
+    live_variables,
+    reachable_state,
+    refuse,
+    run_copy,
+)
 from smelt.capture.torch_calls.subgraph_capture import mark
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
-from smelt.reasons import DATA_DEPENDENT, TENSOR_CONDITION, Reason
+from smelt.reasons import TENSOR_CONDITION, Reason
 from smelt.torch_private import maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
@@ -53,14 +58,6 @@ class Outcome(Enum):
 
     MET = False
     ENDED = True
-
-
-@dataclass(frozen=True)
-class Branch:
-    """One way from a jump: the first instruction, and the stack there."""
-
-    at: int
-    stack: list[object]
 
 
 def capture_branches(
@@ -81,8 +78,12 @@ def capture_branches(
     state.depth += 1
     try:
         if state.depth > _MAX_DEPTH:
-            raise _refuse(f"more than {_MAX_DEPTH} conditions on tensors, each in a branch of the last")
-        outcome = _captured(vm, frame, condition, (if_true, if_false), _meeting_point_of(frame.code, at))
+            raise refuse(f"more than {_MAX_DEPTH} conditions on tensors, each in a branch of the last")
+        pred = control_flow.as_condition(vm, condition)
+        outcome = Outcome.MET
+        if not capture_loop(vm, frame, cast(FakeTensor, pred), if_true, if_false):
+            meeting_point = _meeting_point_of(frame.code, at)
+            outcome = _captured(vm, frame, cast(FakeTensor, pred), (if_true, if_false), meeting_point)
     except Unsupported as error:
         vm.failure = None  # found again at the jump
         raise Unsupported(Reason(TENSOR_CONDITION, _why(error.reason, frame.line))) from None
@@ -128,26 +129,28 @@ class _Left:
 
 
 def _captured(
-    vm: VM, frame: Frame, condition: object, branches: tuple[Branch, Branch], meeting_point: int | None
+    vm: VM, frame: Frame, pred: FakeTensor, branches: tuple[Branch, Branch], meeting_point: int | None
 ) -> Outcome:
-    pred = control_flow.as_condition(vm, condition)
-    created, environment = CreatedObjects(vm.env.sources.find, _state(vm)), EnvironmentContents(vm)
+    created, environment = CreatedObjects(vm.env.sources.find, reachable_state(vm)), EnvironmentContents(vm)
     recorded, held = control_flow.begin_recording(vm), _held(vm)
-    recorded.condition = cast(torch.Tensor, pred)
+    recorded.condition = pred
     joins, vm.env.log.joins_contents = vm.env.log.joins_contents, True
     left = []
     for branch in branches:
-        stack, slots = _run(vm, frame, branch, meeting_point)
+        iterators = IteratorCopies()
+        stops = [] if meeting_point is None else [meeting_point]
+        _, *end = run_copy(vm, frame, branch, stops, iterators)
+        stack, slots = ([*map(iterators.original, values)] for values in end)
         left.append(_Left(stack, slots, created.take_contents(), environment.take_contents()))
         recorded.marks.append(mark(vm.trace))
     recorded.marks.pop()
     vm.env.log.joins_contents = joins
     control_flow.check_quiet(vm, recorded)
     if _held(vm) != held:
-        raise _refuse("one changes what autograd or a cached function holds")
+        raise refuse("one changes what autograd or a cached function holds")
     changed = sorted(left[0].contents.keys() | left[1].contents.keys())
     stored = list(left[0].stores | left[1].stores)
-    live = [] if meeting_point is None else _live(frame, meeting_point)
+    live = [] if meeting_point is None else live_variables(frame, meeting_point)
 
     def values(of: _Left) -> list[list[object]]:
         contents: list[object] = [of.contents.get(i, created.before[i]) for i in changed]
@@ -180,16 +183,8 @@ def _kept(slots: Sequence[object], others: Sequence[object]) -> list[object]:
     Unsupported for one whose end may have an effect."""
     dropped = [v for a, b in zip(slots, others) if a is not b for v in (a, b) if v is not NULL]
     if any(map(has_finalizer, dropped)):
-        raise _refuse("they leave different objects with finalizers in a variable")
+        raise refuse("they leave different objects with finalizers in a variable")
     return [a if a is b else NULL for a, b in zip(slots, others)]
-
-
-def _state(vm: VM) -> Iterator[object]:
-    """What the running frames hold."""
-    frame = vm.frame
-    while frame is not None:
-        yield from (v for v in (*frame.stack, *frame.locals) if v is not NULL)
-        frame = frame.parent
 
 
 def _held(vm: VM) -> list[int]:
@@ -203,58 +198,6 @@ def _held(vm: VM) -> list[int]:
         sum(len(cast("list[object]", c)) for c in calls),
         len(vm.trace.inputs.rebound),
     ]
-
-
-def _live(frame: Frame, at: int) -> list[int]:
-    code = frame.code
-    if code.live is None:
-        code.live = live_slots(code, frame.function.__code__)
-    return sorted(code.live[at])
-
-
-def _run(
-    vm: VM, frame: Frame, branch: Branch, meeting_point: int | None
-) -> tuple[list[object], list[object]]:
-    """Run a branch in a copy of the frame. The stack and the variables at the meeting point, or the result of the frame."""
-    iterators = IteratorCopies()
-    copy = Frame(frame.code, frame.function, [*map(iterators.copy, frame.locals)])
-    copy.stack, copy.pc, copy.handled = [*map(iterators.copy, branch.stack)], branch.at, frame.handled
-    copy.namespace, copy.locals_dict = frame.namespace, frame.locals_dict
-    if meeting_point is not None:
-        copy.instructions = [*frame.instructions]
-        copy.instructions[meeting_point] = _meet, copy.instructions[meeting_point][1]
-    try:
-        result = vm.run(copy)
-    except Unsupported:
-        raise
-    except Exception as error:
-        if vm.failure is not None:
-            raise vm.failure from error
-        raise _refuse(f"one raises {type(error).__name__}") from None
-    if copy.yielded or copy.in_traceback or copy.handled is not frame.handled:
-        raise _refuse("one leaves the frame or its exception handler")
-    if meeting_point is None:
-        return [result], []
-    if not isinstance(result, _Met):
-        raise _refuse("one returns")
-    stack, slots = result
-    return [*map(iterators.original, stack)], [*map(iterators.original, slots)]
-
-
-class _Met(tuple[list[object], list[object]]):
-    """The stack and the variables where branches meet, as the result of a frame."""
-
-    __slots__ = ()
-
-
-def _meet(vm: VM, frame: Frame, arg: object) -> bool:
-    """The instruction that ends a branch."""
-    frame.result = _Met(([*frame.stack], [*frame.locals]))
-    return True
-
-
-def _refuse(why: str) -> Unsupported:
-    return Unsupported(Reason(DATA_DEPENDENT, why))
 
 
 # ---- where branches meet

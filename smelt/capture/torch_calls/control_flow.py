@@ -477,8 +477,44 @@ def _loop_values(vm: VM, args: Args, kwargs: Kwargs) -> tuple[FakeTensor, ...]:
     """The arguments for recording the functions of a loop: proxies with the layouts of the carried tensors."""
     (functions,) = args
     assert isinstance(functions, RecordedPair)
-    carried = cast("Sequence[FakeTensor]", functions.arguments[2])
+    return proxies(vm, cast("Sequence[FakeTensor]", functions.arguments[2]))
+
+
+def proxies(vm: VM, carried: Sequence[FakeTensor]) -> tuple[FakeTensor, ...]:
+    """Proxies with the layouts of the carried tensors, while a loop is recorded."""
     return tuple(subgraph_capture.proxy_like(vm.trace, f) for f in carried)
+
+
+def end_loop(
+    vm: VM,
+    functions: RecordedPair,
+    carried: Sequence[FakeTensor],
+    inside: Sequence[FakeTensor],
+    results: Sequence[FakeTensor],
+) -> list[FakeTensor]:
+    """The final values of a loop statement whose step, recorded on the proxies `inside`, gives `results`. The last of them
+    decides whether the loop goes on. Raises Unsupported."""
+    check_quiet(vm, functions)
+    start, tape = functions.marks[0], vm.trace.tape
+    subgraph_capture.check_nodes(tape.torch.graph.nodes[start.torch :])
+    if vm.trace.writes.calls[start.writes :]:
+        raise subgraph_capture.refuse("a step of the loop writes in place")
+    existing = [f for entry in tape.entries[: start.entries] for f in fakes_in(entry.out)]
+    before = _Existing([*existing, *inside, *vm.trace.inputs])
+    if any(map(before.shares, results)) or len({f.storage_key for f in results}) < len(results):
+        raise subgraph_capture.refuse("a variable of the loop takes the tensor of another one")
+    if any(_attributes(f) or class_of_fake(f) is not torch.Tensor for f in (*carried, *results)):
+        raise subgraph_capture.refuse("a variable of the loop is no plain tensor")
+    layouts = [[subgraph_capture.with_own_storage(f.spec) for f in values] for values in (carried, results)]
+    if layouts[0] != layouts[1]:
+        raise subgraph_capture.refuse("a variable of the loop changes its type or layout")
+    step = RecordedFunction(cut_out(vm.trace, start), results)
+    test = RecordedFunction([], [inside[-1]])
+    final = _as_node(vm, Loop(len(carried)), (test, step), carried, inside)[:-1]
+    for result, first in zip(final, carried):  # the loop may have no step
+        _set_alternatives(vm, result, carried[-1], [], [(carried[-1], first)])
+    vm.assumptions.choosing -= 1
+    return final
 
 
 @function(cast(FunctionType, polyfills.end_loop))

@@ -9,7 +9,8 @@ from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.interpreter.opcodes.operator_opcodes import TRUE
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.semantics.values.asserted_conditions import assume_branch
-from smelt.capture.torch_calls.conditional_jumps import Branch, Outcome, capture_branches
+from smelt.capture.torch_calls.conditional_jumps import Outcome, capture_branches
+from smelt.capture.torch_calls.frame_copies import Branch
 from smelt.capture.vm.vm import VM
 
 

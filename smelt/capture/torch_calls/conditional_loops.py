@@ -1,0 +1,149 @@
+"""Loops that end where a tensor says so: `while error.max() > tolerance: ...` as one node of the graph.
+
+At the first jump whose one way leads into a loop that comes back to such a jump, the VM runs the body twice in copies of
+the frame: once to learn which variables change, and once on proxies of these. Only tensors of unchanged layouts may change.
+Loops over iterators are nested branches (`conditional_jumps.py`); others break the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from smelt.capture.base.bytecode import Code
+from smelt.capture.base.value_kinds import NULL
+from smelt.capture.base.vm_frames import Frame
+from smelt.capture.graph_breaks.finalizers import has_finalizer
+from smelt.capture.graph_breaks.live_locals import successors
+from smelt.capture.torch_calls import control_flow
+from smelt.capture.torch_calls.branch_effects import CreatedObjects, EnvironmentContents, IteratorCopies
+from smelt.capture.torch_calls.frame_copies import Branch, live_variables, reachable_state, refuse, run_copy
+from smelt.capture.vm.vm import VM
+from smelt.tracing.fake.fake_tensor import FakeTensor
+
+_GOES_ON = frozenset(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "NOP", "NOT_TAKEN"))
+
+
+@dataclass(frozen=True)
+class _Test:
+    """An instruction that decides whether the loop goes on, and whether it does if its operand is true."""
+
+    at: int
+    if_true: bool
+
+
+def capture_loop(vm: VM, frame: Frame, condition: FakeTensor, if_true: Branch, if_false: Branch) -> bool:
+    """Capture the loop that the jump at which `frame` stands begins, and continue the frame behind it; False if it begins
+    none. Raises Unsupported for a loop that cannot be captured."""
+    for body, end, goes_on in ((if_true, if_false, True), (if_false, if_true, False)):
+        tests = _tests(frame.code, frame.pc - 1, body.at)
+        if tests:
+            return _captured(vm, frame, condition if goes_on else _negated(vm, condition), body, end, tests)
+    return False
+
+
+def _negated(vm: VM, condition: FakeTensor) -> FakeTensor:
+    return cast(FakeTensor, vm.call_native(torch.logical_not, (condition,)))
+
+
+def _captured(
+    vm: VM, frame: Frame, condition: FakeTensor, body: Branch, end: Branch, tests: Sequence[_Test]
+) -> bool:
+    before = [*frame.locals]
+    recorded = control_flow.begin_recording(vm)
+    after, _ = _step(vm, frame, body, tests, before)
+    if after is None:
+        control_flow.discard(vm, recorded)
+        vm.env.log.refusal = recorded.refusal
+        return False
+    live = {*live_variables(frame, body.at), *live_variables(frame, end.at)}
+    changed = [slot for slot in sorted(live) if after[slot] is not before[slot]]
+    first = [before[slot] for slot in changed]
+    if not all(type(x) is FakeTensor and type(after[slot]) is FakeTensor for x, slot in zip(first, changed)):
+        raise refuse("a variable of the loop changes that is no tensor")
+    control_flow.discard(vm, recorded)
+    vm.env.log.refusal = recorded.refusal
+    carried = [
+        *cast("list[FakeTensor]", first),
+        cast(FakeTensor, vm.call_native(torch.Tensor.reshape, (condition, ()))),
+    ]
+    recorded = control_flow.begin_recording(vm)
+    proxies = control_flow.proxies(vm, carried)
+    inside = [*before]
+    for slot, proxy in zip(changed, proxies):
+        inside[slot] = proxy
+    after, goes_on = _step(vm, frame, body, tests, inside)
+    if after is None or any(after[slot] is not inside[slot] for slot in live - {*changed}):
+        raise refuse("other variables of the loop change in its second step")
+    results = [cast(FakeTensor, after[slot]) for slot in changed]
+    finals = control_flow.end_loop(vm, recorded, carried, proxies, [*results, cast(FakeTensor, goes_on)])
+    dropped = [
+        v for slot, v in enumerate(after) if v is not inside[slot] and slot not in changed and v is not NULL
+    ]
+    if any(map(has_finalizer, dropped)):
+        raise refuse("a variable of the loop holds an object with a finalizer")
+    frame.locals[:] = [b if a is b else NULL for a, b in zip(after, before)]
+    for slot, final in zip(changed, finals):
+        frame.locals[slot] = final
+    frame.stack[:], frame.pc = end.stack, end.at
+    return True
+
+
+def _step(
+    vm: VM, frame: Frame, body: Branch, tests: Sequence[_Test], variables: Sequence[object]
+) -> tuple[list[object] | None, object]:
+    """The variables after one step of the loop, and whether it goes on as a tensor; None if it advances an iterator."""
+    created, environment = CreatedObjects(vm.env.sources.find, reachable_state(vm)), EnvironmentContents(vm)
+    iterators = IteratorCopies()
+    if any(hasattr(type(x), "__next__") and iterators.copy(x) is x for x in body.stack):
+        return None, None
+    at, stack, slots = run_copy(vm, frame, body, [test.at for test in tests], iterators, variables)
+    if iterators.advanced(stack):
+        return None, None
+    if created.take_contents() or environment.take_contents():
+        raise refuse("a step of the loop changes an object")
+    test = next(test for test in tests if test.at == at)
+    condition = control_flow.as_condition(vm, stack[-1])
+    if type(condition) is not FakeTensor or condition.elem.numel() != 1 or condition.subclass is not None:
+        raise refuse("the loop goes on by another condition than a tensor")
+    goes_on = vm.call_native(torch.Tensor.reshape, (condition, ()))
+    return slots, goes_on if test.if_true else vm.call_native(torch.logical_not, (goes_on,))
+
+
+def _tests(code: Code, jump: int, start: int) -> list[_Test]:
+    """The conditional jumps that a path from `start` reaches and that lead back there, without another item of a loop around
+    `jump`."""
+    head = _past_jumps(code, start)
+    found, pending = [], [start]
+    seen = {
+        at
+        for at, name in enumerate(code.names)
+        if name == "FOR_ITER" and at < jump < code.instructions[at][1]
+    }
+    while pending:
+        at = pending.pop()
+        if at in seen or at >= len(code.names):
+            continue
+        seen.add(at)
+        following = successors(code, at)
+        name = code.names[at]
+        if "POP_JUMP" in name and not name.endswith("NONE"):
+            back = [_past_jumps(code, n) == head for n in following]
+            if back[0] != back[1]:
+                jumps_if_true = name.endswith("TRUE")
+                test = at - 1 if code.names[at - 1] == "TO_BOOL" else at
+                found.append(_Test(test, jumps_if_true if back[1] else not jumps_if_true))
+                continue
+        pending += following
+    return found
+
+
+def _past_jumps(code: Code, at: int) -> int:
+    seen: set[int] = set()
+    while code.names[at] in _GOES_ON and at not in seen:
+        seen.add(at)
+        at = successors(code, at)[0]
+    return at
