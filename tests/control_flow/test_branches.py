@@ -640,7 +640,7 @@ def an_iterator_advances(x):
     return x * a, next(values)
 
 
-@branch(2, breaks=BREAK * 2)
+@branch()
 def a_while_loop(x):
     while x.sum() < 100:
         x = x.abs() * 1.5 + 1

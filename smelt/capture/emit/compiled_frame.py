@@ -121,9 +121,9 @@ def emit(
     _bind_parameters(writer, outputs)
     if any(fake.subclass for fake in (*outputs, *(fake for fake, _ in inputs))):
         _bind_instances(writer, outputs)
-    for fake in reversed(outputs):  # each comes before its alternatives
-        if fake.alternatives:
-            _bind_alternatives(writer, fake)
+    bound: set[int] = set()
+    for fake in outputs:
+        _bind_alternatives(writer, fake, bound)
     writer.stored_to = frozenset(reachable.source_of(store.operands[0]) for store in stores if store.operands)
     exit_lines = frame_exit.write(writer, resume_functions)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
@@ -218,8 +218,14 @@ def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
             writer.bind(fake, name)
 
 
-def _bind_alternatives(writer: Writer, fake: FakeTensor) -> None:
-    """Select a tensor that exists before a branch where that has no result of its own."""
+def _bind_alternatives(writer: Writer, fake: FakeTensor, bound: set[int]) -> None:
+    """Select a tensor that exists before a branch where that has no result of its own. `bound`: the tensors, by id, for which
+    this is done; alternatives may have alternatives."""
+    if not fake.alternatives or id(fake) in bound:
+        return
+    bound.add(id(fake))
+    for _, tensor in fake.alternatives:
+        _bind_alternatives(writer, tensor, bound)
     name = writer.fresh_name("selected")
     choices = [f"{writer(tensor)} if {writer(condition)} else " for condition, tensor in fake.alternatives]
     writer.lines.append(f"{name} = {''.join(choices)}{writer(fake)}")

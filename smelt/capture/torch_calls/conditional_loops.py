@@ -38,8 +38,9 @@ class _Test:
 def capture_loop(vm: VM, frame: Frame, condition: FakeTensor, if_true: Branch, if_false: Branch) -> bool:
     """Capture the loop that the jump at which `frame` stands begins, and continue the frame behind it; False if it begins
     none. Raises Unsupported for a loop that cannot be captured."""
+    jump = frame.pc - (frame.code.names[frame.pc - 1] != "TO_BOOL")
     for body, end, goes_on in ((if_true, if_false, True), (if_false, if_true, False)):
-        tests = _tests(frame.code, frame.pc - 1, body.at)
+        tests = _tests(frame.code, jump, body.at, end.at)
         if tests:
             return _captured(vm, frame, condition if goes_on else _negated(vm, condition), body, end, tests)
     return False
@@ -113,32 +114,55 @@ def _step(
     return slots, goes_on if test.if_true else vm.call_native(torch.logical_not, (goes_on,))
 
 
-def _tests(code: Code, jump: int, start: int) -> list[_Test]:
-    """The conditional jumps that a path from `start` reaches and that lead back there, without another item of a loop around
-    `jump`."""
-    head = _past_jumps(code, start)
-    found, pending = [], [start]
-    seen = {
-        at
-        for at, name in enumerate(code.names)
-        if name == "FOR_ITER" and at < jump < code.instructions[at][1]
-    }
-    while pending:
-        at = pending.pop()
-        if at in seen or at >= len(code.names):
+def _tests(code: Code, jump: int, body: int, end: int) -> list[_Test]:
+    """The conditional jumps that decide whether the loop that begins at `body` goes on, if `jump` is one of them or decides
+    whether it begins, and `end` is outside of it; else none. Loops over iterators have none."""
+    loops = _loops(code)
+    around = [loop for loop in loops if jump in loop.body]
+    first = _past_jumps(code, body)
+    if around:
+        loop = min(around, key=lambda loop: len(loop.body))
+    else:
+        loop = next((loop for loop in loops if _past_jumps(code, loop.head) == first), _Loop(-1, frozenset()))
+    if code.names[loop.head] == "FOR_ITER" or body not in loop.body or end in loop.body:
+        return []
+    found = []
+    for at in loop.body:
+        name, following = code.names[at], successors(code, at)
+        if "POP_JUMP" not in name or name.endswith("NONE"):
             continue
-        seen.add(at)
-        following = successors(code, at)
-        name = code.names[at]
-        if "POP_JUMP" in name and not name.endswith("NONE"):
-            back = [_past_jumps(code, n) == head for n in following]
-            if back[0] != back[1]:
-                jumps_if_true = name.endswith("TRUE")
+        for goes_on, leaves, if_true in ((*following, False), (*reversed(following), True)):
+            if leaves not in loop.body and _past_jumps(code, goes_on) == first:
                 test = at - 1 if code.names[at - 1] == "TO_BOOL" else at
-                found.append(_Test(test, jumps_if_true if back[1] else not jumps_if_true))
-                continue
-        pending += following
+                found.append(_Test(test, if_true is name.endswith("TRUE")))
     return found
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A natural loop: its first instruction, and all of its instructions."""
+
+    head: int
+    body: frozenset[int]
+
+
+def _loops(code: Code) -> list[_Loop]:
+    before: dict[int, list[int]] = {}
+    for at in range(len(code.names)):
+        for following in successors(code, at):
+            before.setdefault(following, []).append(at)
+    loops = []
+    for head, sources in before.items():
+        pending = [at for at in sources if at >= head and "BACKWARD" in code.names[at]]
+        body = {head} if pending else set[int]()
+        while pending:
+            at = pending.pop()
+            if at not in body:
+                body.add(at)
+                pending += before.get(at, ())
+        if body:
+            loops.append(_Loop(head, frozenset(body)))
+    return loops
 
 
 def _past_jumps(code: Code, at: int) -> int:
