@@ -14,7 +14,7 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -176,7 +176,8 @@ class Code:
     line_objects: dict[int, Line]
     original: ResumedCode | None = None  # of a resume function
     live: list[frozenset[int]] | None = None  # filled on demand by `capture/graph_breaks/live_locals.py`
-    # by jump, filled on demand by `capture/torch_calls/conditional_jumps.py`
+    # filled on demand by `capture/torch_calls/conditional_loops.py`, and by jump by `conditional_jumps.py`
+    loops: Sequence[object] | None = None
     meeting_points: dict[int, int | None] = field(default_factory=dict)
 
     def line(self, pc: int) -> Line:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import cast
 
+import torch
+
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.value_kinds import NULL
 from smelt.capture.base.vm_frames import Frame
@@ -50,8 +52,6 @@ from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 _MAX_DEPTH = 16  # of branches within branches
 _MAX_COPIED = 3  # depth to which the rest of a frame is captured once for each branch
 
-Jump = tuple[object, int]  # the user's code object and the index of the instruction
-
 
 class Outcome(Enum):
     """What became of a jump whose branches were captured: the frame continues where they meet, or it has ended."""
@@ -66,7 +66,7 @@ def capture_branches(
     """Capture both branches of the jump at which `frame` stands; None for a jump whose condition is known or that is not to
     be captured. Raises Unsupported where the branches cannot be captured."""
     at = frame.pc - 1
-    jump = frame.user_code, at - frame.prologue
+    jump = frame.user_code, at - frame.prologue, torch.is_grad_enabled()
     if (
         not vm.assumptions.captures_jumps
         or jump in vm.assumptions.uncaptured_jumps

@@ -117,7 +117,7 @@ def _step(
 def _tests(code: Code, jump: int, body: int, end: int) -> list[_Test]:
     """The conditional jumps that decide whether the loop that begins at `body` goes on, if `jump` is one of them or decides
     whether it begins, and `end` is outside of it; else none. Loops over iterators have none."""
-    loops = _loops(code)
+    loops = _loops_of(code)
     around = [loop for loop in loops if jump in loop.body]
     first = _past_jumps(code, body)
     if around:
@@ -146,7 +146,15 @@ class _Loop:
     body: frozenset[int]
 
 
+def _loops_of(code: Code) -> Sequence[_Loop]:
+    """`_loops`, computed once."""
+    if code.loops is None:
+        code.loops = _loops(code)
+    return cast("Sequence[_Loop]", code.loops)
+
+
 def _loops(code: Code) -> list[_Loop]:
+    """The natural loops of the control flow graph without exception handlers."""
     before: dict[int, list[int]] = {}
     for at in range(len(code.names)):
         for following in successors(code, at):

@@ -45,7 +45,7 @@ from smelt.torch_private import (
     level_of,
     maybe_current_level,
 )
-from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake, fakes_in
+from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, class_of_fake, fakes_in
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import Int
@@ -73,7 +73,7 @@ def begin_recording(vm: VM, *arguments: object) -> RecordedPair:
     stored = [v for e in log.effects() for v in vars(e).values() if v is not e.target and v is not MISSING]
     reached = [*arguments, *stored, *variables.values()]
     contents = _contents(vm, reached)
-    refusal, log.refusal = log.refusal, "a function of a higher-order operator changes an environment object"
+    refusal, log.refusal = log.refusal, "a subgraph changes an object outside of it"
     return RecordedPair(arguments, reached, contents, refusal, [mark(vm.trace)])
 
 
@@ -102,7 +102,7 @@ def check_quiet(vm: VM, functions: RecordedPair) -> None:
     settings = {torch_settings.read(), *(m.settings for m in functions.marks)}
     contents = _contents(vm, functions.reached)
     if len(settings) > 1 or vm.contexts.tokens or contents != functions.contents:
-        raise subgraph_capture.refuse("functions of a higher-order operator with side effects")
+        raise subgraph_capture.refuse("subgraphs with side effects")
     vm.env.log.refusal = functions.refusal
 
 
@@ -421,11 +421,14 @@ def _pairs(a: object, b: object, same: bool = False) -> list[tuple[FakeTensor, F
     raise Unjoinable(Reason(DATA_DEPENDENT, _difference(a, b)))
 
 
+_SHOWN: dict[type, type] = {FakeTensor: torch.Tensor, Int: int, UnbackedComparison: bool}
+
+
 def _difference(a: object, b: object) -> str:
-    kinds = [type(x).__name__ if type(x) is not FakeTensor else "Tensor" for x in (a, b)]
+    kinds = [_SHOWN.get(type(x), type(x)).__name__ for x in (a, b)]
     if kinds[0] != kinds[1]:
-        return f"functions of which one gives a {kinds[0]} and the other a {kinds[1]}"
-    return f"functions that give values of {kinds[0]} which differ in more than tensors"
+        return f"one gives a value of {kinds[0]}, the other of {kinds[1]}"
+    return f"they give values of {kinds[0]} that differ in more than tensors"
 
 
 def _check_containers(a: object, b: object) -> None:
@@ -501,6 +504,9 @@ def end_loop(
         raise subgraph_capture.refuse("a step of the loop writes in place")
     existing = [f for entry in tape.entries[: start.entries] for f in fakes_in(entry.out)]
     before = _Existing([*existing, *inside, *vm.trace.inputs])
+    if not vm.trace.copies.allowed or any(f.device.type != "cpu" for f in carried):
+        raise subgraph_capture.refuse("a loop on a GPU, or whose results are written or compared")
+    check_fixed(list(carried), "a loop")
     if any(map(before.shares, results)) or len({f.storage_key for f in results}) < len(results):
         raise subgraph_capture.refuse("a variable of the loop takes the tensor of another one")
     if any(_attributes(f) or class_of_fake(f) is not torch.Tensor for f in (*carried, *results)):

@@ -145,9 +145,9 @@ def check_nodes(nodes: Iterable[Node]) -> None:
 
 def _check(node: Node) -> None:
     if type(node.target) in (OpaqueCall, KernelLaunch) or node.target is torch.autograd.grad:
-        raise refuse("a function of a higher-order operator that calls autograd")
+        raise refuse("a subgraph that calls autograd")
     if graph_passes.changes_state(node) and node.target not in torch_settings.CHANGES:
-        raise refuse("a function of a higher-order operator that changes what autograd knows")
+        raise refuse("a subgraph that changes what autograd knows")
 
 
 def _clone(node: Node) -> Node:
@@ -185,11 +185,11 @@ def operands(
         if node in found or node in own:
             continue
         if isinstance(node.spec, NumberSpec) or fakes.get(node) is None:
-            raise refuse("a function of a higher-order operator that reads a symbolic number")
+            raise refuse("a subgraph that reads a symbolic number")
         found[node] = fakes[node]
     if any(f.subclass is not None or f.device.type != "cpu" for f in found.values()):
-        raise refuse("a higher-order operator on tensors that are not plain CPU tensors")
-    check_fixed(list(found.values()), "a higher-order operator")
+        raise refuse("a subgraph on tensors that are not plain CPU tensors")
+    check_fixed(list(found.values()), "a subgraph")
     return list(found.values())
 
 
@@ -230,9 +230,9 @@ def trace(
             inner.release_inputs()
     storages = [f.storage_key for f in results]
     if traced.mutated or len(set(storages)) < len(storages) or before & {*storages}:
-        raise refuse("a function of a higher-order operator that returns or writes its operands")
+        raise refuse("a subgraph that returns or writes its operands")
     if any(isinstance(n.target, OpOverload) and effects(n.target).random for n in traced.aten_graph):
-        raise refuse("a function of a higher-order operator that draws random numbers")
+        raise refuse("a subgraph that draws random numbers")
     traced.release_examples()
     return TracedSubgraph(traced, fakes)
 
@@ -324,7 +324,7 @@ def backward_graph(
 def _check_joint(joint: Joint) -> None:
     plain = all(r.kind == "value" and not r.steps and not r.detached for r in joint.results)
     if not plain or joint.writes or joint.freed or joint.flags.enabled:
-        raise refuse("a function of a higher-order operator that changes what autograd knows")
+        raise refuse("a subgraph that changes what autograd knows")
 
 
 def _only_gradients(joint: Joint) -> Graph:

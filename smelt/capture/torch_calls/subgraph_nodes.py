@@ -181,7 +181,7 @@ class _History(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *tangents: FakeTensor) -> tuple[FakeTensor | None, ...]:
         if torch.is_grad_enabled():  # gradients without a history would be constants in the next ones
-            raise refuse("second derivatives of a higher-order operator")
+            raise refuse("second derivatives of a subgraph")
         pairs = zip(tangents, ctx.layouts)  # type: ignore[attr-defined]
         laid_out = [_with_layout(t, spec) for t, spec in pairs if spec is not None]
         return (None, None, *ctx.record(ctx.saved_tensors, laid_out))  # type: ignore[attr-defined]
