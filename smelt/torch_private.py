@@ -12,11 +12,12 @@ a string holds, to recognise a function or a module by, are harmless where nothi
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from types import SimpleNamespace
+from types import BuiltinFunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -167,6 +168,27 @@ def forward_mode_level() -> int:
     return forward_ad._current_level
 
 
+is_multithreading_enabled = _needed(
+    lambda: torch._C._is_multithreading_enabled, "a call that changes it runs eagerly"
+)
+_SETTING_QUERY = re.compile(
+    r"_get_(autograd_fallback_mode|backcompat_\w+|\w+_preferred_backend|cublas_allow_\w+_reduction|cudnn_allow_tf32|qengine"
+    r"|cudnn_depthwise_kernel|dtensor_\w+|fp32_precision_getter|graph_executor_optimize|miopen_immediate|nnpack_enabled"
+    r"|sm_carveout_\w+|thread_name|\w+_sdp_enabled)"
+    r"|_is_(grad_layout_enforcement|multithreading|vmap_fallback)_enabled|_saved_tensors_hooks_is_enabled"
+    r"|_jit_(get_\w+_(mode|runs|count|size|levels|code|cpu|warn)|\w+_enabled|nvfuser_\w+_mode)"
+    r"|get_(inplace_requires_grad|single_level_autograd_function)_allowed|_check_sparse_tensor_invariants"
+    r"|_debug_only_are_vmap_fallback_warnings_enabled"
+)
+FP32_PRECISION = _optional(lambda: torch._C._get_fp32_precision_getter, "settings of backends are read")
+# Functions that return a setting that no operator of the compiled graph depends on: guards compare it where it is read.
+SETTING_QUERIES = frozenset(
+    query
+    for module in (torch._C, torch._C._autograd, torch._C._functorch)
+    for name, query in vars(module).items()
+    if _SETTING_QUERY.fullmatch(name) and isinstance(query, BuiltinFunctionType)
+)
+
 is_profiler_enabled = _needed(
     lambda: torch._C._autograd._profiler_enabled, "record_function is left out where nobody listens"
 )
@@ -254,6 +276,10 @@ push_saved_tensors_hooks = _needed(
 )
 why_hooks_are_disabled = _needed(
     lambda: torch._C._autograd._saved_tensors_hooks_get_disabled_error_message, "transforms disable hooks"
+)
+are_saved_tensors_hooks_enabled = _needed(
+    lambda: torch._C._autograd._saved_tensors_hooks_is_enabled,  # type: ignore[attr-defined]
+    "a call that changes it runs eagerly",
 )
 disable_saved_tensors_hooks = _needed(
     lambda: torch._C._autograd._saved_tensors_hooks_disable, "transforms disable hooks"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,8 +17,11 @@ from smelt import _native
 from smelt.torch_private import (
     DisableTorchDispatch,
     DisableTorchFunction,
+    are_saved_tensors_hooks_enabled,
     current_function_modes,
     fused_sdp_choice,
+    get_inplace_requires_grad_allowed,
+    is_multithreading_enabled,
     pop_torch_function_stack,
     push_on_torch_function_stack,
 )
@@ -98,6 +101,16 @@ def snapshot() -> Snapshot:
     """The current state of the calling thread. Torch's operators behave the same under equal snapshots."""
     with modes_of_call():
         return _native.global_state()
+
+
+def switches() -> dict[Callable[[], object], object]:
+    """The settings, by their queries, that a context manager may change and that are no part of a snapshot: operators
+    do not depend on them."""
+    return {
+        is_multithreading_enabled: is_multithreading_enabled(),
+        get_inplace_requires_grad_allowed: get_inplace_requires_grad_allowed(),
+        are_saved_tensors_hooks_enabled: are_saved_tensors_hooks_enabled(),
+    }
 
 
 def decode(state: Snapshot) -> dict[str, int]:

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import _len_torch_function_stack
 
 import smelt
+from smelt.report import inspect
 from tests.harness.agreement import failure_of
 from tests.harness.snapshot import difference, snapshot
 
@@ -458,3 +459,92 @@ def test_managers_beside_each_other(fn) -> None:
             problem = difference(facts, want[number], 1e-5, 1e-5)
             assert problem is None, f"call {number}: {problem}"
         assert failure_of(compiled) is None
+
+
+def _toggle(setter: Callable[[bool], object], before: bool) -> Callable[[], Iterator[None]]:
+    """Set a switch, restore it, set it again."""
+
+    def run() -> Iterator[None]:
+        try:
+            for value in (before, not before, before, not before):
+                setter(value)
+                yield
+        finally:
+            setter(before)
+
+    return run
+
+
+def _attribute(owner: Any, name: str) -> Callable[[bool], object]:
+    return lambda value: setattr(owner, name, value)
+
+
+SWITCHES: dict[str, tuple[Callable[[], object], Callable[[], Iterator[None]]]] = {
+    "threads of autograd": (
+        torch._C._is_multithreading_enabled,
+        _toggle(torch._C._set_multithreading_enabled, True),
+    ),
+    "hooks of saved tensors": (
+        torch._C._autograd._saved_tensors_hooks_is_enabled,  # type: ignore[attr-defined]
+        _toggle(
+            lambda on: (
+                torch._C._autograd._saved_tensors_hooks_enable()
+                if on
+                else torch._C._autograd._saved_tensors_hooks_disable("off")
+            ),
+            True,
+        ),
+    ),
+    "writes that require gradients": (
+        torch._C._functorch.get_inplace_requires_grad_allowed,
+        _toggle(torch._C._functorch.set_inplace_requires_grad_allowed, False),
+    ),
+    "attribute of a backend": (
+        lambda: torch.backends.cudnn.allow_tf32,
+        _toggle(_attribute(torch.backends.cudnn, "allow_tf32"), True),
+    ),
+    "attribute through __getattr__": (
+        lambda: str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
+        _toggle(_attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"), True),
+    ),
+    "query with arguments": (
+        lambda: torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        _toggle(
+            lambda on: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee" if on else "none"),  # type: ignore[attr-defined]
+            False,
+        ),
+    ),
+    "query of a Python function": (
+        lambda: torch.utils.backcompat.keepdim_warning.enabled,
+        _toggle(_attribute(torch.utils.backcompat.keepdim_warning, "enabled"), False),
+    ),
+    "invariants of sparse tensors": (
+        torch.sparse.check_sparse_tensor_invariants.is_enabled,
+        _toggle(torch._C._set_check_sparse_tensor_invariants, False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_settings_that_are_read_are_guarded(name: str) -> None:
+    read, states = SWITCHES[name]
+    compiled = smelt.compile(lambda x: (x + 1, read()), fullgraph=True)
+    found = [(compiled(torch.ones(2))[1], read()) for _ in states()]
+    assert all(a == b for a, b in found), found
+    assert len({str(b) for _, b in found}) == 2
+    assert len(inspect.entries(compiled)) == 2
+
+
+def test_a_setting_that_no_operator_depends_on_is_left_changed() -> None:
+    def f(x: Any) -> Any:
+        torch.autograd.set_multithreading_enabled(False)
+        return x + 1
+
+    compiled = smelt.compile(f)
+    try:
+        for _ in range(3):
+            torch._C._set_multithreading_enabled(True)
+            compiled(torch.ones(2))
+            assert not torch._C._is_multithreading_enabled()
+    finally:
+        torch._C._set_multithreading_enabled(True)

@@ -234,6 +234,16 @@ INTERPRETED: set[Any] = {
         *(getattr(_NamedTuple, n) for n in ("_make", "_replace", "_asdict")),
     ) if f is not None
 }  # fmt: skip
+# Attributes of `torch.backends`, which call the functions that return the settings. An object may stand for a module.
+INTERPRETED.update(
+    f
+    for name, module in list(sys.modules.items())
+    if name.startswith("torch.backends")
+    for cls in vars(vars(module).get("m", module)).values()
+    if isinstance(cls, type) and cls.__module__ == name and not issubclass(cls, types.ModuleType)
+    for at, f in vars(cls).items()
+    if at in ("__get__", "__getattr__")
+)
 for _class in (
     collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap, collections.Counter
 ):  # fmt: skip

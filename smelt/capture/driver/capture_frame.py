@@ -305,6 +305,7 @@ def _capture(
     function_transforms.check_start(vm.contexts.transforms)
     global_state.settle()
     snapshot = global_state.snapshot()
+    vm.contexts.switches = global_state.switches()
     env.facts.guard("global_state", None, snapshot)
     env.sources.const(fn)
     env.sources.register_created_function(fn)  # entries belong to its code object
@@ -364,7 +365,11 @@ def _capture(
         traced = trace.finish(fakes)
         env.facts.guard_classes()
         _check_needed(env)  # `finish` records backwards, whose C++ code may need specialized sizes as well
-    if global_state.snapshot() != snapshot or torch_settings.autocast_depth() != depth:
+    if (
+        global_state.snapshot() != snapshot
+        or torch_settings.autocast_depth() != depth
+        or global_state.switches() != vm.contexts.switches
+    ):
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")
         )

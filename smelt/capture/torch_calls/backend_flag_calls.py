@@ -1,15 +1,16 @@
 """Functions that set process-wide backend flags (`graph/backend_flags.py`): capture calls them and restores the flags at its
-end."""
+end. Functions that return settings which the global state leaves out: guards call them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FunctionType
 from typing import cast
 
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import Args, Kwargs, function, unsupported
+from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, unsupported
 from smelt.capture.base.value_kinds import LEAF_TYPES
 from smelt.capture.environment.side_effects import Call
 from smelt.capture.semantics.calls import library_reads, native_calls
@@ -18,6 +19,7 @@ from smelt.capture.vm.vm import VM
 from smelt.graph import torch_settings
 from smelt.graph.backend_flags import SETTINGS
 from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.torch_private import SETTING_QUERIES
 from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 
 
@@ -68,3 +70,19 @@ def _set_default_device(vm: VM, args: Args, kwargs: Kwargs) -> None:
         raise unsupported("torch.set_default_device", UNSUPPORTED_EFFECT)
     vm.env.sources.const(torch.set_default_device)
     vm.env.log.defer_call(Call(torch.set_default_device, (device,)))
+
+
+def _register_query(query: Callable[..., object]) -> None:
+    @builtin(query)
+    def call(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        """The setting; unguarded if the function itself has changed it."""
+        if vm.contexts.process:
+            raise unsupported("a setting is read after another was changed", UNSUPPORTED_EFFECT)
+        value = native_calls.run_native(vm, query, args, kwargs)
+        if vm.contexts.switches.get(query, value) == value:
+            library_reads.use_setting(vm.env, query, args, kwargs, value)
+        return value
+
+
+for _query in SETTING_QUERIES:
+    _register_query(_query)

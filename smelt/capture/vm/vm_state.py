@@ -184,6 +184,7 @@ class Contexts:
     exited: list[ExitedManager] = field(default_factory=list)
     # by setter: the settings before
     process: dict[FunctionType, tuple[object, ...]] = field(default_factory=dict)
+    switches: dict[Callable[[], object], object] = field(default_factory=dict)  # when the capture began
     variables: dict[int, object] = field(default_factory=dict)  # values of ContextVars, by id
     tokens: list[tuple[ContextVar[object], Token[object]]] = field(default_factory=list)
     under_modes: bool = False  # a torch mode handled calls before the trace

@@ -72,7 +72,7 @@ def _guard_module_class(vm: VM, module: types.ModuleType) -> None:
 def _load_by_module_class(vm: VM, module: types.ModuleType, name: str) -> object:
     """Result of Python code in a module's own class for `name`; MISSING if there is none."""
     cls = type(module)
-    if is_native_module(cls.__module__):
+    if is_native_module(cls.__module__) and not cls.__module__.startswith("torch.backends"):
         return MISSING
     info = vm.type_info(cls)
     vm.env.facts.use_lookups(cls)

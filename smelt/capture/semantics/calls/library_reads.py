@@ -25,7 +25,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import unsupported
+from smelt.capture.base.call_handlers import Args, Kwargs, unsupported
 from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_lookup import ABSENT
@@ -54,6 +54,7 @@ from smelt.guards.object_text import class_text
 from smelt.guards.source import Source
 from smelt.guards.weak_identity import GONE, strong, weak
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.torch_private import FP32_PRECISION, SETTING_QUERIES
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 from smelt.tracing.symbolic.sym_numbers import specialize
@@ -185,6 +186,28 @@ def _guard_chain(
         source, value = source.child("attr", name), vars(value)[name]
     if isinstance(value, FunctionType) and value.__globals__ is fn.__globals__:
         use_native_function(env, value)
+    if (
+        isinstance(value, types.BuiltinFunctionType)
+        and value in SETTING_QUERIES
+        and value is not FP32_PRECISION
+    ):
+        use_setting(env, value, (), {}, value())
+
+
+def use_setting(
+    env: Environment, query: Callable[..., object], args: Args, kwargs: Kwargs, value: object
+) -> None:
+    """Guard that `query(*args, **kwargs)` is `value`; by its text if it is no constant."""
+    read: Callable[..., object] = query if type(value) in LEAF_TYPES else functools.partial(_text_of, query)
+    if read is not query or args or kwargs:
+        read = functools.partial(read, *args, **kwargs)
+        read = env.memo.reads_of(query).setdefault((*args, *kwargs.items()), read)
+    expected = value if type(value) in LEAF_TYPES else str(value)
+    env.facts.guard("eq", env.sources.const(read).child("call", None), expected)
+
+
+def _text_of(query: Callable[..., object], *args: object, **kwargs: object) -> str:
+    return str(query(*args, **kwargs))
 
 
 def use_signature(env: Environment, target: object) -> None:
