@@ -169,7 +169,11 @@ def _read_before_a_write(x: Any, s: Any) -> Any:
     return x * half.item(), x * s.item()
 
 
-@pytest.mark.parametrize("f", [_shaped, _shown, _data, _viewed, _read_before_a_write])
+def _in_a_list_of_floats(x: Any, s: Any) -> Any:
+    return torch.ops.aten.upsample_nearest2d(x.view(1, 1, 1, -1), None, [1.0, abs(s.item()) + 1])
+
+
+@pytest.mark.parametrize("f", [_shaped, _shown, _data, _viewed, _read_before_a_write, _in_a_list_of_floats])
 def test_unknown_numbers_break_the_graph(f: Any) -> None:
     """The graph breaks, and another value does not recompile."""
     compiled = smelt.compile(f, backend="eager")

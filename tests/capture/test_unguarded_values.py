@@ -175,6 +175,12 @@ def text_of_a_size(x: torch.Tensor, size: int) -> Any:
     return y * len(str(y.shape[1])) + y, f"{y.shape[1]}"[-1]
 
 
+def in_a_list_of_floats(x: torch.Tensor, step: int) -> Any:
+    """Torch's parser of arguments drops the exception of the first read of a list's float, and reads it again."""
+    scales = [1.5 + step / 4, 2.0]
+    return torch.ops.aten.upsample_nearest2d((x + 1)[None, None], None, scales).sin()
+
+
 def reports() -> Program:
     """New keys at each call, in a dictionary of the caller's."""
 
@@ -200,7 +206,7 @@ def steps() -> Iterator[int]:
 PROGRAMS = [
     *((make, names) for make in (looked_up, in_a_generator, in_a_nested_function, counted, logged, Adapters)),
     (lambda: formatted, steps),
-    (lambda: decided, steps),
+    *((lambda f=f: f, steps) for f in (decided, in_a_list_of_floats)),
     (lambda: rows_in_a_loop, sizes),
     (lambda: text_of_a_size, sizes),
     *((make, sizes) for make in (steps_of_a_network, size_as_a_key)),

@@ -530,8 +530,8 @@ class Symbols:
             if key not in self._specialized:
                 if key not in self._size_keys:
                     self.check()
+                self._specialize(key, self._values[key])  # C++ code may drop its exception and ask again
                 self._specialized.add(key)
-                self._specialize(key, self._values[key])
 
     def request_constant_range(self, size: Size | None) -> bool:
         """Whether a size that is needed as a number has the same value for a range of sizes, and another capture will
