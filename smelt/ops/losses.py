@@ -208,7 +208,7 @@ def soft_margin_loss_backward(b: Builder, grad: Tensor, x: Tensor, target: Tenso
 
 @operator(aten.nll_loss_forward.default)
 def nll_loss_forward(
-    b: Builder, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
+    b: Builder, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: Size
 ) -> tuple[Tensor, Tensor] | None:
     """(loss, number of targets that are not ignored), on a GPU. The element at the target is the masked sum over
     classes: the row is read anyway for its softmax, whose logarithm is then never materialized. An ATen call checks
@@ -222,7 +222,7 @@ def nll_loss_forward(
         _, source, less = x.definition.less
 
     def counts(load: Load, at: Index) -> Value:
-        return compare("ne", cast(load(target, at), torch.int64), const(ignored, torch.int64))
+        return compare("ne", cast(load(target, at), torch.int64), index_value(ignored))
 
     def element(load: Load, at: Index, position: Index) -> Value:
         hit = compare("eq", index_value(position[0]), cast(load(target, at), torch.int64))
@@ -240,7 +240,7 @@ def nll_loss_forward(
             compare("ge", number, const(0, torch.int64)), compare("lt", number, const(classes, torch.int64))
         )
         assert inside is not None
-        return call("logical_or", inside, compare("eq", number, const(ignored, torch.int64)))
+        return call("logical_or", inside, compare("eq", number, index_value(ignored)))
 
     def one(load: Load, _: Index, at: Index) -> Value:
         return where(counts(load, at), const(1, compute), const(0, compute))
@@ -265,7 +265,7 @@ def nll_loss_backward(
     target: Tensor,
     weight: Tensor | None,
     reduction: int,
-    ignored: int,
+    ignored: Size,
     total_weight: Tensor,
 ) -> Tensor | None:
     """-weight * grad at the target's class, elsewhere zero. The forward has checked the targets."""
@@ -280,13 +280,13 @@ def nll_loss_backward(
     def there(load: Load, at: Index) -> tuple[Value, Value]:
         """The target's class, and whether it is not the ignored one."""
         number = cast(load(target, at), torch.int64)
-        return number, compare("ne", number, const(ignored, torch.int64))
+        return number, compare("ne", number, index_value(ignored))
 
     def body(load: Load, i: Index) -> Value:
         at = (*i[:dim], *i[dim + 1 :])
         number, counts = there(load, at)
         hit: Value | None = compare("eq", index_value(i[dim]), number)
-        if ignored >= 0 and not proves_le(x.shape[dim], ignored):
+        if not proves_le(ignored, -1) and not proves_le(x.shape[dim], ignored):
             hit = both(hit, counts)
         assert hit is not None
         value = slope(load, at)

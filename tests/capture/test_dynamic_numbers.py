@@ -616,3 +616,22 @@ def test_native_copies_of_containers_with_slices(kind: str) -> None:
         x = torch.ones(2)
         found = compiled(x, CONTAINERS[kind]([slice(0, n)]))
         same(found, program(x, CONTAINERS[kind]([slice(0, n)])))
+
+
+@pytest.mark.parametrize(
+    "ignored", [lambda n: n % 3, lambda n: n // 2, lambda n: 2 * n - 5], ids=["%", "//", "*"]
+)
+def test_a_class_that_a_loss_ignores_is_computed_from_a_number(ignored: Callable[[int], int]) -> None:
+    def f(x: torch.Tensor, n: int) -> torch.Tensor:
+        if ignored(n) == 0:
+            return x.sum()
+        return torch.nn.functional.cross_entropy(x, torch.tensor([0, 0, 0]), ignore_index=ignored(n))
+
+    compiled, gradients = smelt.compile(f, fullgraph=True), []
+    for fn in (f, compiled):
+        xs = [X.clone().requires_grad_() for _ in range(8)]
+        for n, x in enumerate(xs):
+            fn(x, n).backward()
+        gradients.append([x.grad for x in xs])
+    same(gradients[1], gradients[0])
+    assert not inspect.reasons(compiled)
