@@ -635,3 +635,22 @@ def test_a_class_that_a_loss_ignores_is_computed_from_a_number(ignored: Callable
         gradients.append([x.grad for x in xs])
     same(gradients[1], gradients[0])
     assert not inspect.reasons(compiled)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, n: x[None, n],
+        lambda x, n: x[:, None, n],
+        lambda x, n: x[n, None, n, ..., None],
+        lambda x, n: x[None, :, None, n, None, 1:],
+    ],
+)
+def test_new_dimensions_before_a_symbolic_index_have_eagers_strides(f: Any) -> None:
+    """Indices apply from the left: a new dimension has the stride of the dimension that is selected after it."""
+    x = torch.randn(4, 5, 6)
+    compiled = smelt.compile(f, fullgraph=True)
+    for n in (1, 2, 3, -1):
+        expected, found = f(x, n), compiled(x, n)
+        same(found, expected)
+        assert found.stride() == expected.stride()

@@ -62,13 +62,17 @@ def selected(table: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
     ellipsis = next((i for i, p in enumerate(parts) if p is ...), None)  # `in` would compare symbolic numbers
     if ellipsis is not None:
         parts[ellipsis : ellipsis + 1] = [slice(None)] * (table.dim() - n_indexed)
-    remaining, dim = [], 0
-    for part in parts:
+    last = max((i for i, p in enumerate(parts) if type(p) in NUMBERS), default=-1)
+    remaining: list[Any] = []
+    for part in parts[: last + 1]:
         if type(part) in NUMBERS:
-            table = table.select(dim, part)
-            continue
-        remaining.append(part)
-        dim += part is not None
+            table = table.select(len(remaining), part)
+        elif part is None:  # the stride of the new dimension comes from the one that is selected later
+            table = table.unsqueeze(len(remaining))
+            remaining.append(slice(None))
+        else:
+            remaining.append(part)
+    remaining += parts[last + 1 :]
     return table, tuple(remaining) or None
 
 
