@@ -26,6 +26,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
+from smelt.report.inspect import reasons
+from smelt.tracing.fake.fake_tensor import FakeTensor
 from tests.harness.captured import check_replay
 
 PROGRAMS = {}
@@ -860,3 +862,38 @@ def test_classes_in_tuples_that_are_nested_too_deep() -> None:
             for check, given in ((isinstance, ""), (issubclass, str)):
                 arguments = (check, given, depth, first)
                 assert smelt.compile(fn)(*arguments) == fn(*arguments)
+
+
+@pytest.mark.parametrize(
+    "name", [*FakeTensor.__slots__, "spec", "storage_key", "__doc__", "__slots__", "_python_dispatch"]
+)
+def test_tensors_have_no_attributes_of_fakes(name: str) -> None:
+    def f(x: Any) -> Any:
+        def text() -> Any:
+            try:
+                return getattr(x + 1, name)
+            except AttributeError as error:
+                return str(error), error.name
+
+        return x * (2 if hasattr(x, name) else 3), hasattr(x + 1, name), text()
+
+    x = torch.ones(2)
+    expected, found = f(x), smelt.compile(f, fullgraph=True)(x)
+    assert torch.equal(found[0], expected[0])
+    assert found[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("name", [*FakeTensor.__slots__, "spec", "other"])
+def test_a_program_sets_an_attribute_that_fakes_have(name: str) -> None:
+    def f(x: Any) -> Any:
+        y = x + 1
+        setattr(y, name, 3)
+        setattr(x, name, 4)
+        return (y * 2).sin(), y
+
+    x = torch.ones(2)
+    compiled = smelt.compile(f)
+    result, y = compiled(x)
+    assert torch.equal(result, torch.full((2,), 4.0).sin())
+    assert (getattr(y, name), getattr(x, name)) == (3, 4)
+    assert "internal-error" not in {r.kind.id for r in reasons(compiled)}

@@ -59,11 +59,24 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
         vm.env.facts.guard("not_in_dict", vm.env.sources.find_or_const(tensor), name, key=name)
     if real is not None and name == "requires_grad":
         vm.env.facts.read_requires_grad(vm.env.sources.find_or_const(tensor), tensor.requires_grad)
+    shown = class_of_fake(tensor).__name__
+    if name in _OF_FAKES:
+        if hasattr(torch.Tensor, name):
+            source = vm.env.sources.const(torch.Tensor).child("attr", name)
+            return wrap_values.wrap(vm.env, getattr(torch.Tensor, name), source)
+        raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name, obj=tensor)
     try:
         return getattr(tensor, name)
     except AttributeError as e:
-        text = str(e).replace(f"{FakeTensor.__name__!r}", f"{class_of_fake(tensor).__name__!r}")
+        text = str(e).replace(f"{FakeTensor.__name__!r}", f"{shown!r}")
     raise AttributeError(text, name=name, obj=tensor)
+
+
+# What the class of fakes has, unlike the class that the program sees.
+_OF_FAKES = frozenset(name for name in vars(FakeTensor) if not hasattr(torch.Tensor, name)) | {
+    "__doc__",
+    "__annotations__",
+}
 
 
 def _overridden_member(vm: VM, tensor: FakeTensor, name: str, method: str) -> Callable[..., object] | None:
@@ -179,6 +192,7 @@ def shape_of(tensor: FakeTensor) -> torch.Size:
 TENSOR_METADATA: dict[str, Callable[[FakeTensor], object]] = {
     "shape": shape_of, "dtype": lambda t: t.spec.dtype, "device": lambda t: t.spec.device,
     "ndim": lambda t: len(t.spec.shape), "__class__": class_of_fake,
+    "_python_dispatch": lambda t: False,
     "is_cuda": lambda t: t.spec.device.type == "cuda", "is_meta": lambda t: t.spec.device.type == "meta",
     "is_sparse": lambda t: False, "is_quantized": lambda t: False, "is_nested": lambda t: False,
     "layout": lambda t: torch.strided,
@@ -201,8 +215,10 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
         vm.env.facts.use_class(tensor.subclass)
         if owner not in PLAIN_MROS and how not in _METHOD_KINDS:
             check_class(tensor, name)
+    if name in _OF_FAKES:
+        raise unsupported(f"attribute {name!r} of a tensor is set, which fakes use")
     if vm.trace.is_environment(tensor):
-        if hasattr(torch.Tensor, name) or name in FakeTensor.__slots__:
+        if hasattr(torch.Tensor, name):
             raise unsupported(f"attribute {name!r} of a tensor of the environment is set", UNSUPPORTED_EFFECT)
         vm.env.log.set_tensor_attribute(tensor, name, value)
     else:
