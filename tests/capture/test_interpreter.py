@@ -865,19 +865,29 @@ def test_classes_in_tuples_that_are_nested_too_deep() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*FakeTensor.__slots__, "spec", "storage_key", "__doc__", "__slots__", "_python_dispatch"]
+    "name",
+    [
+        *FakeTensor.__slots__,
+        "spec",
+        "__doc__",
+        "__module__",
+        "__annotations__",
+        "__slots__",
+        "_python_dispatch",
+    ],
 )
-def test_tensors_have_no_attributes_of_fakes(name: str) -> None:
+@pytest.mark.parametrize("make", [torch.ones, lambda n: nn.Parameter(torch.ones(n))])
+def test_tensors_have_no_attributes_of_fakes(make: Any, name: str) -> None:
     def f(x: Any) -> Any:
         def text() -> Any:
             try:
-                return getattr(x + 1, name)
+                return getattr(x + 1, name), getattr(x, name)
             except AttributeError as error:
                 return str(error), error.name
 
         return x * (2 if hasattr(x, name) else 3), hasattr(x + 1, name), text()
 
-    x = torch.ones(2)
+    x = make(2)
     expected, found = f(x), smelt.compile(f, fullgraph=True)(x)
     assert torch.equal(found[0], expected[0])
     assert found[1:] == expected[1:]

@@ -78,7 +78,7 @@ def _get_state(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """`torch.get_rng_state()`: a graph input, copied so that the trace may write it."""
     source = _before_graph(vm, "get_rng_state", ()).child("array", None)
     with vm.trace.paused():
-        real = torch.get_rng_state()
+        real = torch.get_rng_state(*args, **kwargs)  # raises for arguments
     fake = vm.trace.fake(real, "rng_state")
     vm.env.sources[id(fake)] = source
     vm.env.sources.keep_alive(fake)

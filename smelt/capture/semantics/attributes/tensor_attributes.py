@@ -59,22 +59,24 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
         vm.env.facts.guard("not_in_dict", vm.env.sources.find_or_const(tensor), name, key=name)
     if real is not None and name == "requires_grad":
         vm.env.facts.read_requires_grad(vm.env.sources.find_or_const(tensor), tensor.requires_grad)
-    shown = class_of_fake(tensor).__name__
+    cls = class_of_fake(tensor)
     if name in _OF_FAKES:
-        if hasattr(torch.Tensor, name):
-            source = vm.env.sources.const(torch.Tensor).child("attr", name)
-            return wrap_values.wrap(vm.env, getattr(torch.Tensor, name), source)
-        raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name, obj=tensor)
+        for owner in cls.__mro__:
+            if name in vars(owner):
+                source = vm.env.sources.const(owner).child("attr", name)
+                return wrap_values.wrap(vm.env, vars(owner)[name], source)
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}", name=name, obj=tensor)
     try:
         return getattr(tensor, name)
     except AttributeError as e:
-        text = str(e).replace(f"{FakeTensor.__name__!r}", f"{shown!r}")
+        text = str(e).replace(f"{FakeTensor.__name__!r}", f"{cls.__name__!r}")
     raise AttributeError(text, name=name, obj=tensor)
 
 
 # What the class of fakes has, unlike the class that the program sees.
 _OF_FAKES = frozenset(name for name in vars(FakeTensor) if not hasattr(torch.Tensor, name)) | {
     "__doc__",
+    "__module__",
     "__annotations__",
 }
 
