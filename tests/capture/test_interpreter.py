@@ -907,3 +907,13 @@ def test_a_program_sets_an_attribute_that_fakes_have(name: str) -> None:
     assert torch.equal(result, torch.full((2,), 4.0).sin())
     assert (getattr(y, name), getattr(x, name)) == (3, 4)
     assert "internal-error" not in {r.kind.id for r in reasons(compiled)}
+
+
+@pytest.mark.parametrize("make", [torch.ones, lambda n: nn.Parameter(torch.ones(n))])
+def test_the_hash_of_a_tensor_is_its_address(make: Any) -> None:
+    x = make(2)
+    compiled = smelt.compile(lambda x: (x + 1, hash(x), x in {x: 1}, len({x, x})), fullgraph=True)
+    for _ in range(2):
+        assert compiled(x)[1:] == (hash(x), True, 1)
+    other = make(2)
+    assert compiled(other)[1] == hash(other)

@@ -15,6 +15,7 @@ from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.values import formatting
 from smelt.capture.semantics.values.displayed_names import use_names
 from smelt.capture.vm.vm import VM
+from smelt.tracing.fake.fake_tensor import FakeTensor
 
 _TEXT_FUNCTIONS = (repr, str, format)
 
@@ -37,6 +38,8 @@ def _register_unary(fn: Callable[..., object], name: str, fallbacks: tuple[str, 
             how, found, _ = vm.type_info(type(args[0])).find(candidate)
             if how is not ABSENT and found is not object.__str__:
                 break
+        if fn is hash and args and type(args[0]) is FakeTensor:
+            return BUILTINS[id](vm, args, kwargs)  # `Tensor.__hash__`
         if fn is abs or fn is round:
             check_decimals(*args)
         if args and fn in _TEXT_FUNCTIONS:
