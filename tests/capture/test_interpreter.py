@@ -893,6 +893,13 @@ def test_tensors_have_no_attributes_of_fakes(make: Any, name: str) -> None:
     assert found[1:] == expected[1:]
 
 
+def test_dir_of_a_tensor_lists_no_attribute_of_fakes() -> None:
+    def f(x: Any) -> Any:
+        return dir(x + 1)
+
+    assert smelt.compile(f, fullgraph=True)(torch.ones(2)) == f(torch.ones(2))
+
+
 @pytest.mark.parametrize("name", [*FakeTensor.__slots__, "spec", "other"])
 def test_a_program_sets_an_attribute_that_fakes_have(name: str) -> None:
     def f(x: Any) -> Any:

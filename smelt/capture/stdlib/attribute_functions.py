@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import torch
 from torch import nn
 
 from smelt._native import isinstance
@@ -15,6 +16,7 @@ from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.semantics import attributes, result_polyfills, scopes
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.attributes.namespace_attributes import load_from_module
+from smelt.capture.semantics.attributes.tensor_attributes import OF_FAKES
 from smelt.capture.vm.vm import VM
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
@@ -126,6 +128,7 @@ def _dir(vm: VM, args: Args, kwargs: Kwargs) -> object:
         raise unsupported("dir() of an environment object")
     if isinstance(args[0], types.ModuleType):
         raise unsupported("dir() of a module")
-    if type(args[0]) is not FakeTensor:
-        vm.env.facts.use_class(args[0] if isinstance(args[0], type) else type(args[0]))
+    if type(args[0]) is FakeTensor:
+        return [name for name in dir(args[0]) if name not in OF_FAKES or hasattr(torch.Tensor, name)]
+    vm.env.facts.use_class(args[0] if isinstance(args[0], type) else type(args[0]))
     return vm.call_native(dir, args)

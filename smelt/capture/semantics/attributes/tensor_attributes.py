@@ -60,7 +60,7 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     if real is not None and name == "requires_grad":
         vm.env.facts.read_requires_grad(vm.env.sources.find_or_const(tensor), tensor.requires_grad)
     cls = class_of_fake(tensor)
-    if name in _OF_FAKES:
+    if name in OF_FAKES:
         for owner in cls.__mro__:
             if name in vars(owner):
                 source = vm.env.sources.const(owner).child("attr", name)
@@ -74,7 +74,7 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
 
 
 # What the class of fakes has, unlike the class that the program sees.
-_OF_FAKES = frozenset(name for name in vars(FakeTensor) if not hasattr(torch.Tensor, name)) | {
+OF_FAKES = frozenset(name for name in vars(FakeTensor) if not hasattr(torch.Tensor, name)) | {
     "__doc__",
     "__module__",
     "__annotations__",
@@ -217,7 +217,7 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
         vm.env.facts.use_class(tensor.subclass)
         if owner not in PLAIN_MROS and how not in _METHOD_KINDS:
             check_class(tensor, name)
-    if name in _OF_FAKES:
+    if name in OF_FAKES:
         raise unsupported(f"attribute {name!r} of a tensor is set, which fakes use")
     if vm.trace.is_environment(tensor):
         if hasattr(torch.Tensor, name):
