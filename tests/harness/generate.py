@@ -285,7 +285,7 @@ class Program:
         if self.options.breaks:
             table += [self.breaks, self.breaks, self.breaks]
         if self.options.branches:
-            table += [self.branch] * 6 + [self.leave] * 2
+            table += [self.branch] * 6 + [self.leave] * 2 + [self.while_loop] * (self.depth < 3)
         if self.options.worlds:
             table += [self.effect] * 8
         self.one_of(table)()
@@ -718,6 +718,11 @@ class Program:
         self._loop(header, made)
 
     def while_loop(self) -> None:
+        if self.options.branches and self.chance(2):
+            t = self.name("t")
+            self.line(f"{t} = {self.full(0)}.abs()")
+            steps = f"while {t}.sum() < {self.one_of(['30', '60'])}:"
+            return self._loop(steps, {"full": [t]}, first=f"{t} = {t} + 1", fixed={t})
         i = self.name("i")
         self.line(f"{i} = 0")
         self._loop(
