@@ -63,7 +63,7 @@ TENSOR_CONDITION = _kind(
     "data-dependent-condition",
     "control flow depends on the value of a tensor",
     "Compute both sides and choose with torch.where, or decide outside the compiled function.",
-    "if x.sum() > 0: ...",
+    "if x.sum() > 0: print('up')",
 )
 DATA_DEPENDENT = _kind(
     "data-dependent-value",

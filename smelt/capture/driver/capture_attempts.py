@@ -10,8 +10,8 @@ Termination: each rule drops an assumption, breaks the graph in an outer frame, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from smelt._native import isinstance
 from smelt.capture.driver.capture_errors import NotRepeatable, UserException, WorldChanged, summary
@@ -76,7 +76,7 @@ class Attempt:
     `looks_ahead`: the next items of the environment's iterators are guarded, and the compiled frame advances the iterators.
     `guards_conditions`: conditions on numbers in the environment's tensors are guarded.
     `selects`: both branches of a small `torch.cond` are computed, and one result is selected.
-    `captures_jumps`: both branches of a jump on a tensor are captured, except those of `uncaptured_jumps`.
+    `captures_jumps`: both branches of a jump on a tensor are captured, except those of `uncaptured_jumps`: why.
     `trusts_marks`: functions marked with `torch.compiler.allow_in_graph` run natively, as functions of their arguments.
     `records_warnings`: a `catch_warnings(record=True)` is captured; the graph does not break inside of it.
     `assigns_data`: assignments to the `data` of a tensor are captured.
@@ -103,7 +103,7 @@ class Attempt:
     guards_conditions: bool = True
     selects: bool = False
     captures_jumps: bool = False
-    uncaptured_jumps: frozenset[object] = frozenset()
+    uncaptured_jumps: Mapping[object, str] = field(default_factory=dict)
     trusts_marks: bool = False
     records_warnings: bool = True
     assigns_data: bool = True
@@ -226,7 +226,8 @@ def _break_at_jump(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> A
     error, stop = failed.error, None
     if isinstance(error, Unsupported) and error.path and attempt.may_break:
         stop = Stop(error.path, error)
-    return replace(start, uncaptured_jumps=start.uncaptured_jumps | {failed.jump}, stop=stop)
+    why = error.reason.detail if isinstance(error, Unsupported) else "bool() of a tensor"
+    return replace(start, uncaptured_jumps={**start.uncaptured_jumps, failed.jump: why}, stop=stop)
 
 
 @_rule((NotDifferentiable, BackendError), persists=True)

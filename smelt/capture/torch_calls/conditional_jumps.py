@@ -67,12 +67,10 @@ def capture_branches(
     be captured. Raises Unsupported where the branches cannot be captured."""
     at = frame.pc - 1
     jump = frame.user_code, at - frame.prologue, torch.is_grad_enabled()
-    if (
-        not vm.assumptions.captures_jumps
-        or jump in vm.assumptions.uncaptured_jumps
-        or not _may_capture(vm, condition)
-    ):
+    if not vm.assumptions.captures_jumps or not _may_capture(vm, condition):
         return None
+    if jump in vm.assumptions.uncaptured_jumps:
+        raise Unsupported(Reason(TENSOR_CONDITION, vm.assumptions.uncaptured_jumps[jump]))
     state = vm.conditional_jumps
     state.running = state.running or jump
     state.depth += 1

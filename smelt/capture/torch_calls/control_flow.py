@@ -14,8 +14,7 @@ functions of a loop.
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import cast
@@ -45,7 +44,7 @@ from smelt.torch_private import (
     level_of,
     maybe_current_level,
 )
-from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, class_of_fake, fakes_in
+from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, class_of_fake
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import Int
@@ -215,11 +214,10 @@ def join(
     (first, second), pred = functions.marks, cast(FakeTensor, functions.condition)
     tape = vm.trace.tape.entries
     added = [entry.node for entry in tape[first.entries :]]
-    existing = [f for entry in tape[: first.entries] for f in fakes_in(entry.out)]
     pairs = _distinct(_pairs(if_true, if_false, same=is_statement))
     if is_statement:
         _check_containers(if_true, if_false)
-    before = _Existing([*existing, *vm.trace.inputs])
+    before = _Existing(vm, first.entries)
     if any(map(before.shares, itertools.chain(*pairs))) and not (is_statement and vm.trace.copies.allowed):
         raise subgraph_capture.refuse("branches that return their operands")
     if is_statement:
@@ -270,11 +268,13 @@ def discard(vm: VM, functions: RecordedPair) -> None:
 
 
 class _Existing:
-    """The tensors that exist before two branches."""
+    """The tensors that exist before two branches: of the first `count` entries of the tape, and more."""
 
-    def __init__(self, fakes: Sequence[FakeTensor]) -> None:
-        self._ids = {id(f) for f in fakes}
-        self.storages = {f.storage_key for f in fakes}
+    def __init__(self, vm: VM, count: int, more: Iterable[FakeTensor] = ()) -> None:
+        found = vm.conditional_jumps.recorded.up_to(vm.trace.tape.entries, count)
+        added = [*more, *vm.trace.inputs]
+        self._ids = found.ids | {id(f) for f in added}
+        self.storages = found.storages | {f.storage_key for f in added}
 
     def holds(self, fake: FakeTensor) -> bool:
         """Whether it is one of them."""
@@ -350,8 +350,8 @@ def _distinct(pairs: Sequence[tuple[FakeTensor, FakeTensor]]) -> list[tuple[Fake
 def _joined(
     vm: VM, pred: FakeTensor, found: dict[tuple[int, int], object], result: object, other: object
 ) -> object:
-    """`result`, of the first branch, with the tensors `found` for each pair, and with an unbacked number or comparison for
-    each int or bool that differs in the `other` branch."""
+    """`result`, of the first branch, with the tensors `found` for each pair, and with an unbacked number for each int
+    that differs in the `other` branch."""
     if (id(result), id(other)) in found:
         return found[id(result), id(other)]
     if result is other:
@@ -367,20 +367,16 @@ def _joined(
         others = cast("dict[object, object]", other)
         entries.update((key, _joined(vm, pred, found, x, others[key])) for key, x in result.items())
         return entries
-    if type(result) not in _INTS or (
-        type(result) is type(other) and type(result) in (int, bool) and result == other
-    ):
+    if type(result) not in _INTS or (type(result) is type(other) is int and result == other):
         return result
-    is_bool = type(result) is bool
-    numbers_of = (int(x) if type(x) is bool else x for x in (result, other))
-    chosen = _selected(vm, pred, *(cast(FakeTensor, _as_tensor(vm, number)) for number in numbers_of))
+    chosen = _selected(vm, pred, *(cast(FakeTensor, _as_tensor(vm, number)) for number in (result, other)))
     read = numbers(vm, chosen)
     if read is None:
         raise subgraph_capture.refuse("branches that return different numbers")
-    return vm.binary(operator.ne, read[0], 0) if is_bool else read[0]
+    return read[0]
 
 
-_INTS = (int, bool, Int)
+_INTS = (int, Int)
 
 
 def _is_selectable(a: FakeTensor, b: FakeTensor) -> bool:
@@ -410,11 +406,7 @@ def _pairs(a: object, b: object, same: bool = False) -> list[tuple[FakeTensor, F
             return [pair for x, y in zip(a, others) for pair in _pairs(x, y, same)]
     if type(a) is dict and type(b) is dict and list(a) == list(b):
         return [pair for key in a for pair in _pairs(a[key], b[key], same)]
-    if (
-        type(a) in _INTS
-        and type(b) in _INTS
-        and (bool not in (type(a), type(b)) or (same and type(a) is type(b)))
-    ):
+    if type(a) in _INTS and type(b) in _INTS and not same:
         return []
     if type(a) is type(b) and type(a) in LEAF_TYPES and a == b:
         return []
@@ -502,8 +494,7 @@ def end_loop(
     subgraph_capture.check_nodes(tape.torch.graph.nodes[start.torch :])
     if vm.trace.writes.calls[start.writes :]:
         raise subgraph_capture.refuse("a step of the loop writes in place")
-    existing = [f for entry in tape.entries[: start.entries] for f in fakes_in(entry.out)]
-    before = _Existing([*existing, *inside, *vm.trace.inputs])
+    before = _Existing(vm, start.entries, inside)
     if not vm.trace.copies.allowed or any(f.device.type != "cpu" for f in carried):
         raise subgraph_capture.refuse("a loop on a GPU, or whose results are written or compared")
     check_fixed(list(carried), "a loop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -133,12 +134,20 @@ def _inlined(graph: Graph, operands: Sequence[FakeTensor]) -> list[torch.Tensor]
 
 
 _MAX_SELECTED_NODES = 32  # of both graphs
+_MAX_TRANSCENDENTAL = (
+    2048  # elements: sin and cos of 4,096 take 1.3 times as long as one of them in a plan of its own
+)
 _CHEAP = frozenset(("view", "creation", "pointwise", "transcendental", "movement", "reduction", "input"))
 
 
 def are_cheap(nodes: Sequence[Node]) -> bool:
     """Whether these aten nodes of two branches are so few and cheap that both are computed."""
-    return len(nodes) <= _MAX_SELECTED_NODES and all(map(_is_small, nodes))
+    if len(nodes) > _MAX_SELECTED_NODES or not all(map(_is_small, nodes)):
+        return False
+    shapes = [n.spec.shape for n in nodes if class_of(n).name == "transcendental"]
+    if not all(isinstance(size, int) for shape in shapes for size in shape):
+        return False
+    return sum(math.prod(static_sizes(shape)) for shape in shapes) <= _MAX_TRANSCENDENTAL
 
 
 def _is_small(node: Node) -> bool:

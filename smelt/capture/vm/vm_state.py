@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from types import CellType, CodeType, TracebackType
@@ -33,8 +33,9 @@ from smelt.graph.ir import Node
 from smelt.graph.torch_settings import TorchSettings
 from smelt.guards.source import Source
 from smelt.shapes.expr import Sym
-from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
+from smelt.tracing.record.tape import TapeEntry
 
 Manager = Any  # a context manager of the user or of torch; attributes besides __enter__ and __exit__ are read
 
@@ -233,7 +234,8 @@ class Assumptions:
     assumed: bool = False  # one was assumed
     selects: bool = False  # both branches of a condition may run, and one result is selected
     captures_jumps: bool = False  # both branches of a jump on a tensor may be captured
-    uncaptured_jumps: frozenset[object] = frozenset()  # the jumps on tensors at which the graph breaks
+    # the jumps on tensors at which the graph breaks: why
+    uncaptured_jumps: Mapping[object, str] = field(default_factory=dict)
     choosing: int = 0  # the number of conditions whose branches are running
     may_break: bool = True  # the graph may break before an instruction that cannot be captured
     records_warnings: bool = True  # a `catch_warnings(record=True)` is captured
@@ -245,6 +247,28 @@ class Assumptions:
     formatted_sizes: set[Sym] = field(default_factory=set)
 
 
+class RecordedTensors:
+    """The ids and storages of the fakes in the first entries of a tape, which are read once while the tape grows."""
+
+    def __init__(self) -> None:
+        self._entries: list[TapeEntry] = []
+        self.ids: set[int] = set()
+        self.storages: set[int] = set()
+
+    def up_to(self, entries: list[TapeEntry], count: int) -> RecordedTensors:
+        """These facts about the first `count` of `entries`, some of which may have been removed since the last call."""
+        known = len(self._entries)
+        if known > count or (known and entries[known - 1] is not self._entries[-1]):
+            self.__init__()  # type: ignore[misc]
+            known = 0
+        for entry in entries[known:count]:
+            fakes = fakes_in(entry.out)
+            self.ids.update(map(id, fakes))
+            self.storages.update(f.storage_key for f in fakes)
+            self._entries.append(entry)
+        return self
+
+
 @dataclass
 class ConditionalJumps:
     """Jumps on tensors whose branches are captured: the outermost one whose branches are running, how many are running, and
@@ -252,6 +276,7 @@ class ConditionalJumps:
 
     running: object = None
     depth: int = 0
+    recorded: RecordedTensors = field(default_factory=RecordedTensors)
     captured: int = 0
 
 
