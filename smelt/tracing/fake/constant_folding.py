@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from smelt.graph.ir import Node
+from smelt.graph.ir import Node, argument_nodes
 from smelt.graph.operator_effects import effects
 from smelt.shapes.expr import Expr
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, OpOverload
@@ -46,6 +46,7 @@ class ConstantFolding:
         self._call = call
         self._tape = tape
         self._writes = writes
+        self._from_inputs: set[Node] = set()  # nodes that are known to depend on inputs
 
     def value(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The value of `fake`, or None if it depends on inputs, on random numbers, or on memory that was written. A
@@ -54,7 +55,7 @@ class ConstantFolding:
             return fake
         if fake.aten_node is None:
             return None
-        walk = _Walk(self._tape.aten.graph.constants, self._nodes_written())
+        walk = _Walk(self._tape.aten.graph.constants, self._nodes_written(), self._from_inputs)
         with DisableTorchDispatch(), DisableTorchFunction(), torch.no_grad():
             value = walk.value(fake.aten_node)
         return None if value is UNKNOWN else value
@@ -110,12 +111,17 @@ class ConstantFolding:
 class _Walk:
     """Evaluates nodes, each once and at most `_MAX_NODES`; those in `unknown` are not evaluated."""
 
-    def __init__(self, constants: Mapping[str, torch.Tensor], unknown: list[Node]) -> None:
+    def __init__(
+        self, constants: Mapping[str, torch.Tensor], unknown: list[Node], from_inputs: set[Node]
+    ) -> None:
         self._constants = constants
+        self._from_inputs = from_inputs
         self._values: dict[Node, Any] = dict.fromkeys(unknown, UNKNOWN)
         self._limit = len(self._values) + _MAX_NODES
 
     def value(self, node: Node) -> Any:
+        if node in self._from_inputs:
+            return UNKNOWN
         if node not in self._values:
             is_unknown = len(self._values) > self._limit or _is_big(node.spec)
             self._values[node] = UNKNOWN if is_unknown else self._computed(node)
@@ -125,11 +131,16 @@ class _Walk:
         if node.op == "get_attr":
             return self._constants[node.target]
         if node.op != "call_function":
+            self._from_inputs.add(node)
             return UNKNOWN
         if isinstance(node.target, OpOverload) and not effects(node.target).pure:
             return UNKNOWN
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
-        return UNKNOWN if args is UNKNOWN or kwargs is UNKNOWN else node.target(*args, **kwargs)
+        if args is UNKNOWN or kwargs is UNKNOWN:
+            if not self._from_inputs.isdisjoint(argument_nodes(node)):
+                self._from_inputs.add(node)
+            return UNKNOWN
+        return node.target(*args, **kwargs)
 
     def _argument(self, value: Any) -> Any:
         """`value` with nodes replaced by their values; UNKNOWN if one is unknown."""
