@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.library import EffectType
 
-from tests.harness.catalogue import leaf, program, tensor
+from tests.harness.catalogue import BREAKS, leaf, program, tensor
 
 
 @program(graphs=1)
@@ -187,7 +187,7 @@ def an_operator_reports_behind_the_last_size():
     return fn, selections(), ran
 
 
-@program(graphs=2, later=3, breaks=["data-dependent-condition"], eager=["user-exception"])
+@program(graphs=2, later=3, breaks=["data-dependent-condition"], eager=["user-exception"], options=BREAKS)
 def an_operator_counts_before_a_condition():
     def fn(x, counter):
         count(counter)

@@ -10,7 +10,7 @@ import traceback
 import torch
 
 import smelt
-from tests.harness.catalogue import INLINED, ITER_TWICE, Unlike, program, since, tensor, within
+from tests.harness.catalogue import BREAKS, INLINED, ITER_TWICE, Unlike, program, since, tensor, within
 
 WHOLE = Unlike("every generator is protected as a whole, for which fewer of its parts are captured")
 
@@ -451,6 +451,7 @@ def generator_returned_half_way():
     graphs=4,
     later=2,
     breaks=[*["data-dependent-condition"] * 3, "unsupported-object"],
+    options=BREAKS,
 )
 def generator_in_a_module():
     class Blocks(torch.nn.Module):
@@ -926,7 +927,7 @@ def tracebacks_of_a_contextmanager():
     return fn, calls()
 
 
-@program(graphs=1, later=3, breaks=["data-dependent-condition", "data-dependent-condition"])
+@program(graphs=1, later=3, breaks=["data-dependent-condition", "data-dependent-condition"], options=BREAKS)
 def generator_compiled_itself():
     def made(x, n=1, *rest, scale=2):
         for i in range(n + 1):

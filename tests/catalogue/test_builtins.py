@@ -9,7 +9,7 @@ import types
 import torch
 from torch import nn
 
-from tests.harness.catalogue import Changing, program, tensor
+from tests.harness.catalogue import Changing, for_each_control_flow, program, tensor
 
 
 class Thing:
@@ -527,15 +527,9 @@ def conversions_of_tensors():
     return fn, [(tensor(3),), (tensor(3),), (tensor(3),)]
 
 
-@program(
-    graphs=3,
-    later=1,
-    breaks=[
-        "data-dependent-condition",
-        "data-dependent-value",
-        "data-dependent-value",
-        "data-dependent-value",
-    ],
+@for_each_control_flow(
+    dict(graphs=2, breaks=["data-dependent-value"] * 2),
+    dict(graphs=3, later=1, breaks=["data-dependent-condition", *["data-dependent-value"] * 3]),
 )
 def tensor_as_index_and_condition():
     def fn(x, i):

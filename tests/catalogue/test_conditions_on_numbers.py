@@ -7,7 +7,7 @@ import torch
 import smelt
 from smelt.reasons import INTERNAL
 from smelt.report.inspect import reasons
-from tests.harness.catalogue import leaf, program, tensor
+from tests.harness.catalogue import BREAKS, for_each_control_flow, leaf, program, tensor
 
 NAN = float("nan")
 
@@ -100,7 +100,7 @@ def conditions_on_what_requires_gradients():
     return fn, [(leaf(2), leaf(3)) for _ in range(2)] + [(leaf(2).detach().flip(0).requires_grad_(), leaf(3))]
 
 
-@program(graphs=2, later=1, breaks=["data-dependent-condition"])
+@for_each_control_flow(dict(graphs=1), dict(graphs=2, later=1, breaks=["data-dependent-condition"]))
 def elements_that_were_written():
     def fn(t, y):
         t.mul_(-1)
@@ -111,7 +111,7 @@ def elements_that_were_written():
     return fn, [(times(*t), tensor(3)) for t in ((0, 1), (3, 1), (0, 1))]
 
 
-@program(graphs=2, later=1, breaks=["data-dependent-condition"])
+@for_each_control_flow(dict(graphs=1), dict(graphs=2, later=1, breaks=["data-dependent-condition"]))
 def conditions_on_what_the_graph_computes():
     def fn(t, y):
         if t[0] * 2 > y.sum():
@@ -121,7 +121,7 @@ def conditions_on_what_the_graph_computes():
     return fn, [(times(t, 1), tensor(3)) for t in (0, 900, 0)]
 
 
-@program(graphs=1, later=10, breaks=["data-dependent-condition"] * 2)
+@program(graphs=1, later=10, breaks=["data-dependent-condition"] * 2, options=BREAKS)
 def more_ways_than_entries():
     def fn(t, y):
         steps, y = 0, y * 2

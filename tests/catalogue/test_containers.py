@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import smelt
-from tests.harness.catalogue import call, program, tensor
+from tests.harness.catalogue import call, for_each_control_flow, program, tensor
 
 HANDED_ON = {
     "list": list,
@@ -346,7 +346,7 @@ def tensors_created_inside_as_keys():
     return fn, [(tensor(4, 2),), (tensor(4, 2),), (tensor(6),)]
 
 
-@program(graphs=2, breaks=["data-dependent-condition"])
+@for_each_control_flow(dict(graphs=1), dict(graphs=2, breaks=["data-dependent-condition"]))
 def tensor_keys_across_a_break():
     def fn(x):
         sums = {x + 1: x.sum(), x: 1}

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import smelt
 from tests.harness.catalogue import (
     BACKENDS,
+    BREAKS,
     Changing,
     asserts_on_gpu,
     computed,
@@ -1503,11 +1504,22 @@ def test_accumulation_over_microbatches():
 # ------------------------------------------------------------------------------------- gradients across graph breaks
 
 
-@on_both_backends(graphs=2, breaks=["data-dependent-condition"])
+@on_both_backends(graphs=2, breaks=["data-dependent-condition"], options=BREAKS)
 def test_across_a_break():
     def fn(x, w):
         y = (x * w).relu()
         if y.sum() > 0:
+            y = y * 2
+        return (y @ w).sum()
+
+    return fn, [(leaf(3), leaf(3)) for _ in range(4)]
+
+
+@on_both_backends(graphs=1)
+def test_across_both_branches_of_a_condition():
+    def fn(x, w):
+        y = (x * w).relu()
+        if x.sum() > 0:
             y = y * 2
         return (y @ w).sum()
 

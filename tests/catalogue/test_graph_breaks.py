@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import smelt
-from tests.harness.catalogue import INLINED, Changing, program
+from tests.harness.catalogue import BREAKS, INLINED, Changing, for_each_control_flow, program
 
 
 def calls(*shapes):
@@ -22,7 +22,7 @@ def calls(*shapes):
 THREE = ((3, 4), (3, 4), (3, 4))
 
 
-@program(graphs=2, later=1, breaks=["data-dependent-condition"])
+@for_each_control_flow(dict(graphs=1), dict(graphs=2, later=1, breaks=["data-dependent-condition"]))
 def tensor_condition():
     def fn(x):
         y = x + 1
@@ -33,7 +33,7 @@ def tensor_condition():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
 
 
-@program(graphs=3, breaks=["data-dependent-condition"] * 2)
+@program(graphs=3, breaks=["data-dependent-condition"] * 2, options=BREAKS)
 def condition_in_a_loop():
     def fn(x):
         steps = 0
@@ -45,7 +45,7 @@ def condition_in_a_loop():
     return fn, [(torch.ones(3),), (torch.zeros(3),), (torch.ones(3) * 50,)]
 
 
-@program(graphs=3, later=1, breaks=["data-dependent-condition", "data-dependent-condition"])
+@program(graphs=3, later=1, breaks=["data-dependent-condition", "data-dependent-condition"], options=BREAKS)
 def break_and_continue():
     def fn(x):
         out = []
@@ -63,7 +63,9 @@ def break_and_continue():
     return fn, [(torch.ones(3),), (torch.ones(3) * -100,), (torch.ones(3),)]
 
 
-@program(graphs=6, breaks=["data-dependent-condition", "data-dependent-condition"])
+@for_each_control_flow(
+    dict(graphs=1), dict(graphs=6, breaks=["data-dependent-condition", "data-dependent-condition"])
+)
 def nested_loops():
     def fn(x):
         for i in range(3):
@@ -403,7 +405,10 @@ def generator_with_try_across_a_break():
 
 
 @program(
-    graphs=7, later=1, breaks=["data-dependent-condition", "data-dependent-condition", "unsupported-object"]
+    graphs=7,
+    later=1,
+    breaks=["data-dependent-condition", "data-dependent-condition", "unsupported-object"],
+    options=BREAKS,
 )
 def break_in_a_generator():
     def numbers(x):
@@ -493,7 +498,7 @@ def objects_with_aliases_and_cycles():
     return fn, calls(*THREE)
 
 
-@program(graphs=2, later=3, breaks=["data-dependent-condition"])
+@program(graphs=2, later=3, breaks=["data-dependent-condition"], options=BREAKS)
 def effects_before_and_after():
     state = {"n": 0, "log": []}
 
@@ -546,17 +551,13 @@ class Outer(nn.Module):
         return x
 
 
-@program(graphs=2, later=1, breaks=["data-dependent-condition"])
+@for_each_control_flow(dict(graphs=1), dict(graphs=2, later=1, breaks=["data-dependent-condition"]))
 def module_with_a_break():
     net = Net()
     return net, calls(*THREE), net
 
 
-@program(
-    graphs=4,
-    later=2,
-    breaks=["data-dependent-condition", "data-dependent-condition", "data-dependent-condition"],
-)
+@for_each_control_flow(dict(graphs=1), dict(graphs=4, later=2, breaks=["data-dependent-condition"] * 3))
 def modules_with_breaks_in_a_loop():
     net = Outer()
     return net, calls(*THREE), net
@@ -708,7 +709,10 @@ def subscripts_and_attributes():
     return fn, calls(*THREE)
 
 
-@program(graphs=2, later=3, breaks=["data-dependent-condition", "data-dependent-value"])
+@for_each_control_flow(
+    dict(graphs=2, later=2, breaks=["data-dependent-value"]),
+    dict(graphs=2, later=3, breaks=["data-dependent-condition", "data-dependent-value"]),
+)
 def walrus_and_chained_comparison():
     def fn(x):
         if (n := x.sum().item()) > 0 and -100 < x.max() < 100:

@@ -17,7 +17,7 @@ from torch import nn
 
 import smelt
 from smelt.report import inspect
-from tests.harness.catalogue import call, compilation_of, program, tensor
+from tests.harness.catalogue import call, compilation_of, for_each_control_flow, program, tensor
 
 FORMAT = "%(levelname)s %(filename)s:%(lineno)d %(funcName)s: %(message)s"
 
@@ -776,7 +776,10 @@ def no_warning_to_record():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=3, breaks=["data-dependent-condition", "output", "unsupported-effect", "unsupported-effect"])
+@for_each_control_flow(
+    dict(graphs=1),
+    dict(graphs=3, breaks=["data-dependent-condition", "output", "unsupported-effect", "unsupported-effect"]),
+)
 def a_break_while_warnings_are_recorded():
     def fn(x):
         with warnings.catch_warnings(record=True) as found:
@@ -837,7 +840,9 @@ def filters_of_the_process():
     return fn, [(tensor(3),)] * 3, ignored
 
 
-@program(graphs=2, breaks=["data-dependent-condition", "unsupported-effect"])
+@for_each_control_flow(
+    dict(graphs=1), dict(graphs=2, breaks=["data-dependent-condition", "unsupported-effect"])
+)
 def a_break_between_filters():
     def fn(x):
         with warnings.catch_warnings():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.harness.catalogue import call, program, since, tensor
+from tests.harness.catalogue import BREAKS, call, for_each_control_flow, program, since, tensor
 
 STEPS = (1, 2, 3, 5, 8, 13)
 
@@ -929,7 +929,7 @@ def cosine_schedule_with_warm_up():
 # --------------------------------------------------------------------------------------------- across breaks
 
 
-@program(graphs=1, later=3, breaks=["data-dependent-condition"])
+@for_each_control_flow(dict(graphs=1, later=1), dict(graphs=1, later=3, breaks=["data-dependent-condition"]))
 def a_counter_across_a_break():
     state = types.SimpleNamespace(calls=0)
 
@@ -944,7 +944,7 @@ def a_counter_across_a_break():
     return fn, [(tensor(3),) for _ in range(6)], state
 
 
-@program(graphs=3, later=2, breaks=["data-dependent-condition", "data-dependent-condition"])
+@program(graphs=3, later=2, breaks=["data-dependent-condition", "data-dependent-condition"], options=BREAKS)
 def a_loop_with_a_break_inside():
     def fn(x, n):
         for i in range(n):

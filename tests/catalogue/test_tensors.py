@@ -235,7 +235,7 @@ def item_and_tolist():
     return fn, three(3)
 
 
-@program(graphs=2, later=1, breaks=["data-dependent-condition"])
+@program(graphs=1)
 def a_branch_on_a_value():
     def fn(x):
         if x.sum() > 0:

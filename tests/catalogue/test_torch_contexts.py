@@ -12,7 +12,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import smelt
-from tests.harness.catalogue import Changing, leaf, program, tensor
+from tests.harness.catalogue import BREAKS, Changing, for_each_control_flow, leaf, program, tensor
 
 
 def three(*shape: int, **kwargs) -> list:
@@ -521,7 +521,10 @@ def a_record_function_as_a_decorator():
     return fn, three(3)
 
 
-@program(graphs=3, breaks=["data-dependent-condition", "graph-break-requested"])
+@for_each_control_flow(
+    dict(graphs=2, breaks=["graph-break-requested"]),
+    dict(graphs=3, breaks=["data-dependent-condition", "graph-break-requested"]),
+)
 def breaks_inside_of_record_functions():
     def inner(x):
         with torch.profiler.record_function("inner"), torch.no_grad():
@@ -871,7 +874,7 @@ def test_a_call_under_a_mode_of_torch():
             assert (got.grad_fn is None) == (want.grad_fn is None)
 
 
-@program(graphs=3, breaks=["data-dependent-condition"] * 2, grad=False)
+@program(graphs=3, breaks=["data-dependent-condition"] * 2, grad=False, options=BREAKS)
 def autocast_as_a_decorator_with_breaks():
     layer = nn.Linear(4, 4)
 

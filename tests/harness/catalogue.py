@@ -250,6 +250,26 @@ def on_both_backends(**options: Any) -> Callable[[Callable[..., Any]], Callable[
     return decorate
 
 
+BREAKS = {"control_flow": "break"}  # options of rows whose graphs break at conditions on tensors
+
+
+def for_each_control_flow(whole: dict[str, Any], broken: dict[str, Any]) -> Callable[..., Any]:
+    """Two rows of one program with conditions on tensors: `program(**whole)`, which captures both branches, and
+    `program(**broken)`, whose graphs break at the conditions."""
+
+    def decorate(factory: Callable[..., Any]) -> Callable[..., None]:
+        rows = {"graph": program(**whole)(factory), "break": program(**broken, options=BREAKS)(factory)}
+
+        def run(control_flow: str) -> None:
+            rows[control_flow]()
+
+        run.__name__, run.__doc__ = factory.__name__, factory.__doc__
+        run.__test__ = True  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("control_flow", rows)(run)
+
+    return decorate
+
+
 FIRST_HOOK = 1_000_000
 
 
