@@ -13,6 +13,9 @@ from smelt.errors import Unsupported
 from smelt.report import inspect
 
 
+BREAKS = {"control_flow": "break"}
+
+
 def toy(a: Any, b: Any) -> Any:
     x = a / (torch.abs(a) + 1)
     if b.sum() < 0:
@@ -21,7 +24,7 @@ def toy(a: Any, b: Any) -> Any:
 
 
 def test_data_dependent_branch() -> None:
-    c = smelt.compile(toy, backend="eager")
+    c = smelt.compile(toy, backend="eager", options=BREAKS)
     a, b = torch.randn(4, requires_grad=True), torch.ones(4)
     for _ in range(3):
         for sign in (1, -1):
@@ -69,7 +72,7 @@ def test_a_loop_with_a_break_has_a_bounded_number_of_graphs() -> None:
                 x = -x
         return x
 
-    c = smelt.compile(f, backend="eager")
+    c = smelt.compile(f, backend="eager", options=BREAKS)
     x = torch.zeros(2)
     assert torch.equal(c(x), f(x))
     count = inspect.graph_count(c)
@@ -104,7 +107,7 @@ def test_fullgraph_raises_the_reason_once_and_changes_nothing() -> None:
 
 
 def test_reset_forgets_resume_functions() -> None:
-    c = smelt.compile(toy, backend="eager")
+    c = smelt.compile(toy, backend="eager", options=BREAKS)
     c(torch.ones(2), torch.ones(2))
     assert len(inspect.records(c)) > 1
     smelt.reset()
@@ -127,7 +130,7 @@ def test_code_that_needs_long_arguments_and_jumps() -> None:
     scope: dict[str, Any] = {}
     exec("\n".join(lines), scope)
     f = scope["f"]
-    c = smelt.compile(f, backend="eager")
+    c = smelt.compile(f, backend="eager", options=BREAKS)
     for _ in range(3):
         got, want = c(torch.ones(2)), f(torch.ones(2))
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])

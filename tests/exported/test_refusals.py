@@ -30,6 +30,7 @@ def prints(x: Any) -> Any:
 
 def branches(x: Any) -> Any:
     if x.sum() > 0:  # line of branches
+        print(end="")
         return x + 1
     return x - 1
 

@@ -20,6 +20,7 @@ from smelt.errors import OptionError
 def toy(x):
     y = x.sin() + 1
     if y.sum() > 1e9:
+        print("large")  # an effect, for which the graph breaks at the condition
         return y
     return y.softmax(-1)
 

@@ -99,6 +99,7 @@ def test_each_graph_behind_a_break():
     def broken(x):
         y = torch.sin(x)
         if y.sum() > 1e9:
+            print("large")
             return y
         return torch.cos(y)
 

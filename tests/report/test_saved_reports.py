@@ -107,7 +107,8 @@ def breaking(x):
 
 def ten_breaks(folder: Path) -> Any:
     """A function in a file of its own with ten lines that break its graph."""
-    lines = [f"    x = x * 1.5 if x.sum() > {at} else torch.sin(x)  # number {at}" for at in range(10)]
+    gate = "    x = x * (print(end='') or 1.5) if x.sum() > {0} else torch.sin(x)  # number {0}"
+    lines = map(gate.format, range(10))
     path = folder / "breaking.py"
     path.write_text(BREAKING + "\n".join(lines) + "\n    return x\n")
     code = compile(path.read_text(), str(path), "exec")

@@ -169,6 +169,7 @@ def test_a_function_that_breaks_is_several_graphs():
     def f(inputs):
         x = inputs["x"].cos()
         if x.mean() > 0.5:
+            print(end="")
             x = x / 1.1
         return x * inputs["y"]
 
