@@ -12,7 +12,6 @@ import smelt
 from smelt.errors import Unsupported
 from smelt.report import inspect
 
-
 BREAKS = {"control_flow": "break"}
 
 
