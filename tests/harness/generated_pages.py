@@ -29,8 +29,7 @@ eagerly is the break. If there is none, the whole call runs eagerly. Results are
 
 `smelt.report.inspect.reasons(compiled)` lists the reasons of a compiled callable. Each has a `kind` (a row below; ids are
 stable), a `detail` that names the function or object, the user's `line`, and the `stack` of user lines that led there. With
-`fullgraph=True` the first one is raised as `smelt.errors.Unsupported` (its `.reason`). Code that prints, logs or warns does
-not break the graph by itself: the compiled frame runs it after the graph, in program order.
+`fullgraph=True` the first one is raised as `smelt.errors.Unsupported` (its `.reason`).
 
 `python -m tests.harness.generated_pages` writes this page from `smelt/reasons.py`.
 
