@@ -53,6 +53,7 @@ def apply(model: Any, x: Any) -> Any:
 def broken(model: Any, x: Any) -> Any:
     y = model(x)
     if y.sum() > 0:
+        print(end="")
         y = y + model(x * 2)
     return y
 
