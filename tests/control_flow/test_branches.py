@@ -124,25 +124,25 @@ def a_number_as_condition(x):
     return x + 9
 
 
-@branch()
+@branch(2, later=1, breaks=BREAK)
 def ints(x):
     k = 2 if x.sum() > 0 else 3
     return x * k, k
 
 
-@branch()
+@branch(2, later=1, breaks=BREAK)
 def an_int_in_text(x):
     k = 1 if x.sum() > 0 else 2
     return f"k={k}", x * k
 
 
-@branch()
+@branch(2, later=1, breaks=BREAK)
 def an_int_as_size(x):
     k = 1 if x.sum() > 0 else 2
     return torch.zeros(k) + x.sum()
 
 
-@branch()
+@branch(2, later=1, breaks=BREAK)
 def bools(x):
     flag = False
     if x.sum() > 0:
@@ -311,7 +311,7 @@ class Box:
         self.count = 0
 
 
-@branch()
+@branch(2, later=1, breaks=BREAK)
 def attributes_of_a_new_object(x):
     box = Box(x)
     if x.sum() > 0:
@@ -406,7 +406,7 @@ def an_attribute_is_the_argument_in_one(module, x):
     return x + 1
 
 
-@outside(1, later=1)
+@outside(2, later=3, breaks=BREAK)
 def a_counter(module, x):
     if x.sum() > 0:
         module.steps += 1
@@ -572,7 +572,7 @@ def a_loop_that_breaks(x):
     return x
 
 
-@branch(2, later=1, breaks=BREAK * 3)
+@branch(2, later=1, breaks=BREAK * 2)
 def the_counter_of_a_loop_that_breaks(x):
     for i in range(4):  # noqa: B007
         x = x * 1.5
@@ -620,7 +620,7 @@ def a_loop_over_a_dictionary(x):
     return total
 
 
-@branch(4, breaks=BREAK * 3)
+@branch(4, breaks=BREAK * 2)
 def nested_iterators_in_a_loop_that_breaks(x):
     total = x.sum() * 0
     for i, (row, (_, weight)) in enumerate(zip(x, {"a": 1, "b": 2, "c": 3, "d": 4}.items())):

@@ -47,7 +47,7 @@ def a_loop_that_breaks_on_a_tensor(x):
     return x
 
 
-@loop(3, breaks=BREAK * 3)
+@loop(3, breaks=BREAK * 2)
 def a_loop_that_counts(x):
     n = 0
     while x.abs().sum() < 50:
@@ -188,7 +188,7 @@ def a_loop_that_appends(x):
     return x, len(out)
 
 
-@loop(3, breaks=BREAK * 3)
+@loop(3, breaks=BREAK * 2)
 def a_tensor_that_grows(x):
     y = x
     while y.abs().sum() < 50:
