@@ -799,6 +799,35 @@ def the_gradient_of_the_other_branch_is_nan(x):
     return y
 
 
+@branch(2, later=1, grad=True, breaks=BREAK)
+def requires_grad_is_asked_for(x):
+    y, constant = x * 2, torch.ones(4, 6)
+    z = y if x.sum() > 0 else constant
+    return y * z if z.requires_grad else y - z
+
+
+@branch(2, later=1, grad=True, breaks=BREAK)
+def branches_that_the_backward_would_compute_again(x):
+    if x.sum() > 0:
+        for _ in range(5):
+            x = (x @ x.T / 9).softmax(-1) @ x
+    else:
+        for _ in range(5):
+            x = torch.tanh(x @ x.T / 99) @ x
+    return x
+
+
+@branch(grad=True)
+def cheap_branches_under_autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = x @ x.T
+        if x.sum() > 0:
+            y = h * 2
+        else:
+            y = h + h.exp()
+        return y.softmax(-1)
+
+
 @branch(grad=True)
 def a_norm_without_gradients(x):
     if x.sum() > 0:

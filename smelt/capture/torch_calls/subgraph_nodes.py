@@ -19,7 +19,7 @@ from smelt.graph.object_handles import Handle
 from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner, Program, has_gradients
 from smelt.graph.tensor_specs import empty_like_spec, static_sizes
 from smelt.ops.may_raise import must_run
-from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
+from smelt.torch_private import DisableAutocast, DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.fake.fake_tensor import FakeTensor, wrap
 from smelt.tracing.record.trace_parts import TraceParts
 
@@ -42,6 +42,9 @@ def record(parts: TraceParts, program: Program, tensors: Sequence[FakeTensor]) -
         subgraphs = [subgraph_capture.trace(parts, g, specs, sources, record) for g in program.graphs]
         if program.exact and not _reach_the_same(program.graphs, sources):
             raise refuse("branches that compute gradients of different tensors")
+        costly = [n for g in handle.inner.graphs for n in g if n.op == "call_function" and not _is_small(n)]
+        if program.exact and len(costly) > _MAX_RECOMPUTED:
+            raise refuse("branches of many operators, which the backward would compute again")
         graphs = [
             subgraph_capture.backward_graph(s, results, sources, zeros=not program.exact) for s in subgraphs
         ]
@@ -115,7 +118,7 @@ def _both(
     call, before = parts.call, parts.call.node
     call.node = source or before
     try:
-        with DisableTorchFunction(), torch.no_grad():
+        with DisableTorchFunction(), DisableAutocast(), torch.no_grad():
             condition, *operands = tensors
             holds = condition.reshape(())
             both = [_inlined(graph, operands) for graph in inner.graphs]
@@ -134,6 +137,7 @@ def _inlined(graph: Graph, operands: Sequence[FakeTensor]) -> list[torch.Tensor]
 
 
 _MAX_SELECTED_NODES = 32  # of both graphs
+_MAX_RECOMPUTED = 8  # operators of both graphs that are not cheap
 _MAX_TRANSCENDENTAL = (
     2048  # elements: sin and cos of 4,096 take 1.3 times as long as one of them in a plan of its own
 )

@@ -259,8 +259,9 @@ class RecordedTensors:
         """These facts about the first `count` of `entries`, some of which may have been removed since the last call."""
         known = len(self._entries)
         if known > count or (known and entries[known - 1] is not self._entries[-1]):
-            self.__init__()  # type: ignore[misc]
             known = 0
+            for found in (self._entries, self.ids, self.storages):
+                found.clear()
         for entry in entries[known:count]:
             fakes = fakes_in(entry.out)
             self.ids.update(map(id, fakes))

@@ -45,8 +45,9 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
         raise refuse(
             f"Tensor.{name} inside of a reentrant checkpoint, whose forward eager runs without gradients"
         )
-    if name in TENSOR_STATE:
+    if name in TENSOR_STATE or (name == "requires_grad" and tensor.alternatives):
         vm.trace.copies.record_query(tensor)
+    if name in TENSOR_STATE:
         if name != "grad" and id(tensor) in vm.trace.inputs.rebound:
             raise unsupported(f"Tensor.{name} of a tensor whose data was set")
     if real is not None and name in TENSOR_STATE:
