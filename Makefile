@@ -85,7 +85,7 @@ demo: $(VENV)/.native $(VENV)/.test
 # together, as some share a process of their own.
 test test-avx2 check check-wheel: export OMP_WAIT_POLICY = PASSIVE
 test test-avx2 check check-wheel: export GOMP_SPINCOUNT = 0
-# Empty, as unset: a process without bytecode files would compile all of smelt's sources, a second, and tests start hundreds.
+# Empty counts as unset. Without bytecode files, each of hundreds of test processes compiles smelt's sources for a second.
 test test-avx2 check check-wheel: export PYTHONDONTWRITEBYTECODE =
 test test-avx2: $(VENV)/.native $(VENV)/.test
 	# Apart: Triton brings an LLVM of its own into the process.

@@ -2,8 +2,8 @@
 
     python -m benchmarks.branches [--out DIR] [--threads N] [PROGRAM ...]
 
-The data change their minds at every other call, and results are compared with eager's. The table gives microseconds per call
-and what capture gains over breaks.
+The inputs alternate, so that conditions take both values, and results are compared with eager's. The table gives
+microseconds per call and what capture gains over breaks.
 """
 
 from __future__ import annotations

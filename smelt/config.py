@@ -44,8 +44,8 @@ class Config:
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
                       all that is expensive to compute again (1); see docs/autograd.md
-    control_flow      "graph": both branches of an `if` on a tensor are captured where that is exact; "break": the graph
-                      breaks there
+    control_flow      "graph": conditions and loops on tensors are captured where results equal eager's; "break": the
+                      graph breaks there
     """
 
     recompile_limit: int = 8

@@ -62,7 +62,7 @@ LONG_COMPUTATION = _kind(
 TENSOR_CONDITION = _kind(
     "data-dependent-condition",
     "control flow depends on the value of a tensor",
-    "Compute both sides and choose with torch.where, or decide outside the compiled function.",
+    "Keep effects out of both branches, use torch.where, or decide outside the function.",
     "if x.sum() > 0: print('up')",
 )
 DATA_DEPENDENT = _kind(

@@ -118,7 +118,9 @@ class _Progress:
                 if self._is_over:
                     return
                 self._text = f"smelt: compiling {self._name}, {time.perf_counter() - start:.0f} s"
-                _write(f"\r{self._text}\r")  # the cursor at its start: a message that comes takes its place
+                _write(
+                    f"\r{self._text}\r"
+                )  # returns the cursor, so that the next message overwrites the line
 
     def clear(self) -> None:
         self._running.release()

@@ -58,8 +58,8 @@ class Plans:
         return None
 
     def first(self, role: tuple[Any, ...]) -> _native.Plan:
-        """The plan of a graph with fixed sizes. Raises Damaged if there is none or its bytes are none, and RuntimeError
-        if the device or the process cannot load it now, as without memory."""
+        """The plan of a graph with fixed sizes. Raises Damaged if it is missing or corrupt, and RuntimeError if it
+        cannot be loaded now (for example, without memory)."""
         try:
             made = next((self._made(i, ()) for i, p in enumerate(self._stored.plans) if p.role == role), None)
         except RuntimeError as error:

@@ -65,7 +65,7 @@ def line_of(name: str) -> int:
     [
         (counts, "sets the entry 'calls'"),
         (prints, "calls print"),
-        (branches, "Compute both sides and choose with torch.where"),
+        (branches, "Keep effects out of both branches"),
         (Remembers(), "sets the attribute 'seen' of the model"),
     ],
 )

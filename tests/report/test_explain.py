@@ -38,7 +38,11 @@ def test_a_break_is_told_with_its_line_and_what_to_do():
     assert broke["line"]["text"] == "if b.sum() < 0:" and broke["line"]["file"] == __file__
     text = str(explanation)
     assert text.startswith("toy: 2 graphs, 1 break, 0 recompiles, 2 entries, compiled in ")
-    assert "test_explain.py:" in text and "if b.sum() < 0:" in text and "fix: Compute both sides" in text
+    assert (
+        "test_explain.py:" in text
+        and "if b.sum() < 0:" in text
+        and "fix: Keep effects out of both branches" in text
+    )
     assert max(map(len, text.splitlines())) <= 120
     at = {(row["line"], event) for row in data["lines"] for event in row["events"]}
     assert (broke["line"]["line"], "break") in at and (broke["line"]["line"] - 1, "captured") in at

@@ -234,7 +234,7 @@ INTERPRETED: set[Any] = {
         *(getattr(_NamedTuple, n) for n in ("_make", "_replace", "_asdict")),
     ) if f is not None
 }  # fmt: skip
-# Attributes of `torch.backends`, which call the functions that return the settings. An object may stand for a module.
+# Attributes of `torch.backends`, which call the functions that return the settings. An object may replace the module.
 INTERPRETED.update(
     f
     for name, module in list(sys.modules.items())

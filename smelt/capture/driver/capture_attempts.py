@@ -76,7 +76,8 @@ class Attempt:
     `looks_ahead`: the next items of the environment's iterators are guarded, and the compiled frame advances the iterators.
     `guards_conditions`: conditions on numbers in the environment's tensors are guarded.
     `selects`: both branches of a small `torch.cond` are computed, and one result is selected.
-    `captures_jumps`: both branches of a jump on a tensor are captured, except those of `uncaptured_jumps`: why.
+    `captures_jumps`: both branches of a jump on a tensor are captured, except at those in `uncaptured_jumps`, which says
+    why.
     `trusts_marks`: functions marked with `torch.compiler.allow_in_graph` run natively, as functions of their arguments.
     `records_warnings`: a `catch_warnings(record=True)` is captured; the graph does not break inside of it.
     `assigns_data`: assignments to the `data` of a tensor are captured.

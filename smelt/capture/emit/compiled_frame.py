@@ -219,8 +219,8 @@ def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
 
 
 def _bind_alternatives(writer: Writer, fake: FakeTensor, bound: set[int]) -> None:
-    """Select a tensor that exists before a branch where that has no result of its own. `bound`: the tensors, by id, for
-    which this is done; alternatives may have alternatives."""
+    """Bind `fake` to an expression that selects the existing tensor where eager has one. `bound`: the ids of the tensors
+    that are bound; alternatives may have alternatives."""
     if not fake.alternatives or id(fake) in bound:
         return
     bound.add(id(fake))

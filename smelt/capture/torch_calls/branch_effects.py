@@ -1,8 +1,8 @@
 """What branches of a jump on a tensor do to objects.
 
-The program's own containers, instances and cells change for real; changes of objects of the environment are in the overlay.
-The contents of both are taken and restored after each branch, and joined as the branches' other results are. Iterators on
-the stack and in variables are copied for each branch.
+Objects that the program created are mutated in place; changes of environment objects are in the overlay. After each branch,
+the contents of both are read and reset, then joined like other results. Iterators on the stack and in variables are copied
+for each branch.
 """
 
 from __future__ import annotations

@@ -4,9 +4,11 @@ The VM runs both branches of the jump, each in a copy of the frame, to the instr
 post-dominator of the jump, or the end of the frame if one of them returns. The frame continues there with one value for each
 pair of values that the branches leave on the stack and in live variables (`control_flow.join`).
 
-The branches may run where eager runs one only, so they must have no effect besides these values: no change of an object that
-exists before them, no random numbers, no exception. Otherwise the graph breaks at the jump, and its reason says why the
-branches could not be captured.
+If values cannot be joined there, the rest of the frame is captured once for each branch, up to `_MAX_COPIED` deep.
+
+The graph may compute both branches, so their only effects may be stores that can be joined (`branch_effects.py`) and
+in-place writes of tensors; they must draw no random numbers and raise nothing. Otherwise the graph breaks at the jump, and
+the reason says why.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def capture_branches(
     state.depth += 1
     try:
         if state.depth > _MAX_DEPTH:
-            raise refuse(f"more than {_MAX_DEPTH} conditions on tensors, each in a branch of the last")
+            raise refuse(f"more than {_MAX_DEPTH} nested conditions on tensors")
         pred = control_flow.as_condition(vm, condition)
         outcome = Outcome.MET
         if not capture_loop(vm, frame, cast(FakeTensor, pred), if_true, if_false):
@@ -186,7 +188,7 @@ def _kept(slots: Sequence[object], others: Sequence[object]) -> list[object]:
 
 
 def _held(vm: VM) -> list[int]:
-    """Sizes that grow when a branch does what only the compiled frame can do later, or what later calls observe."""
+    """Counts that grow when a branch has an effect that cannot be joined."""
     held, autograd = vm.held, vm.trace.autograd
     calls = (*(memo.calls for memo in held.memos.values()), *autograd.flag_calls.values())
     sizes = [len(held.repeatable), len(held.hooked), len(held.with_grad), len(held.resized), len(held.cells)]

@@ -1,8 +1,7 @@
-"""Loops that end where a tensor says so: `while error.max() > tolerance: ...` as one node of the graph.
+"""Loops that a condition on a tensor ends: `while error.max() > tolerance: ...` as one node of the graph.
 
-At the first jump whose one way leads into a loop that comes back to such a jump, the VM runs the body twice in copies of
-the frame: once to learn which variables change, and once on proxies of these. Only tensors of unchanged layouts may change.
-Loops over iterators are nested branches (`conditional_jumps.py`); others break the graph.
+At a jump that enters such a loop, the VM runs the body twice in copies of the frame: first to find the variables that
+change, then on proxies of them. Only tensors may change, and keep their layouts. Loops over iterators are nested branches (`conditional_jumps.py`); others break the graph.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class _Test:
 
 
 def capture_loop(vm: VM, frame: Frame, condition: FakeTensor, if_true: Branch, if_false: Branch) -> bool:
-    """Capture the loop that the jump at which `frame` stands begins, and continue the frame behind it; False if it begins
-    none. Raises Unsupported for a loop that cannot be captured."""
+    """Capture the loop that starts at the current jump, and continue after it; False if none starts there. Raises
+    Unsupported for a loop that cannot be captured."""
     jump = frame.pc - (frame.code.names[frame.pc - 1] != "TO_BOOL")
     for body, end, goes_on in ((if_true, if_false, True), (if_false, if_true, False)):
         tests = _tests(frame.code, jump, body.at, end.at)
@@ -64,7 +63,7 @@ def _captured(
     changed = [slot for slot in sorted(live) if after[slot] is not before[slot]]
     first = [before[slot] for slot in changed]
     if not all(type(x) is FakeTensor and type(after[slot]) is FakeTensor for x, slot in zip(first, changed)):
-        raise refuse("a variable of the loop changes that is no tensor")
+        raise refuse("the loop changes a variable that is not a tensor")
     control_flow.discard(vm, recorded)
     vm.env.log.refusal = recorded.refusal
     carried = [
@@ -96,7 +95,7 @@ def _captured(
 def _step(
     vm: VM, frame: Frame, body: Branch, tests: Sequence[_Test], variables: Sequence[object]
 ) -> tuple[list[object] | None, object]:
-    """The variables after one step of the loop, and whether it goes on as a tensor; None if it advances an iterator."""
+    """The variables after one iteration, and the loop condition as a tensor; None if the body advances an iterator."""
     created, environment = CreatedObjects(vm.env.sources.find, reachable_state(vm)), EnvironmentContents(vm)
     iterators = IteratorCopies()
     if any(hasattr(type(x), "__next__") and iterators.copy(x) is x for x in body.stack):
@@ -109,7 +108,7 @@ def _step(
     test = next(test for test in tests if test.at == at)
     condition = control_flow.as_condition(vm, stack[-1])
     if type(condition) is not FakeTensor or condition.elem.numel() != 1 or condition.subclass is not None:
-        raise refuse("the loop goes on by another condition than a tensor")
+        raise refuse("the loop condition is not a tensor of one element")
     goes_on = vm.call_native(torch.Tensor.reshape, (condition, ()))
     return slots, goes_on if test.if_true else vm.call_native(torch.logical_not, (goes_on,))
 

@@ -1,10 +1,9 @@
-"""`torch.cond` and `while_loop` within the graph.
+"""Conditions and loops within the graph: `torch.cond`, `while_loop`, and statements (`conditional_jumps.py`).
 
-The VM runs both branches of a data-dependent condition, to guard what they read. Where they are cheap, cannot raise and
-need no gradient, both are computed and each element of the results is selected (the gradient of the other branch could be
-NaN times zero). So are they under `vmap`, where eager computes both for a condition of its batch. Else they become
-subgraphs, of which one runs (`subgraph_capture.py`). Ints that the branches return become unbacked numbers, read from
-a tensor that selects one of them.
+The VM runs both branches of a data-dependent condition, to guard what they read. Cheap branches that cannot raise are both
+computed, and each element of the results is selected. So are they under `vmap`, where eager computes both for a condition of
+its batch. Others become subgraphs, of which one runs (`subgraph_capture.py`). Ints that the branches of a `torch.cond` return
+become unbacked numbers, read from a tensor that selects one of them.
 
 Eager runs branches through torch's compiler, which refuses those with side effects. Where branches have side effects, the
 frame is captured again without subgraphs (`Attempt.selects`), and the graph breaks at the condition. The same holds for the
@@ -72,7 +71,7 @@ def begin_recording(vm: VM, *arguments: object) -> RecordedPair:
     stored = [v for e in log.effects() for v in vars(e).values() if v is not e.target and v is not MISSING]
     reached = [*arguments, *stored, *variables.values()]
     contents = _contents(vm, reached)
-    refusal, log.refusal = log.refusal, "a subgraph changes an object outside of it"
+    refusal, log.refusal = log.refusal, "one prints, or changes an object outside"
     return RecordedPair(arguments, reached, contents, refusal, [mark(vm.trace)])
 
 
@@ -219,7 +218,9 @@ def join(
         _check_containers(if_true, if_false)
     before = _Existing(vm, first.entries)
     if any(map(before.shares, itertools.chain(*pairs))) and not (is_statement and vm.trace.copies.allowed):
-        raise subgraph_capture.refuse("branches that return their operands")
+        raise subgraph_capture.refuse(
+            "they give an existing tensor, where later code writes or compares it, or is `torch.cond`"
+        )
     if is_statement:
         _check_joinable(pairs, before)
         subgraph_capture.check_nodes(vm.trace.tape.torch.graph.nodes[first.torch :])
@@ -228,7 +229,7 @@ def join(
     if not written and are_cheap(added) and all(itertools.starmap(_is_selectable, pairs)):
         chosen = [_selected(vm, pred, a, b) for a, b in pairs]
     elif pred.device.type != "cpu":
-        raise subgraph_capture.refuse("branches that are no small computations, for a condition on a GPU")
+        raise subgraph_capture.refuse("they are too large for a condition on a GPU")
     else:
         if not all(before.holds(f) or f.storage_key not in before.storages for f in itertools.chain(*pairs)):
             raise subgraph_capture.refuse("branches whose results are views of other tensors")
@@ -302,7 +303,7 @@ def _check_joinable(pairs: Sequence[tuple[FakeTensor, FakeTensor]], before: _Exi
             raise subgraph_capture.refuse("branches with tensors of different classes or with attributes")
         for one, other in ((a, b), (b, a)):
             if one.requires_grad and not other.requires_grad and not before.holds(other):
-                raise subgraph_capture.refuse("branches of which one has gradients")
+                raise subgraph_capture.refuse("only one result requires gradients")
 
 
 def _attributes(fake: FakeTensor) -> bool:
@@ -388,7 +389,7 @@ def _is_selectable(a: FakeTensor, b: FakeTensor) -> bool:
 def _selected(vm: VM, pred: FakeTensor, a: FakeTensor, b: FakeTensor) -> FakeTensor:
     selected = vm.call_native(torch.where, (vm.call_native(torch.Tensor.reshape, (pred, ())), a, b))
     if not isinstance(selected, FakeTensor) or selected.spec.stride != a.spec.stride:
-        raise subgraph_capture.refuse("branches with tensors of such layouts")
+        raise subgraph_capture.refuse("their results have different layouts")
     return selected
 
 
@@ -419,8 +420,8 @@ _SHOWN: dict[type, type] = {FakeTensor: torch.Tensor, Int: int, UnbackedComparis
 def _difference(a: object, b: object) -> str:
     kinds = [_SHOWN.get(type(x), type(x)).__name__ for x in (a, b)]
     if kinds[0] != kinds[1]:
-        return f"one gives a value of {kinds[0]}, the other of {kinds[1]}"
-    return f"they give values of {kinds[0]} that differ in more than tensors"
+        return f"one leaves a value of type {kinds[0]}, the other of type {kinds[1]}"
+    return f"they leave different values of type {kinds[0]}"
 
 
 def _check_containers(a: object, b: object) -> None:
@@ -495,8 +496,10 @@ def end_loop(
     if vm.trace.writes.calls[start.writes :]:
         raise subgraph_capture.refuse("a step of the loop writes in place")
     before = _Existing(vm, start.entries, inside)
-    if not vm.trace.copies.allowed or any(f.device.type != "cpu" for f in carried):
-        raise subgraph_capture.refuse("a loop on a GPU, or whose results are written or compared")
+    if not vm.trace.copies.allowed:
+        raise subgraph_capture.refuse("later code writes or compares a result of the loop")
+    if any(f.device.type != "cpu" for f in carried):
+        raise subgraph_capture.refuse("a loop on a GPU")
     check_fixed(list(carried), "a loop")
     if any(map(before.shares, results)) or len({f.storage_key for f in results}) < len(results):
         raise subgraph_capture.refuse("a variable of the loop takes the tensor of another one")

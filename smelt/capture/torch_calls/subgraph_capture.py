@@ -147,7 +147,7 @@ def _check(node: Node) -> None:
     if type(node.target) in (OpaqueCall, KernelLaunch) or node.target is torch.autograd.grad:
         raise refuse("a subgraph that calls autograd")
     if graph_passes.changes_state(node) and node.target not in torch_settings.CHANGES:
-        raise refuse("a subgraph that changes what autograd knows")
+        raise refuse("one changes the state of autograd")
 
 
 def _clone(node: Node) -> Node:
@@ -232,7 +232,7 @@ def trace(
     if traced.mutated or len(set(storages)) < len(storages) or before & {*storages}:
         raise refuse("a subgraph that returns or writes its operands")
     if any(isinstance(n.target, OpOverload) and effects(n.target).random for n in traced.aten_graph):
-        raise refuse("a subgraph that draws random numbers")
+        raise refuse("one draws random numbers")
     traced.release_examples()
     return TracedSubgraph(traced, fakes)
 
@@ -324,7 +324,7 @@ def backward_graph(
 def _check_joint(joint: Joint) -> None:
     plain = all(r.kind == "value" and not r.steps and not r.detached for r in joint.results)
     if not plain or joint.writes or joint.freed or joint.flags.enabled:
-        raise refuse("a subgraph that changes what autograd knows")
+        raise refuse("one changes the state of autograd")
 
 
 def _only_gradients(joint: Joint) -> Graph:

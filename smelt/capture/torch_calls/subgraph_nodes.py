@@ -90,7 +90,7 @@ def _run_graphs(
 ) -> list[FakeTensor]:
     """Record an aten node that runs the subgraphs of `handle`; return its results. Two graphs of few cheap operators are
     both computed, and each element of their results is selected: so they fuse with their neighbours, and the gradient of
-    the graph that does not run cannot reach a result, even if it is NaN."""
+    the unselected graph cannot reach a result, even if it is NaN."""
     inner = handle.inner
     if isinstance(inner.rule, Choice) and are_cheap([n for g in inner.graphs for n in g if n.op != "output"]):
         return _both(parts, source, inner, tensors, specs)

@@ -273,7 +273,7 @@ class RecordedTensors:
 @dataclass
 class ConditionalJumps:
     """Jumps on tensors whose branches are captured: the outermost one whose branches are running, how many are running, and
-    how many have met."""
+    how many were captured."""
 
     running: object = None
     depth: int = 0

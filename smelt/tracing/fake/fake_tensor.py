@@ -51,7 +51,7 @@ _CALL_BY_NAME = OpOverloadPacket.__call__.__code__
 FAKE_TEXT = "FakeTensor("  # where the text of a fake begins
 
 
-# Conditions, as tensors, and the tensor that eager has in place of another where one holds: at most one does.
+# Pairs (condition, tensor): where the condition holds, eager has `tensor` instead of the fake. At most one holds.
 Alternatives = tuple[tuple["FakeTensor", "FakeTensor"], ...]
 
 

@@ -2,8 +2,8 @@
 
 Where a program indexes a tensor by a position that is known only at run time
 (`smelt.tracing.composites.row_indexing`), eager returns a view and the aten level a gathered copy. They are equivalent
-as long as neither is written, the view does not leave the graph and nothing queries its memory. The same holds for the
-result of a branch that is a tensor which exists before it, but that may leave the graph: the compiled frame selects it.
+as long as neither is written, the view does not leave the graph and nothing queries its memory. The same holds for a
+branch result that is an existing tensor, but it may leave the graph: the compiled frame selects the tensor itself.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
         if owner not in PLAIN_MROS and how not in _METHOD_KINDS:
             check_class(tensor, name)
     if name in OF_FAKES:
-        raise unsupported(f"attribute {name!r} of a tensor is set, which fakes use")
+        raise unsupported(f"attribute {name!r} of a tensor is set, a name that fake tensors reserve")
     if vm.trace.is_environment(tensor):
         if hasattr(torch.Tensor, name):
             raise unsupported(f"attribute {name!r} of a tensor of the environment is set", UNSUPPORTED_EFFECT)
