@@ -1,7 +1,8 @@
 """Loops that a condition on a tensor ends: `while error.max() > tolerance: ...` as one node of the graph.
 
 At a jump that enters such a loop, the VM runs the body twice in copies of the frame: first to find the variables that
-change, then on proxies of them. Only tensors may change, and keep their layouts. Loops over iterators are nested branches (`conditional_jumps.py`); others break the graph.
+change, then on proxies of them. Only tensors may change, and keep their layouts. Loops over iterators are nested branches
+(`conditional_jumps.py`); others break the graph.
 """
 
 from __future__ import annotations

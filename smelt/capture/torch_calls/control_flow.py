@@ -1,9 +1,9 @@
 """Conditions and loops within the graph: `torch.cond`, `while_loop`, and statements (`conditional_jumps.py`).
 
 The VM runs both branches of a data-dependent condition, to guard what they read. Cheap branches that cannot raise are both
-computed, and each element of the results is selected. So are they under `vmap`, where eager computes both for a condition of
-its batch. Others become subgraphs, of which one runs (`subgraph_capture.py`). Ints that the branches of a `torch.cond` return
-become unbacked numbers, read from a tensor that selects one of them.
+computed, and each element of the results is selected. So are they under `vmap`, where eager computes both for a condition
+of its batch. Others become subgraphs, of which one runs (`subgraph_capture.py`). Ints that the branches of a `torch.cond`
+return become unbacked numbers, read from a tensor that selects one of them.
 
 Eager runs branches through torch's compiler, which refuses those with side effects. Where branches have side effects, the
 frame is captured again without subgraphs (`Attempt.selects`), and the graph breaks at the condition. The same holds for the
@@ -218,9 +218,8 @@ def join(
         _check_containers(if_true, if_false)
     before = _Existing(vm, first.entries)
     if any(map(before.shares, itertools.chain(*pairs))) and not (is_statement and vm.trace.copies.allowed):
-        raise subgraph_capture.refuse(
-            "they give an existing tensor, where later code writes or compares it, or is `torch.cond`"
-        )
+        later = ", which later code writes or compares" if is_statement else ""
+        raise subgraph_capture.refuse(f"they return an existing tensor{later}")
     if is_statement:
         _check_joinable(pairs, before)
         subgraph_capture.check_nodes(vm.trace.tape.torch.graph.nodes[first.torch :])
