@@ -736,7 +736,7 @@ def match_on_a_value():
     return fn, [(torch.ones(k),) for k in (3, 4, 5)]
 
 
-@program(graphs=2, breaks=["data-dependent-condition", "data-dependent-condition"])
+@program(graphs=2, breaks=["data-dependent-condition", "data-dependent-condition"], options=BREAKS)
 def bounded_graphs_for_a_thousand_iterations():
     def fn(x):
         for i in range(1000):

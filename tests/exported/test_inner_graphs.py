@@ -118,8 +118,10 @@ def test_gradients(tmp_path: Path) -> None:
 
 
 ENDLESS = """
-import sys, torch, smelt
+import signal, torch, smelt
 from torch._higher_order_ops import while_loop
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background of a shell ignores it
 
 def f(x):
     return while_loop(lambda i, a: a.sum() > 0, lambda i, a: (i + 1, a * 1), (torch.tensor(0), x))
@@ -140,7 +142,10 @@ def test_an_endless_loop_can_be_interrupted() -> None:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         time.sleep(1)  # until the loop runs
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60)[0] == "interrupted\n"
+        try:
+            assert process.communicate(timeout=60)[0] == "interrupted\n"
+        finally:
+            process.kill()
 
 
 def test_the_graph_as_text() -> None:

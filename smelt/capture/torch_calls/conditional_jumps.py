@@ -52,6 +52,7 @@ from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 
 _MAX_DEPTH = 16  # of branches within branches
+_MAX_CAPTURED = 1024  # conditions of one graph: 1,000 in an unrolled loop take four seconds to compile
 _MAX_COPIED = 3  # depth to which the rest of a frame is captured once for each branch
 
 
@@ -79,6 +80,8 @@ def capture_branches(
     try:
         if state.depth > _MAX_DEPTH:
             raise refuse(f"more than {_MAX_DEPTH} nested conditions on tensors")
+        if state.captured >= _MAX_CAPTURED:
+            raise refuse(f"more than {_MAX_CAPTURED} conditions on tensors")
         pred = control_flow.as_condition(vm, condition)
         outcome = Outcome.MET
         if not capture_loop(vm, frame, cast(FakeTensor, pred), if_true, if_false):
