@@ -224,11 +224,8 @@ def _break_at_jump(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> A
     it."""
     if failed.jump is None:
         return None
-    error, stop = failed.error, None
-    if isinstance(error, Unsupported) and error.path and attempt.may_break:
-        stop = Stop(error.path, error)
-    why = error.reason.detail if isinstance(error, Unsupported) else "bool() of a tensor"
-    return replace(start, uncaptured_jumps={**start.uncaptured_jumps, failed.jump: why}, stop=stop)
+    why = failed.error.reason.detail if isinstance(failed.error, Unsupported) else "bool() of a tensor"
+    return replace(start, uncaptured_jumps={**start.uncaptured_jumps, failed.jump: why}, stop=None)
 
 
 @_rule((NotDifferentiable, BackendError), persists=True)

@@ -360,6 +360,8 @@ def _capture(
         tensor_state.check_counters(vm, fakes)
         if vm.contexts.under_modes:
             custom_functions.check_history([*fakes, *trace.inputs])
+        if any(f.alternatives for f in (*hashed_fakes.values(), *vm.held.with_grad)):
+            trace.copies.distinguished = True
         trace.copies.check((*fakes, *trace.writes.addressed_from_start))
         _check_needed(env)
         traced = trace.finish(fakes)

@@ -203,6 +203,8 @@ def _id(vm: VM, args: Args, kwargs: Kwargs) -> int:
     vm.env.facts.use_identity(args[0])
     vm.env.facts.use_constant(args[0])
     vm.env.facts.depend_on_process("the result of id")
+    if type(args[0]) is FakeTensor and args[0].alternatives:
+        vm.trace.copies.record_query(args[0])
     return id(
         vm.trace.real(args[0]) if type(args[0]) is FakeTensor and vm.trace.is_input(args[0]) else args[0]
     )

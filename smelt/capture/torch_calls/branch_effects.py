@@ -7,10 +7,14 @@ for each branch.
 
 from __future__ import annotations
 
+import collections
 import operator
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CellType
 from typing import cast
+
+import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.value_kinds import (
@@ -23,6 +27,9 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.environment.environment_mutations import mark_copies_stale
 from smelt.capture.graph_breaks.iterator_reconstruction import copied_iterator
+from smelt.capture.proxies.array_proxy import BoundMethod
+from smelt.capture.proxies.opaque_proxy import OpaqueProxy
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.reconstruction.constants import is_embeddable
 from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
 from smelt.capture.reconstruction.reconstruction_order import find_reachable
@@ -31,6 +38,9 @@ from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.guards.source import Source
 from smelt.reasons import DATA_DEPENDENT, Reason
+from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
+from smelt.tracing.symbolic.sym_numbers import NUMBERS
+from smelt.tracing.symbolic.symbolic_ranges import SymbolicRange
 
 Contents = list[object] | dict[object, object]
 StoredKey = tuple[int, object]  # the id of a container of the environment, and an index or a key
@@ -41,6 +51,7 @@ class CreatedObjects:
 
     def __init__(self, source_of: Callable[[object], Source | None], roots: Iterable[object]) -> None:
         """Raises Unsupported for an object that a compiled frame could not reconstruct."""
+        self._source_of = source_of
         reachable = find_reachable(roots, source_of)
         created = [(x, reachable.kinds[id(x)]) for x in reachable.alive if id(x) in reachable.kinds]
         contents = [(x, _contents(x)) for x, _ in created]
@@ -48,6 +59,15 @@ class CreatedObjects:
         self.before = [found for _, found in contents if found is not None]
         self._classes = [type(x) for x in self._changeable]
         self._others = [(x, kind, _state(x, kind)) for x, kind in created if _contents(x) is None]
+        for x, _, _ in self._others:
+            if type(x) not in _KNOWN and not hasattr(type(x), "__next__") and not isinstance(x, _IMMUTABLE):
+                raise _refuse(f"the function has created a {type(x).__qualname__}, which they may change")
+        self._exist = {id(x) for x, _ in created}
+        self._alive = [x for x, _ in created]
+
+    def exists(self, x: object) -> bool:
+        """Whether an object existed before the branches."""
+        return id(x) in self._exist or self._source_of(x) is not None
 
     def take_contents(self) -> dict[int, Contents]:
         """The contents of the objects that changed, by index, which are restored. Raises Unsupported for a change of another
@@ -79,6 +99,17 @@ class CreatedObjects:
             del cast(CellType, x).cell_contents
         else:
             cast(CellType, x).cell_contents = contents[0]
+
+
+# Kinds whose changes `_state` shows, or that have none.
+_KNOWN = frozenset(
+    (
+        set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict, torch.Size, slice, range,
+        types.FunctionType, types.MethodType, types.BuiltinMethodType, property, staticmethod, classmethod, type,
+        TextProxy, OpaqueProxy, BoundMethod, UnbackedComparison, SymbolicRange, *NUMBERS,
+    )
+)  # fmt: skip
+_IMMUTABLE = (tuple, str, int, float, complex, bytes)
 
 
 def _contents(x: object) -> Contents | None:

@@ -13,6 +13,7 @@ the reason says why.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -53,6 +54,7 @@ from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 
 _MAX_DEPTH = 16  # of branches within branches
 _MAX_CAPTURED = 1024  # conditions of one graph: 1,000 in an unrolled loop take four seconds to compile
+_MAX_TAILS = 32  # conditions after which the rest of a frame is captured for each branch
 _MAX_COPIED = 3  # depth to which the rest of a frame is captured once for each branch
 
 
@@ -120,6 +122,20 @@ def _may_capture(vm: VM, condition: object) -> bool:
     return vm.trace.constants.value(condition) is None and tensor_item.number(vm, condition) is None
 
 
+def _check_frame(vm: VM, frame: Frame, branches: Sequence[Branch], meeting_point: int | None) -> None:
+    """Raise Unsupported for a class body, whose names are not joined, for branches that leave a `with`, which each would
+    exit, and for the rest of a frame that is captured too often."""
+    if frame.namespace is not None:
+        raise refuse("they are in a class body")
+    if meeting_point is None:
+        stack = itertools.chain(*(branch.stack for branch in branches))
+        if not all(hasattr(type(x), "__next__") or type(x) is FakeTensor for x in stack):
+            raise refuse("one leaves a `with`")
+        vm.conditional_jumps.tails += 1
+        if vm.conditional_jumps.tails > _MAX_TAILS:
+            raise refuse(f"more than {_MAX_TAILS} conditions on tensors after which the function may end")
+
+
 @dataclass
 class _Left:
     """What a branch leaves: the stack and the variables where the branches meet (only the result, on the stack, if the frame
@@ -134,6 +150,7 @@ class _Left:
 def _captured(
     vm: VM, frame: Frame, pred: FakeTensor, branches: tuple[Branch, Branch], meeting_point: int | None
 ) -> Outcome:
+    _check_frame(vm, frame, branches, meeting_point)
     created, environment = CreatedObjects(vm.env.sources.find, reachable_state(vm)), EnvironmentContents(vm)
     recorded, held = control_flow.begin_recording(vm), _held(vm)
     recorded.condition = pred
@@ -161,7 +178,8 @@ def _captured(
         return [of.stack, [of.slots[slot] for slot in live], contents, stores]
 
     try:
-        joined = control_flow.join(vm, recorded, *map(values, left), is_statement=True)
+        both = map(values, left)
+        joined = control_flow.join(vm, recorded, *both, is_statement=True, exists=created.exists)
     except control_flow.Unjoinable:
         if meeting_point is None or vm.conditional_jumps.depth > _MAX_COPIED:
             raise

@@ -53,6 +53,8 @@ def _negated(vm: VM, condition: FakeTensor) -> FakeTensor:
 def _captured(
     vm: VM, frame: Frame, condition: FakeTensor, body: Branch, end: Branch, tests: Sequence[_Test]
 ) -> bool:
+    if frame.namespace is not None:
+        raise refuse("a loop in a class body")
     before = [*frame.locals]
     recorded = control_flow.begin_recording(vm)
     after, _ = _step(vm, frame, body, tests, before)

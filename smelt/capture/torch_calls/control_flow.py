@@ -13,7 +13,7 @@ functions of a loop.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import cast
@@ -32,7 +32,8 @@ from smelt.capture.torch_calls.unbacked_reads import numbers
 from smelt.capture.vm.vm import VM
 from smelt.errors import RefusedOperator, Unsupported
 from smelt.graph import torch_settings
-from smelt.graph.subgraphs import Choice, Loop, Program, Rule
+from smelt.graph.subgraphs import Choice, Loop, Program, Rule, has_gradients
+from smelt.guards.leaf_equality import same_leaf
 from smelt.guards.source import Source
 from smelt.ops.may_raise import must_run
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, Reason
@@ -203,19 +204,26 @@ def _choose(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 
 def join(
-    vm: VM, functions: RecordedPair, if_true: object, if_false: object, *, is_statement: bool = False
+    vm: VM,
+    functions: RecordedPair,
+    if_true: object,
+    if_false: object,
+    *,
+    is_statement: bool = False,
+    exists: Callable[[object], bool] = lambda container: False,
 ) -> object:
     """One value for the results of two functions, which the graph computes or selects. Raises Unsupported where it may
     differ from eager's.
 
     `is_statement`: the functions are the branches of a statement. A result may be a tensor that exists before them, and
-    gradients reach only the operands that eager's reach."""
+    gradients reach only the operands that eager's reach. `exists`: whether a container exists before the branches, so that
+    the program can tell it from another one."""
     (first, second), pred = functions.marks, cast(FakeTensor, functions.condition)
     tape = vm.trace.tape.entries
     added = [entry.node for entry in tape[first.entries :]]
     pairs = _distinct(_pairs(if_true, if_false, same=is_statement))
     if is_statement:
-        _check_containers(if_true, if_false)
+        _check_containers(if_true, if_false, exists)
     before = _Existing(vm, first.entries)
     if any(map(before.shares, itertools.chain(*pairs))) and not (is_statement and vm.trace.copies.allowed):
         later = ", which later code writes or compares" if is_statement else ""
@@ -298,11 +306,14 @@ def _check_joinable(pairs: Sequence[tuple[FakeTensor, FakeTensor]], before: _Exi
         if len(set(new)) < len(new):
             raise subgraph_capture.refuse("branches with results that share memory")
     for a, b in pairs:
-        if class_of_fake(a) is not class_of_fake(b) or _attributes(a) or _attributes(b):
-            raise subgraph_capture.refuse("branches with tensors of different classes or with attributes")
+        if any(class_of_fake(f) is not torch.Tensor or _attributes(f) for f in (a, b)):
+            raise subgraph_capture.refuse("their results are parameters, or tensors with attributes")
         for one, other in ((a, b), (b, a)):
             if one.requires_grad and not other.requires_grad and not before.holds(other):
                 raise subgraph_capture.refuse("only one result requires gradients")
+    differentiated = [a.requires_grad or b.requires_grad for a, b in pairs if has_gradients(a.dtype)]
+    if any(differentiated) and not all(differentiated):
+        raise subgraph_capture.refuse("only some of their results require gradients")
 
 
 def _attributes(fake: FakeTensor) -> bool:
@@ -317,7 +328,7 @@ def _set_alternatives(
     if_false: Sequence[tuple[FakeTensor, FakeTensor]],
 ) -> None:
     """Record that eager has tensors that exist before the branches in place of `result`."""
-    holds = vm.call_native(torch.Tensor.reshape, (pred, ()))
+    holds = vm.call_native(torch.Tensor.clone, (vm.call_native(torch.Tensor.reshape, (pred, ())),))
     fails = vm.call_native(torch.logical_not, (holds,))
     alternatives: list[tuple[FakeTensor, FakeTensor]] = []
     for outcome, of_branch in ((holds, if_true), (fails, if_false)):
@@ -404,13 +415,17 @@ def _pairs(a: object, b: object, same: bool = False) -> list[tuple[FakeTensor, F
         others = cast("Sequence[object]", b)
         if len(a) == len(others):
             return [pair for x, y in zip(a, others) for pair in _pairs(x, y, same)]
-    if type(a) is dict and type(b) is dict and list(a) == list(b):
+    if type(a) is dict and type(b) is dict and len(a) == len(b) and all(map(_is_same_key, a, b)):
         return [pair for key in a for pair in _pairs(a[key], b[key], same)]
     if type(a) in _INTS and type(b) in _INTS and not same:
         return []
-    if type(a) is type(b) and type(a) in LEAF_TYPES and a == b:
+    if type(a) in LEAF_TYPES and same_leaf(a, b):
         return []
     raise Unjoinable(Reason(DATA_DEPENDENT, _difference(a, b)))
+
+
+def _is_same_key(a: object, b: object) -> bool:
+    return a is b or (type(a) in LEAF_TYPES and same_leaf(a, b))
 
 
 _SHOWN: dict[type, type] = {FakeTensor: torch.Tensor, Int: int, UnbackedComparison: bool}
@@ -423,8 +438,8 @@ def _difference(a: object, b: object) -> str:
     return f"they leave different values of type {kinds[0]}"
 
 
-def _check_containers(a: object, b: object) -> None:
-    """Raise Unsupported where a container of one branch corresponds to several of the other."""
+def _check_containers(a: object, b: object, exists: Callable[[object], bool]) -> None:
+    """Raise Unsupported where a container of one branch corresponds to several of the other, or exists before."""
     partners: dict[int, int] = {}
     pending = [(a, b)]
     while pending:
@@ -432,6 +447,10 @@ def _check_containers(a: object, b: object) -> None:
         if x is y or not isinstance(x, (list, dict, tuple)):
             continue
         if not isinstance(x, tuple):
+            if exists(x) or exists(y):
+                raise Unjoinable(
+                    Reason(DATA_DEPENDENT, f"they leave different objects of type {type(x).__name__}")
+                )
             if partners.setdefault(id(x), id(y)) != id(y) or partners.setdefault(id(y), id(x)) != id(x):
                 raise subgraph_capture.refuse("branches that share containers in different ways")
         if isinstance(x, dict):
@@ -499,6 +518,8 @@ def end_loop(
         raise subgraph_capture.refuse("later code writes or compares a result of the loop")
     if any(f.device.type != "cpu" for f in carried):
         raise subgraph_capture.refuse("a loop on a GPU")
+    if any(f.requires_grad for f in (*carried, *results)):
+        raise subgraph_capture.refuse("a variable of the loop requires gradients")
     check_fixed(list(carried), "a loop")
     if any(map(before.shares, results)) or len({f.storage_key for f in results}) < len(results):
         raise subgraph_capture.refuse("a variable of the loop takes the tensor of another one")
@@ -569,6 +590,9 @@ def _as_node(
     in the storages `written` take the values that the functions leave in them."""
     trace = vm.trace
     own = [f.torch_node for f in proxies if f.torch_node is not None]
+    for result in itertools.chain(*(each.results for each in functions)):
+        if result.torch_node is None:  # an input that nothing has read
+            trace.inputs.torch_node(result)
     operands = subgraph_capture.operands(trace, functions, own)
     placeholders = [*own, *(f.torch_node for f in operands if f.torch_node is not None)]
     targets = _written_operands(trace, operands, written)
@@ -589,8 +613,8 @@ def _written_operands(
     found = [f for f in operands if f.storage_key in written]
     if len({f.storage_key for f in found}) < len(found):
         raise subgraph_capture.refuse("branches that write a tensor which shares memory with another")
-    if torch.is_grad_enabled() and any(
-        f.requires_grad or trace.inputs.in_storage(f.storage_key) for f in found
-    ):
+    if any(f.requires_grad for f in found) and torch.is_grad_enabled():
         raise subgraph_capture.refuse("branches that write a tensor in place, with gradients enabled")
+    if any(trace.inputs.in_storage(f.storage_key) for f in found) and not torch.is_inference_mode_enabled():
+        raise subgraph_capture.refuse("branches that write an input, whose version eager changes in one only")
     return found

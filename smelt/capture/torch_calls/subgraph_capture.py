@@ -141,6 +141,16 @@ def check_nodes(nodes: Iterable[Node]) -> None:
     """Raise Unsupported for nodes that a function of a higher-order operator may not have."""
     for node in nodes:
         _check(node)
+        if str(getattr(node.target, "__name__", node.target)) in _CHANGES_METADATA:
+            raise refuse("one changes the sizes or strides of a tensor in place")
+
+
+_CHANGES_METADATA = frozenset(
+    (
+        "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_",
+        "set_", "detach_", "rename_", "sparse_resize_", "resize_as_sparse_",
+    )
+)  # fmt: skip
 
 
 def _check(node: Node) -> None:

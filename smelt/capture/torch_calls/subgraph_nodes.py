@@ -56,7 +56,7 @@ def record(parts: TraceParts, program: Program, tensors: Sequence[FakeTensor]) -
 
 
 def _reach_the_same(graphs: Sequence[Graph], sources: frozenset[int]) -> bool:
-    """Whether each result depends on the same of the operands `sources` in all graphs."""
+    """Whether each differentiable result depends on all of the operands `sources` in all graphs."""
     found = []
     for graph in graphs:
         reached: dict[Node, frozenset[int]] = {p: sources & {i} for i, p in enumerate(graph.placeholders)}
@@ -65,8 +65,13 @@ def _reach_the_same(graphs: Sequence[Graph], sources: frozenset[int]) -> bool:
                 reached[node] = frozenset().union(*(reached[n] for n in argument_nodes(node)))
             else:
                 reached[node] = frozenset()
-        found.append([reached[n] for n in graph.output.args[0]])
-    return all(each == found[0] for each in found)
+        results = (
+            n
+            for n in graph.output.args[0]
+            if not isinstance(n.spec, TensorSpec) or has_gradients(n.spec.dtype)
+        )
+        found += [reached[n] for n in results]
+    return all(each == sources for each in found)
 
 
 def _result_specs(program: Program, subgraphs: Sequence[TracedSubgraph]) -> list[TensorSpec]:

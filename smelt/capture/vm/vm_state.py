@@ -277,6 +277,7 @@ class ConditionalJumps:
 
     running: object = None
     depth: int = 0
+    tails: int = 0  # branches that were captured to the end of their frame
     recorded: RecordedTensors = field(default_factory=RecordedTensors)
     captured: int = 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from smelt.graph.ir import TensorSpec
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
 
@@ -31,11 +32,17 @@ class Copies:
         self.storages: set[int] = set()
         self.sources: set[int] = set()
         self.distinguished = False
+        self._layouts: list[
+            tuple[FakeTensor, TensorSpec]
+        ] = []  # of tensors that have alternatives or are some
 
     def add(self, copy: FakeTensor, sources: Iterable[FakeTensor]) -> None:
         """Record that `copy` was created where eager has one of `sources`, or a view of it."""
+        sources = list(sources)
         self.storages.add(copy.storage_key)
         self.sources.update(source.storage_key for source in sources)
+        if copy.alternatives:
+            self._layouts += [(f, f.spec) for f in (copy, *sources)]
 
     def record_writes(self, written: set[int]) -> None:
         """Record that an operator wrote these storages."""
@@ -50,5 +57,6 @@ class Copies:
         """Raise NotCopies if the program can distinguish copies from views; `leaving`: the tensors that leave the
         graph."""
         leaves = any(f.storage_key in self.storages and not f.alternatives for f in leaving)
+        leaves |= any(f.spec != spec or (f.alternatives and f.__dict__) for f, spec in self._layouts)
         if self.storages and (self.distinguished or leaves):
             raise NotCopies

@@ -24,6 +24,11 @@ from smelt.tracing.fake.fake_tensor import FakeTensor, check_class, class_of_fak
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
 from smelt.tracing.record.torch_function_handlers import is_handled, overridable_member
 
+# what branches may decide of a tensor with alternatives
+_DECIDED = frozenset(
+    ("requires_grad", "storage_offset", "is_conj", "is_neg", "is_inference", "untyped_storage", "data_ptr")
+)
+
 
 def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     """`tensor.name`. An AttributeError names the class that the user sees."""
@@ -45,7 +50,9 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
         raise refuse(
             f"Tensor.{name} inside of a reentrant checkpoint, whose forward eager runs without gradients"
         )
-    if name in TENSOR_STATE or (name == "requires_grad" and tensor.alternatives):
+    if name in TENSOR_STATE or (
+        tensor.alternatives and (name in _DECIDED or not hasattr(torch.Tensor, name))
+    ):
         vm.trace.copies.record_query(tensor)
     if name in TENSOR_STATE:
         if name != "grad" and id(tensor) in vm.trace.inputs.rebound:
