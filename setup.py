@@ -8,9 +8,9 @@ generated file in `build/units/` that includes the sources of some folders. `SME
 from scratch, faster after a change to one file.
 """
 
-import importlib.util
 import os
 import re
+import runpy
 import sys
 import sysconfig
 from pathlib import Path
@@ -86,9 +86,8 @@ def write_build_info(folder: Path) -> None:
     path = folder / "_built.py"
     built: dict[str, str] = {}
     if path.exists():
-        spec = importlib.util.spec_from_file_location("_built", path)
-        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-        built = {k: v for k, v in module.TORCH.items() if (folder / f"_native{k}").exists()}
+        torches = runpy.run_path(str(path))["TORCH"]  # an import would leave a bytecode file beside it
+        built = {k: v for k, v in torches.items() if (folder / f"_native{k}").exists()}
     built[sysconfig.get_config_var("EXT_SUFFIX")] = torch.__version__
     path.write_text(
         f'"""Written by setup.py: the torch that `_native` was built for, by its suffix."""\n\nTORCH = {built}\n'

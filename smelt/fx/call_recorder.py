@@ -88,7 +88,9 @@ def _call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class _Recorder(FrameCompiler):
     def __init__(self, dynamic: bool, level: str) -> None:
         eager = backend_registry.lookup("eager")
-        super().__init__(eager, config.defaults(), fullgraph=True, dynamic=dynamic)
+        super().__init__(
+            eager, replace(config.defaults(), control_flow="break"), fullgraph=True, dynamic=dynamic
+        )
         self.recording: Recording | None = None
         self._level = level
 

@@ -95,7 +95,7 @@ class _Numbered:
         """A hashable form, in which symbols have their values and nodes their numbers."""
         x = self._known.get(x, x) if isinstance(x, Node) else x
         if isinstance(x, Node):
-            return Node, self.numbers[x]
+            return Node, self.numbers.get(x, x.name)  # by name: a tangent that no node reads
         if isinstance(x, Expr) or type(x) is int:
             return int, subs(x, self._values)
         if isinstance(x, TensorSpec):

@@ -102,7 +102,7 @@ def view_at_an_index_in_a_tensor() -> Any:
 
 def condition_in_a_call() -> Any:
     def inner(x: Any) -> Any:
-        return x + 1 if x.sum() > 0 else x - 1
+        return x + 1 if x.sum().item() > 0 else x - 1
 
     def f(x: Any) -> Any:
         return inner(x) * 2

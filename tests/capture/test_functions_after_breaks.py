@@ -230,7 +230,7 @@ def test_while_loop_has_a_resume_function_for_its_body_and_one_after_it() -> Non
             x = x + 1
         return x * 2
 
-    compiled = smelt.compile(fn, backend="eager")
+    compiled = smelt.compile(fn, backend="eager", options={"control_flow": "break"})
     for _ in range(3):
         assert torch.equal(compiled(torch.ones(3)), fn(torch.ones(3)))
     assert len(records(compiled)) == 3

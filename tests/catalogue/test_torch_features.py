@@ -777,7 +777,7 @@ def a_default_that_is_only_made_where_nothing_compiles():
     return fn, [(tensor(2, 3),), (tensor(2, 3), tensor(2)), (tensor(4, 3),)]
 
 
-@program(graphs=2, later=3, breaks=["data-dependent-condition"])
+@program(graphs=2, later=3, breaks=["data-dependent-condition"], options={"control_flow": "break"})
 def a_default_that_is_only_made_where_nothing_compiles_before_a_break():
     def fn(x, mask=None):
         if mask is None and not smelt.is_compiling():

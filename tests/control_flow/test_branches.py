@@ -522,7 +522,7 @@ def elements_are_written(x):
     return y
 
 
-@branch()
+@branch(2, later=1, breaks=BREAK)
 def the_argument_is_written_without_gradients(x):
     with torch.no_grad():
         if x.sum() > 0:

@@ -26,7 +26,7 @@ from tests.harness.threads import in_threads
 
 aten = torch.ops.aten
 F32 = torch.float32
-SECOND = "use smelt.disable on it, or backend='eager', for higher derivatives"
+SECOND = "for higher derivatives use smelt.disable on it"
 
 
 def layout(shape, dtype=F32):

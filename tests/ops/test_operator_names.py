@@ -19,6 +19,7 @@ FREE = ("smelt.ops", "smelt.rewrites")  # the rows; patterns of graphs and what 
 
 # Files that may name operators, with the reason.
 REASONS = {
+    "graph/structural_equality.py": "operators that return their argument for a size of 1",
     "autograd/recompute_formulas.py": "inserts zeros like a tangent, and masked gradients",
     "capture/semantics/calls/torchscript.py": "operators of TorchScript on numbers and containers, which have no rows",
     "codegen/call_selection/gemm_calls.py": "implements matrix products, by operator",

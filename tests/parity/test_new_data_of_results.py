@@ -74,7 +74,7 @@ NEW: tuple[Program, ...] = (
     lambda x, w: ((y := x @ w), y @ w),
     lambda x, w: ((y := x + w), y @ w),
     lambda x, w: ((y := x * w), y.sin()),
-    lambda x, w: ((y := F.layer_norm(x, (4,))), y @ w),
+    lambda x, w: ((y := F.layer_norm(x, (4,), eps=1.0)), y @ w),
     lambda x, w: ((y := x @ w), (y * y).sum()),
 )
 

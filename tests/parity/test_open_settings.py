@@ -475,6 +475,18 @@ def _toggle(setter: Callable[[bool], object], before: bool) -> Callable[[], Iter
     return run
 
 
+def _precisions() -> Iterator[None]:
+    """Another precision of convolutions, and back: torch refuses to tell that of all of cuDNN while they differ."""
+    conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = conv.fp32_precision
+    try:
+        for precision in ("none", "ieee", "none", "ieee"):
+            conv.fp32_precision = precision
+            yield
+    finally:
+        conv.fp32_precision = before
+
+
 def _attribute(owner: Any, name: str) -> Callable[[bool], object]:
     return lambda value: setattr(owner, name, value)
 
@@ -509,10 +521,7 @@ SWITCHES: dict[str, tuple[Callable[[], object], Callable[[], Iterator[None]]]] =
     ),
     "query with arguments": (
         lambda: torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
-        _toggle(
-            lambda on: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee" if on else "none"),  # type: ignore[attr-defined]
-            False,
-        ),
+        _precisions,
     ),
     "query of a Python function": (
         lambda: torch.utils.backcompat.keepdim_warning.enabled,
