@@ -907,3 +907,133 @@ def layers_of_one_branch_get_gradients():
 @program(1, grad=False)
 def layers_without_gradients():
     return routed()
+
+
+# ---- what only one branch may show
+
+
+@program(2, later=1, breaks=BREAK)
+def inputs_that_nothing_else_reads():
+    a, b = (UP.clone().requires_grad_() for _ in range(2))
+
+    def fn(x):
+        return x.T @ (a if x.sum() > 0 else b * 1)
+
+    return fn, [(x.clone(),) for x in (UP, DOWN, UP)], lambda: (a.grad, b.grad)
+
+
+@branch(2, later=1, breaks=BREAK)
+def one_of_two_lists_that_exist(x):
+    up, down = [x], [x]
+    (up if x.sum() > 0 else down).append(x + 1)
+    return up, down
+
+
+@branch(2, later=1, breaks=BREAK)
+def a_return_within_autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        if x.sum() > 0:
+            return x @ x.T
+    return x @ x.T + 1
+
+
+@program(2, later=1, breaks=BREAK)
+def results_with_gradients_of_their_own():
+    w1, w2 = (UP.clone().requires_grad_() for _ in range(2))
+
+    def fn(x):
+        if x.sum() > 0:
+            h, aux = x.T @ w1, (x.T @ w2).sum()
+        else:
+            h, aux = x.T @ w1 * 2, (x.T @ w2).sum() * 3
+        return h + aux.detach()
+
+    return fn, [(x.clone(),) for x in (UP, DOWN, UP)], lambda: (w1.grad, w2.grad)
+
+
+@branch()
+def the_condition_is_written_later(x):
+    condition = x.sum() > 0
+    y = x * 2
+    if condition:
+        y = x
+    condition.zero_()
+    return y, condition
+
+
+@branch(2, later=1, breaks=["data-dependent-condition", "unsupported-effect"])
+def sizes_change_in_place(x):
+    y = x * 1
+    if x.sum() > 0:
+        y.t_()
+    return y.reshape(4, 6) + 1, y.shape
+
+
+@branch(2, later=1, breaks=BREAK)
+def a_tensor_in_a_set(x):
+    y = x
+    if x.sum() > 0:
+        y = x * 2
+    return y * 1, y in {x}
+
+
+@branch(2, later=1, breaks=BREAK)
+def an_attribute_of_a_result(x):
+    y = x * 1
+    if x.sum() > 0:
+        z = y
+    else:
+        z = y * 2
+    z.tag = "result"
+    return getattr(y, "tag", "none"), z + 1
+
+
+class Slots:
+    __slots__ = ("__dict__", "value")
+
+
+@branch(2, later=1, breaks=BREAK)
+def a_slot_of_a_new_object(x):
+    held = Slots()
+    held.value = 1
+    if x.sum() > 0:
+        held.value = 2
+    return x * held.value
+
+
+@branch(
+    2,
+    later=1,
+    breaks=["data-dependent-condition", "unsupported-object", "unsupported-object", "unsupported-object"],
+)
+def a_bytearray(x):
+    held = bytearray(b"a")
+    if x.sum() > 0:
+        held += b"b"
+    return x * len(held)
+
+
+@branch(2, later=1, breaks=BREAK)
+def zeros_of_two_signs(x):
+    zero = 0.0 if x.sum() > 0 else -0.0
+    return x * 2, zero
+
+
+@branch(3, later=2, breaks=BREAK * 3)
+def a_function_that_is_captured_first_and_refused_later(x):
+    out = []
+
+    def g(y, log):
+        if y.sum() > 0:
+            if log:
+                out.append(1)
+            return y + 1
+        return y - 1
+
+    return g(x, False) + g(x * 2, True), len(out)
+
+
+@branch(2, later=1, breaks=BREAK)
+def a_part_of_a_new_tensor(x):
+    y = torch.ones(10)[2:4] if x.sum() > 0 else torch.zeros(2)
+    return y, y.storage_offset()

@@ -360,8 +360,6 @@ def _capture(
         tensor_state.check_counters(vm, fakes)
         if vm.contexts.under_modes:
             custom_functions.check_history([*fakes, *trace.inputs])
-        if any(f.alternatives for f in (*hashed_fakes.values(), *vm.held.with_grad)):
-            trace.copies.distinguished = True
         trace.copies.check((*fakes, *trace.writes.addressed_from_start))
         _check_needed(env)
         traced = trace.finish(fakes)
@@ -527,6 +525,8 @@ def _guard_distinct_tensors(vm: VM) -> None:
     """Guard that tensors which were put into sets or used as keys are distinct; that those with a ragged size are; and that
     those whose state the program changed are distinct from those whose state it used."""
     trace, sources = vm.trace, vm.env.sources
+    if any(f.alternatives for f in (*hashed_fakes.values(), *vm.held.with_grad)):
+        trace.copies.distinguished = True  # it may be one that it is compared with
     hashed = [sources[id(f)] for f in hashed_fakes.values() if trace.is_environment(f)]
     hashed_fakes.clear()
     used = _is_state_used(vm)

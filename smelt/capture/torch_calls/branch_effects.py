@@ -26,6 +26,7 @@ from smelt.capture.base.value_kinds import (
     items_of,
 )
 from smelt.capture.environment.environment_mutations import mark_copies_stale
+from smelt.capture.environment.mutation_log import slot_names
 from smelt.capture.graph_breaks.iterator_reconstruction import copied_iterator
 from smelt.capture.proxies.array_proxy import BoundMethod
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
@@ -122,6 +123,8 @@ def _contents(x: object) -> Contents | None:
         return [cell_value(x)]
     attributes = instance_dict(x)
     if attributes is None or type(x).__basicsize__ > _Plain.__basicsize__ or isinstance(x, type):
+        return None
+    if any(slot_names(type(x))):
         return None
     return cast("dict[object, object]", {**attributes})
 

@@ -256,6 +256,9 @@ def join(
         for side in (0, 1):
             for at in found_at:
                 at[side] = [(c if c is pred else next(new), f) for c, f in at[side]]
+    for result, (a, b) in zip(chosen, pairs):
+        if is_statement and result.requires_grad is not (a.requires_grad or b.requires_grad):
+            raise subgraph_capture.refuse("without gradients, they give a tensor that requires them")
     for result, (if_true_at, if_false_at) in zip(chosen, found_at):
         if if_true_at or if_false_at:
             _set_alternatives(vm, result, pred, if_true_at, if_false_at)
@@ -308,6 +311,8 @@ def _check_joinable(pairs: Sequence[tuple[FakeTensor, FakeTensor]], before: _Exi
     for a, b in pairs:
         if any(class_of_fake(f) is not torch.Tensor or _attributes(f) for f in (a, b)):
             raise subgraph_capture.refuse("their results are parameters, or tensors with attributes")
+        if any(f.spec.offset != 0 and not before.shares(f) for f in (a, b)):
+            raise subgraph_capture.refuse("their results are parts of other tensors")
         for one, other in ((a, b), (b, a)):
             if one.requires_grad and not other.requires_grad and not before.holds(other):
                 raise subgraph_capture.refuse("only one result requires gradients")
