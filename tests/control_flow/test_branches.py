@@ -1037,3 +1037,18 @@ def a_function_that_is_captured_first_and_refused_later(x):
 def a_part_of_a_new_tensor(x):
     y = torch.ones(10)[2:4] if x.sum() > 0 else torch.zeros(2)
     return y, y.storage_offset()
+
+
+@branch(1, breaks=BREAK)
+def one_of_two_tuples(x):
+    first = (x, 1)
+    second = first if x.sum() > 0 else (x, 1)
+    return first, second, second is first
+
+
+@branch(2, later=1, breaks=BREAK)
+def a_dictionary_of_attributes_is_replaced(x):
+    box = Box(1)
+    if x.sum() > 0:
+        box.__dict__ = {"value": 5}
+    return x * box.value

@@ -58,7 +58,7 @@ class CreatedObjects:
         contents = [(x, _contents(x)) for x, _ in created]
         self._changeable = [x for x, found in contents if found is not None]
         self.before = [found for _, found in contents if found is not None]
-        self._classes = [type(x) for x in self._changeable]
+        self._classes = [(type(x), id(instance_dict(x))) for x in self._changeable]
         self._others = [(x, kind, _state(x, kind)) for x, kind in created if _contents(x) is None]
         for x, _, _ in self._others:
             if type(x) not in _KNOWN and not hasattr(type(x), "__next__") and not isinstance(x, _IMMUTABLE):
@@ -76,8 +76,8 @@ class CreatedObjects:
         for x, kind, state in self._others:
             if _state(x, kind) != state:
                 raise _refuse(f"one changes a {type(x).__name__}")
-        if self._classes != [type(x) for x in self._changeable]:
-            raise _refuse("one changes the class of an object")
+        if self._classes != [(type(x), id(instance_dict(x))) for x in self._changeable]:
+            raise _refuse("one replaces the class or the `__dict__` of an object")
         changed = {}
         for i, (x, before) in enumerate(zip(self._changeable, self.before)):
             now = _contents(x)

@@ -451,11 +451,11 @@ def _check_containers(a: object, b: object, exists: Callable[[object], bool]) ->
         x, y = pending.pop()
         if x is y or not isinstance(x, (list, dict, tuple)):
             continue
+        if exists(x) or exists(y):
+            raise Unjoinable(
+                Reason(DATA_DEPENDENT, f"they leave different objects of type {type(x).__name__}")
+            )
         if not isinstance(x, tuple):
-            if exists(x) or exists(y):
-                raise Unjoinable(
-                    Reason(DATA_DEPENDENT, f"they leave different objects of type {type(x).__name__}")
-                )
             if partners.setdefault(id(x), id(y)) != id(y) or partners.setdefault(id(y), id(x)) != id(x):
                 raise subgraph_capture.refuse("branches that share containers in different ways")
         if isinstance(x, dict):
