@@ -719,10 +719,9 @@ class Program:
 
     def while_loop(self) -> None:
         if self.options.branches and self.chance(2):
-            t = self.name("t")
-            self.line(f"{t} = {self.full(0)}.abs()")
-            steps = f"while {t}.sum() < {self.one_of(['30', '60'])}:"
-            return self._loop(steps, {"full": [t]}, first=f"{t} = {t} + 1", fixed={t})
+            t = self.name("t")  # the body does not name it, so that the loop ends
+            self.line(f"{t} = {self.full(0)}.abs().sum()")
+            return self._loop(f"while {t} < {self.one_of(['30', '60'])}:", {}, first=f"{t} = {t} + 13")
         i = self.name("i")
         self.line(f"{i} = 0")
         self._loop(
