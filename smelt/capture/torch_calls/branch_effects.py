@@ -35,10 +35,9 @@ from smelt.capture.reconstruction.constants import is_embeddable
 from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
 from smelt.capture.reconstruction.reconstruction_order import find_reachable
 from smelt.capture.semantics.attributes import instance_attributes
+from smelt.capture.torch_calls.subgraph_capture import refuse
 from smelt.capture.vm.vm import VM
-from smelt.errors import Unsupported
 from smelt.guards.source import Source
-from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_ranges import SymbolicRange
@@ -62,7 +61,7 @@ class CreatedObjects:
         self._others = [(x, kind, _state(x, kind)) for x, kind in created if _contents(x) is None]
         for x, _, _ in self._others:
             if type(x) not in _KNOWN and not hasattr(type(x), "__next__") and not isinstance(x, _IMMUTABLE):
-                raise _refuse(f"the function has created a {type(x).__qualname__}, which they may change")
+                raise refuse(f"the function has created a {type(x).__qualname__}, which they may change")
         self._exist = {id(x) for x, _ in created}
         self._alive = [x for x, _ in created]
 
@@ -75,9 +74,9 @@ class CreatedObjects:
         object."""
         for x, kind, state in self._others:
             if _state(x, kind) != state:
-                raise _refuse(f"one changes a {type(x).__name__}")
+                raise refuse(f"one changes a {type(x).__name__}")
         if self._classes != [(type(x), id(instance_dict(x))) for x in self._changeable]:
-            raise _refuse("one replaces the class or the `__dict__` of an object")
+            raise refuse("one replaces the class or the `__dict__` of an object")
         changed = {}
         for i, (x, before) in enumerate(zip(self._changeable, self.before)):
             now = _contents(x)
@@ -160,7 +159,7 @@ class EnvironmentContents:
         env = self._vm.env
         stored, marks = env.log.marks()
         if marks != self._marks or not all(map(_is_same, env.overlay.other_stores(), self._other_stores)):
-            raise _refuse("one changes an object outside of the function by more than a store")
+            raise refuse("one changes an object outside of the function by more than a store")
         changed: dict[StoredKey, object] = {}
         for key, (container, items) in env.overlay.contents().items():
             _, before = self._before.setdefault(key, (container, items_of(container)))
@@ -220,12 +219,12 @@ def _stored_items(
         if len(old) == len(new) and all(a is b for (a, _), (b, _) in zip(old, new)):
             stored = [(k, value) for (k, value), (_, was) in zip(new, old) if value is not was]
             if not all(is_lookup_key(k) for k, _ in stored):
-                raise _refuse("one changes a dictionary with keys of other classes")
+                raise refuse("one changes a dictionary with keys of other classes")
             yield from stored
             return
     elif len(before) == len(now) and all(a is b for a, b in zip(before, now)):
         return
-    raise _refuse(f"one changes which elements a {type(container).__name__} holds")
+    raise refuse(f"one changes which elements a {type(container).__name__} holds")
 
 
 class IteratorCopies:
@@ -259,7 +258,7 @@ class IteratorCopies:
         if id(x) not in self._originals:
             return x
         if self._has_advanced(x):
-            raise _refuse("one advances an iterator")
+            raise refuse("one advances an iterator")
         return self._originals[id(x)]
 
     def _parts(self, x: object, original: object) -> Iterator[tuple[object, object]]:
@@ -273,7 +272,3 @@ class IteratorCopies:
 def _inner_iterators(x: object) -> Sequence[object]:
     _, arguments = cast("tuple[object, tuple[object, ...]]", x.__reduce__())[:2]
     return arguments
-
-
-def _refuse(why: str) -> Unsupported:
-    return Unsupported(Reason(DATA_DEPENDENT, why))

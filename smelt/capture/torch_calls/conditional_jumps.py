@@ -39,10 +39,9 @@ from smelt.capture.torch_calls.frame_copies import (
     Branch,
     live_variables,
     reachable_state,
-    refuse,
     run_copy,
 )
-from smelt.capture.torch_calls.subgraph_capture import mark
+from smelt.capture.torch_calls.subgraph_capture import mark, refuse
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line

@@ -20,7 +20,8 @@ from smelt.capture.graph_breaks.finalizers import has_finalizer
 from smelt.capture.graph_breaks.live_locals import successors
 from smelt.capture.torch_calls import control_flow
 from smelt.capture.torch_calls.branch_effects import CreatedObjects, EnvironmentContents, IteratorCopies
-from smelt.capture.torch_calls.frame_copies import Branch, live_variables, reachable_state, refuse, run_copy
+from smelt.capture.torch_calls.frame_copies import Branch, live_variables, reachable_state, run_copy
+from smelt.capture.torch_calls.subgraph_capture import refuse
 from smelt.capture.vm.vm import VM
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
@@ -60,7 +61,6 @@ def _captured(
     after, _ = _step(vm, frame, body, tests, before)
     if after is None:
         control_flow.discard(vm, recorded)
-        vm.env.log.refusal = recorded.refusal
         return False
     live = {*live_variables(frame, body.at), *live_variables(frame, end.at)}
     changed = [slot for slot in sorted(live) if after[slot] is not before[slot]]
@@ -68,7 +68,6 @@ def _captured(
     if not all(type(x) is FakeTensor and type(after[slot]) is FakeTensor for x, slot in zip(first, changed)):
         raise refuse("the loop changes a variable that is not a tensor")
     control_flow.discard(vm, recorded)
-    vm.env.log.refusal = recorded.refusal
     carried = [
         *cast("list[FakeTensor]", first),
         cast(FakeTensor, vm.call_native(torch.Tensor.reshape, (condition, ()))),

@@ -273,8 +273,9 @@ class Unjoinable(Unsupported):
 
 
 def discard(vm: VM, functions: RecordedPair) -> None:
-    """Remove what was recorded since the first of the functions."""
+    """Remove what was recorded since the first of the functions, which are recorded no longer."""
     cut_out(vm.trace, functions.marks[0])
+    vm.env.log.refusal = functions.refusal
     vm.assumptions.choosing -= 1
 
 

@@ -9,9 +9,9 @@ from smelt.capture.base.value_kinds import NULL
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.live_locals import live_slots
 from smelt.capture.torch_calls.branch_effects import IteratorCopies
+from smelt.capture.torch_calls.subgraph_capture import refuse
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
-from smelt.reasons import DATA_DEPENDENT, Reason
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,3 @@ def run_copy(
     if stop is None:
         raise refuse("one returns")
     return stop
-
-
-def refuse(why: str) -> Unsupported:
-    """The error for branches that cannot be captured."""
-    return Unsupported(Reason(DATA_DEPENDENT, why))
