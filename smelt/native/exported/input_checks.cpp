@@ -213,8 +213,8 @@ Bound bound(const Method& method, const Program::Arguments& arguments, const Pro
         if (p.kind == kVarPositional) {
             const size_t at_export = method.n_args - std::min(method.n_args, made.positional.size());
             if (found.rest.size() != at_export)
-                throw InputError(p.name + " had length " + std::to_string(at_export) + " at the export, got " +
-                                 std::to_string(found.rest.size()));
+                throw InputError(p.name + " had length " + std::to_string(at_export) +
+                                 " at the export, got " + std::to_string(found.rest.size()));
             for (IValue& x : found.rest) made.positional.push_back(std::move(x));
             continue;
         }
