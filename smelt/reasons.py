@@ -69,7 +69,7 @@ DATA_DEPENDENT = _kind(
     "data-dependent-value",
     "Python read the value of a tensor",
     "Keep the computation in tensors, or read the value outside the compiled function.",
-    "scale = x.max().item()",
+    "table = x.tolist()",
 )
 DATA_DEPENDENT_SHAPE = _kind(
     "data-dependent-shape",

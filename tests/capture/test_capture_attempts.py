@@ -102,7 +102,7 @@ def view_at_an_index_in_a_tensor() -> Any:
 
 def condition_in_a_call() -> Any:
     def inner(x: Any) -> Any:
-        return x + 1 if x.sum().item() > 0 else x - 1
+        return x + 1 if x.sum().tolist() > 0 else x - 1
 
     def f(x: Any) -> Any:
         return inner(x) * 2
@@ -113,7 +113,7 @@ def condition_in_a_call() -> Any:
 def condition_next_to_an_object_without_reconstruction() -> Any:
     def inner(x: Any) -> Any:
         held = memoryview(b"abc")
-        y = x + 1 if x.sum().item() > 0 else x - 1
+        y = x + 1 if x.sum().tolist() > 0 else x - 1
         return y + len(held)
 
     def f(x: Any) -> Any:
@@ -125,7 +125,7 @@ def condition_next_to_an_object_without_reconstruction() -> Any:
 def condition_without_a_possible_break() -> Any:
     def f(x: Any) -> Any:
         held = memoryview(b"abc")
-        y = x + 1 if x.sum().item() > 0 else x - 1
+        y = x + 1 if x.sum().tolist() > 0 else x - 1
         return y + len(held)
 
     return f

@@ -46,7 +46,7 @@ def test_data_dependent_branch() -> None:
 
 def deep(depth: int, x: Any) -> Any:
     if depth == 0:
-        return x + x.sum().item()
+        return x + x.sum().tolist()
     y = x.sin()
     return deep(depth - 1, y + depth) * y
 
@@ -96,7 +96,7 @@ def test_fullgraph_raises_the_reason_once_and_changes_nothing() -> None:
 
     def f(x: Any) -> Any:
         log.append(1)
-        return x * x.sum().item()
+        return x * x.sum().tolist()
 
     c = smelt.compile(f, fullgraph=True)
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_code_that_needs_long_arguments_and_jumps() -> None:
 
 def test_the_traceback_of_a_resume_function_names_the_users_line() -> None:
     def f(x: Any) -> Any:
-        n = x.sum().item()
+        n = x.sum().tolist()
         if n > 5:
             raise ValueError(f"bad {n}")
         return x + n

@@ -67,7 +67,7 @@ def list_of_a_generator():
 @program(graphs=5, breaks=["data-dependent-value", "data-dependent-value", "data-dependent-value"])
 def generator_expression():
     def fn(x, n):
-        return sum(((x * i).cos() * (x * 0 + i).sum().item() for i in range(3)), x) * 2
+        return sum(((x * i).cos() * (x * 0 + i).sum().tolist() for i in range(3)), x) * 2
 
     return fn, calls()
 
@@ -682,7 +682,7 @@ def iter_that_gives_no_iterator():
 
 def measured(t):
     y = t * 2
-    return y.sum().item()
+    return y.sum().tolist()
 
 
 @program(
@@ -695,7 +695,9 @@ def break_in_a_key():
         rows = [x * 3, x - 1, x * 2]
         rows.sort(key=measured)
         a = sorted(rows, key=measured, reverse=bool(n))
-        return rows[0] + a[1] * 2 + max(rows, key=lambda t: (t + n).sum().item()), min(x, x + 1, key=measured)
+        return rows[0] + a[1] * 2 + max(rows, key=lambda t: (t + n).sum().tolist()), min(
+            x, x + 1, key=measured
+        )
 
     return fn, calls()
 
@@ -704,7 +706,7 @@ def break_in_a_key():
 def break_in_a_mapped_function():
     def fn(x, n):
         shift = x + n
-        return sum(map(lambda t: t.cos() * t.sum().item() + shift, [x, x + 1])) * 2
+        return sum(map(lambda t: t.cos() * t.sum().tolist() + shift, [x, x + 1])) * 2
 
     return fn, calls()
 
@@ -720,7 +722,7 @@ def break_in_a_filter():
 @program(graphs=5, later=1, breaks=["data-dependent-value", "data-dependent-value"])
 def break_in_reduce():
     def fn(x, n):
-        return functools.reduce(lambda a, b: a.cos() + b.sum().item(), [x, x + n, x + 2]) * 2
+        return functools.reduce(lambda a, b: a.cos() + b.sum().tolist(), [x, x + n, x + 2]) * 2
 
     return fn, calls()
 
@@ -728,7 +730,7 @@ def break_in_reduce():
 @program(graphs=2, later=3, breaks=["data-dependent-value", "data-dependent-value"])
 def break_in_a_replacement():
     def fn(x, n):
-        text = re.sub("a", lambda m: str(int((x * 0 + n).sum().item())) + m[0], "bab")
+        text = re.sub("a", lambda m: str(int((x * 0 + n).sum().tolist())) + m[0], "bab")
         return x * len(text), text
 
     return fn, calls()
@@ -743,7 +745,7 @@ def method_as_a_key():
 
         def measure(self, t):
             self.asked += 1
-            return (self.x * t).sum().item()
+            return (self.x * t).sum().tolist()
 
     def fn(x, n):
         judge = Judge(x)
@@ -755,7 +757,7 @@ def method_as_a_key():
 @program(graphs=3, later=2, breaks=["data-dependent-value", "data-dependent-value"], eager=["user-exception"])
 def key_that_raises():
     def key(t):
-        y = t.sum().item()
+        y = t.sum().tolist()
         if y == y:
             raise ValueError("not in order")
         return y

@@ -510,7 +510,7 @@ def rounding_a_tensor_raises():
 @program(
     graphs=3,
     later=1,
-    breaks=["data-dependent-value"] * 4,
+    breaks=["data-dependent-value"] * 2,
 )
 def conversions_of_tensors():
     def fn(x):

@@ -82,8 +82,8 @@ def nested_loops():
 @program(graphs=3, later=2, breaks=["data-dependent-value", "data-dependent-value"])
 def item_and_arithmetic():
     def fn(x):
-        a = x.sum().item()
-        b = (x * 2).sum().item()
+        a = x.sum().tolist()
+        b = (x * 2).sum().tolist()
         return x * a + b, a - b
 
     return fn, calls(*THREE)
@@ -100,7 +100,7 @@ def tolist():
 
 def deep(depth, x):
     if depth == 0:
-        v = x.sum().item()
+        v = x.sum().tolist()
         return x + v
     y = x.sin()
     r = deep(depth - 1, y + depth)
@@ -118,7 +118,7 @@ def five_calls_deep():
 @program(graphs=4, later=3, breaks=["data-dependent-value", "data-dependent-value", "data-dependent-value"])
 def values_on_the_stack():
     def fn(x):
-        return x.sin() + (x * x.sum().item()) * (x - x.max().item()) - [x, x.min().item()][1]
+        return x.sin() + (x * x.sum().tolist()) * (x - x.max().tolist()) - [x, x.min().tolist()][1]
 
     return fn, calls(*THREE)
 
@@ -156,7 +156,7 @@ def the_break_raises():
     def fn(x, d):
         try:
             y = x + 1
-            n = int(y.sum().item())
+            n = int(y.sum().tolist())
             z = [1, 2, 3][n]
         except IndexError as e:
             return x - 1, str(e)
@@ -192,7 +192,7 @@ def an_exception_leaves_after_a_break():
     log = []
 
     def fn(x):
-        log.append(float(x.sum()))
+        log.append(x.sum().tolist())
         y = x + 1
         if y.sum() > 0:
             log.append("raises")
@@ -226,7 +226,7 @@ def raise_again_after_a_break():
             try:
                 raise ValueError("first")
             finally:
-                x = x + x.sum().item()
+                x = x + x.sum().tolist()
         except ValueError as e:
             return x, e.args, e.__context__
 
@@ -238,7 +238,7 @@ def inside_no_grad():
     def fn(x):
         with torch.no_grad():
             y = x * 2
-            v = y.sum().item()
+            v = y.sum().tolist()
             z = y + v
         w = x * 3
         return z, w, torch.is_grad_enabled()
@@ -250,7 +250,7 @@ def inside_no_grad():
 def grad_mode_left_switched_off_by_a_break():
     def fn(x):
         torch.set_grad_enabled(False)
-        v = x.sum().item()
+        v = x.sum().tolist()
         inside = torch.is_grad_enabled()
         torch.set_grad_enabled(True)
         return x * v, inside
@@ -263,7 +263,7 @@ def inside_autocast():
     def fn(x, w):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = x @ w
-            v = y.sum().item()
+            v = y.sum().tolist()
             z = y @ w
         return z, v, x @ w
 
@@ -285,7 +285,7 @@ def inside_a_generator_manager():
 
     def fn(x):
         with managed(log, x) as y:
-            v = y.sum().item()
+            v = y.sum().tolist()
             z = y + v
         return z
 
@@ -331,7 +331,7 @@ def closures_and_cells():
             return y * count
 
         a = bump(x)
-        v = a.sum().item()
+        v = a.sum().tolist()
         b = bump(x + v)
         return a, b, count, bump
 
@@ -349,7 +349,7 @@ def outer_cells():
     def fn(x):
         nonlocal total
         total = total + 1.0
-        v = x.sum().item()
+        v = x.sum().tolist()
         total = total + v
         return x * 2
 
@@ -371,7 +371,7 @@ def generator_across_a_break():
         g = steps(x)
         a = next(g)
         b = next(g)
-        v = b.sum().item()
+        v = b.sum().tolist()
         c = g.send(5)
         g.close()
         return a, b, c + v
@@ -396,7 +396,7 @@ def generator_with_try_across_a_break():
         log = []
         g = numbers(log)
         a = next(g)
-        v = x.sum().item()
+        v = x.sum().tolist()
         b = g.throw(ValueError("thrown"))
         rest = list(g)
         return x * a + b + v, rest, log
@@ -440,8 +440,8 @@ def break_in_a_generator():
 )
 def comprehensions():
     def fn(x):
-        a = [x + i * (x.abs().sum().item() > 0) for i in range(3)]
-        b = {i: v.sum().item() for i, v in enumerate(a)}
+        a = [x + i * (x.abs().sum().tolist() > 0) for i in range(3)]
+        b = {i: v.sum().tolist() for i, v in enumerate(a)}
         c = {round(v) for v in b.values()}
         return a, b, c
 
@@ -457,7 +457,7 @@ def half_consumed_iterators():
         head = next(mapped)
         keys = iter({"p": 1, "q": 2})
         key = next(keys)
-        v = x.sum().item()
+        v = x.sum().tolist()
         return first, head + v, list(pairs), list(mapped), key, list(keys)
 
     return fn, calls(*THREE)
@@ -474,7 +474,7 @@ def class_made_inside():
                 return self.v * 2
 
         box = Box(x)
-        n = x.sum().item()
+        n = x.sum().tolist()
         return box.get() + n
 
     return fn, calls(*THREE)
@@ -491,7 +491,7 @@ def objects_with_aliases_and_cycles():
         p = Pair(x, [x])
         p.me = p
         q = [p, p.b]
-        n = x.sum().item()
+        n = x.sum().tolist()
         q[1].append(n)
         return p.b is q[1], p.me is p, p.b, q[0] is p
 
@@ -518,7 +518,7 @@ def argument_mutated_around_a_break():
     def fn(x, box):
         x.add_(1)
         box.append(x * 2)
-        v = x.sum().item()
+        v = x.sum().tolist()
         x.mul_(2)
         box.append(v)
         return x
@@ -567,7 +567,7 @@ def modules_with_breaks_in_a_loop():
 def gradients_across_a_break():
     def fn(x):
         y = x * 2
-        v = y.sum().item()
+        v = y.sum().tolist()
         return (y * v).sin()
 
     return fn, [(torch.ones(3, requires_grad=True),) for _ in range(3)]
@@ -582,7 +582,7 @@ def super_after_a_break():
     class Derived(Base):
         def f(self, x):
             y = x * 2
-            v = y.sum().item()
+            v = y.sum().tolist()
             return super().f(y) + v
 
     obj = Derived()
@@ -599,7 +599,7 @@ def disabled_function():
 
     @smelt.disable
     def look(x):
-        seen.append(float(x.sum()))
+        seen.append(x.sum().tolist())
         return x.sum()
 
     def fn(x):
@@ -611,7 +611,7 @@ def disabled_function():
 @program(graphs=2, breaks=["data-dependent-value", "data-dependent-value"])
 def callback_with_a_break():
     def fn(x):
-        return sorted([x, x * -1, x + 1], key=lambda t: t.sum().item())
+        return sorted([x, x * -1, x + 1], key=lambda t: t.sum().tolist())
 
     return fn, calls(*THREE)
 
@@ -624,7 +624,7 @@ def property_with_a_break():
 
         @property
         def total(self):
-            return self.v.sum().item()
+            return self.v.sum().tolist()
 
     def fn(x):
         return Box(x + 1).total * x
@@ -639,7 +639,7 @@ def operators_with_breaks():
             self.v = v
 
         def __add__(self, other):
-            return Meter(self.v + other.sum().item())
+            return Meter(self.v + other.sum().tolist())
 
         def __bool__(self):
             return bool(self.v > 0)
@@ -684,7 +684,7 @@ def assertion_on_values():
 def star_expressions():
     def fn(x):
         head, *rest = x.tolist()
-        return [*rest, head], {**{"a": x}, "b": x.sum().item()}, x
+        return [*rest, head], {**{"a": x}, "b": x.sum().tolist()}, x
 
     return fn, calls((4,), (4,), (4,))
 
@@ -700,11 +700,11 @@ def subscripts_and_attributes():
 
     def fn(x):
         box, table = Box(), {}
-        box.value = x.sum().item()
-        table[int(x.numel())] = x.mean().item()
+        box.value = x.sum().tolist()
+        table[int(x.numel())] = x.mean().tolist()
         del table[x.numel()]
-        table["k"] = x.max().item()
-        return box.value, table, x[int(x.argmax().item()) % 3]
+        table["k"] = x.max().tolist()
+        return box.value, table, x[int(x.argmax().tolist()) % 3]
 
     return fn, calls(*THREE)
 
@@ -715,7 +715,7 @@ def subscripts_and_attributes():
 )
 def walrus_and_chained_comparison():
     def fn(x):
-        if (n := x.sum().item()) > 0 and -100 < x.max() < 100:
+        if (n := x.sum().tolist()) > 0 and -100 < x.max() < 100:
             return x * n
         return x - n
 
@@ -725,7 +725,7 @@ def walrus_and_chained_comparison():
 @program(graphs=1, later=3, breaks=("data-dependent-value",))
 def match_on_a_value():
     def fn(x):
-        match int(x.sum().item()) % 3:
+        match int(x.sum().tolist()) % 3:
             case 0:
                 return x
             case 1:

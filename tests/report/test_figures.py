@@ -190,7 +190,7 @@ def test_the_users_files_come_before_installed_ones():
 
 def test_the_lines_of_a_notebook_are_those_of_its_tracebacks(monkeypatch):
     file = "/tmp/ipykernel_1/2947186604.py"
-    source = "def cell(x):\n    return x * x.sum().item()\n"
+    source = "def cell(x):\n    return x * x.sum().tolist()\n"
     monkeypatch.setitem(linecache.cache, file, (len(source), None, source.splitlines(keepends=True), file))
     named = types.SimpleNamespace(format_code_name=lambda name: ("Cell", "In[2]") if name == file else None)
     shell = types.SimpleNamespace(compile=named)
@@ -199,7 +199,7 @@ def test_the_lines_of_a_notebook_are_those_of_its_tracebacks(monkeypatch):
     exec(compile(source, file, "exec"), namespace)
     explanation = smelt.explain(namespace["cell"])(torch.ones(3))
     report = explanation.report()
-    assert "at Cell In[2]:2: return x * x.sum().item()" in str(explanation)
+    assert "at Cell In[2]:2: return x * x.sum().tolist()" in str(explanation)
     assert "2947186604" not in str(explanation)
     assert [(s.file, s.text) for s in report.sources] == [("Cell In[2]", source)]
     assert {line for kernel in report.kernels for line in kernel.lines} == {"Cell In[2]:2 in cell"}

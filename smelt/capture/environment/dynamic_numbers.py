@@ -34,6 +34,7 @@ class DynamicNumbers:
         self.guards_conditions = True  # conditions on such numbers are guarded
         self.readings: set[Source] = set()  # reads of tensors of one element
         self.counted: set[Source] = set()  # numbers that iterators count up
+        self.has_proxies = False  # the program has been given a `NumberProxy`
         self.writes = None
         self._at: dict[Source, object] = {}  # the symbolic number at each source
         self.drawn: dict[Source, Bounds] = {}  # random numbers, and their bounds

@@ -61,11 +61,18 @@ def _reduced(x: object) -> _Reduced:
     return reduced[0], reduced[1], reduced[2] if len(reduced) > 2 else None
 
 
-_COPIED = frozenset((*map(type, map(iter, ([], (), range(0)))), _LIST_REVERSED, enumerate, zip))
+_OVER_DICT: dict[object, object] = {}
+_COPIED = frozenset(
+    (
+        *map(type, map(iter, ([], (), range(0), _OVER_DICT, _OVER_DICT.values(), _OVER_DICT.items()))),
+        _LIST_REVERSED, enumerate, zip,
+    )
+)  # fmt: skip
 
 
 def copied_iterator(x: object, copy: Callable[[object], object]) -> Iterator[object] | None:
-    """A copy of an iterator over lists, tuples and ranges, whose parts `copy` copies; None for another object."""
+    """A copy of an iterator over lists, tuples, ranges and dictionaries (then over a list of the remaining items), whose
+    parts `copy` copies; None for another object."""
     if type(x) not in _COPIED:
         return None
     make, arguments, state = _reduced(x)

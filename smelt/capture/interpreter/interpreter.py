@@ -80,6 +80,7 @@ from smelt.capture.torch_calls import (
     function_modes,
     function_transforms,
     higher_order_operators,
+    item_calls,
     nested_compiles,
     nested_tensors,
     numpy_conversions,
@@ -122,12 +123,12 @@ REGISTERED = (
     asserted_values, attention_parameters, attribute_functions, await_breaks, backward_calls, value_checks, checkpoints,
     class_functions, compiled_autograd, compiler_queries, container_constructors, container_methods, context_variables,
     control_flow, copy_functions, custom_functions, unbacked_reads, descriptor_functions, eval_exec, exception_functions,
-    function_modes, functools_wrappers, generator_reconstruction, gradients, higher_order_operators, hooks, iteration,
-    itertools_functions, lengths, locale_settings, locks, logging_calls, nested_compiles, nested_tensors, numpy_conversions,
-    optimizers, other_tracers, unknown_lengths, print_calls, backend_flag_calls, random_functions, random_seeds,
-    symbolic_range_calls, shape_functions, special_methods, stack_frames, storages, subscripts, iterator_reconstruction,
-    tensor_constructors, tensor_methods, tensor_state, torch_function_calls, triton_kernels, warnings_calls, weak_references,
-    wrapper_calls,
+    function_modes, functools_wrappers, generator_reconstruction, gradients, higher_order_operators, hooks, item_calls,
+    iteration, itertools_functions, lengths, locale_settings, locks, logging_calls, nested_compiles, nested_tensors,
+    numpy_conversions, optimizers, other_tracers, unknown_lengths, print_calls, backend_flag_calls, random_functions,
+    random_seeds, symbolic_range_calls, shape_functions, special_methods, stack_frames, storages, subscripts,
+    iterator_reconstruction, tensor_constructors, tensor_methods, tensor_state, torch_function_calls, triton_kernels,
+    warnings_calls, weak_references, wrapper_calls,
 )  # fmt: skip
 arity.record_arities((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

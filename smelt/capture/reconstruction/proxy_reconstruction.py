@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import ArrayProxy, BoundMethod
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.text_proxy import DisplayedTensor, FormattedTensor, TextProxy, Verbatim
 from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
 from smelt.shapes.expr import Expression, leaves
@@ -60,6 +61,7 @@ PROXIES: dict[type, ReconstructionKind] = {
     ),
     SymbolicList: ReconstructionKind(lambda x: (*x.head, x.start, x.stop), _list_text),
     ArrayProxy: ReconstructionKind(lambda x: (x.tensor,), _array_text),
+    NumberProxy: ReconstructionKind(lambda x: (x.tensor,), lambda x, text: f"{text(x.tensor)}.item()"),
     BoundMethod: ReconstructionKind(lambda x: (x.owner,), lambda x, text: f"{text(x.owner)}.{x.name}"),
     TextProxy: ReconstructionKind(lambda x: x.args, _text_text),
     FormattedTensor: ReconstructionKind(lambda x: (x.tensor,), _formatted_tensor_text),

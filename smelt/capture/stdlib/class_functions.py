@@ -28,6 +28,7 @@ from smelt.capture.base.type_lookup import FUNCTION
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionType
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.proxies.array_proxy import ArrayProxy, BoundMethod
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.capture.semantics import attributes, cells
@@ -63,7 +64,7 @@ def _example(vm: VM, value: object) -> object:
     if isinstance(value, OpaqueProxy):
         vm.class_of(value)  # refused if no guard checks it
         return value.value
-    return value.example() if isinstance(value, ArrayProxy) else hint(value)
+    return value.example() if isinstance(value, (ArrayProxy, NumberProxy)) else hint(value)
 
 
 _CHECKERS = frozenset(("abc", "torch"))  # packages whose metaclasses look at the classes of objects

@@ -25,6 +25,7 @@ from smelt.capture.base.value_kinds import (
     is_identity,
 )
 from smelt.capture.environment import environment_mutations, wrap_values
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.reconstruction.constants import CONSTANTS
 from smelt.capture.semantics import attributes
@@ -99,7 +100,7 @@ def _is_atomic(obj: object) -> bool:
     kind = type(obj)
     if kind is torch.Size or isinstance(obj, _NOT_COPIED):
         return False
-    is_value = kind in LEAF_TYPES or kind in NUMBERS or kind is TextProxy
+    is_value = kind in LEAF_TYPES or kind in NUMBERS or kind in (TextProxy, NumberProxy)
     return is_value or kind in CONSTANTS or is_identity(obj)
 
 

@@ -29,6 +29,7 @@ from smelt.capture.environment.environment_mutations import mark_copies_stale
 from smelt.capture.environment.mutation_log import slot_names
 from smelt.capture.graph_breaks.iterator_reconstruction import copied_iterator
 from smelt.capture.proxies.array_proxy import BoundMethod
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.reconstruction.constants import is_embeddable
@@ -106,7 +107,8 @@ _KNOWN = frozenset(
     (
         set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict, torch.Size, slice, range,
         types.FunctionType, types.MethodType, types.BuiltinMethodType, property, staticmethod, classmethod, type,
-        TextProxy, OpaqueProxy, BoundMethod, UnbackedComparison, SymbolicRange, *NUMBERS,
+        TextProxy, OpaqueProxy, BoundMethod, NumberProxy, UnbackedComparison, SymbolicRange,
+        *NUMBERS,
     )
 )  # fmt: skip
 _IMMUTABLE = (tuple, str, int, float, complex, bytes)

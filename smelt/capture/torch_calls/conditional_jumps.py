@@ -22,10 +22,11 @@ from typing import cast
 import torch
 
 from smelt.capture.base.bytecode import Code
-from smelt.capture.base.value_kinds import NULL
+from smelt.capture.base.value_kinds import LEAF_TYPES, NULL
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.finalizers import has_finalizer
 from smelt.capture.graph_breaks.live_locals import successors
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.torch_calls import control_flow, tensor_item
 from smelt.capture.torch_calls.branch_effects import (
     Contents,
@@ -69,6 +70,8 @@ def capture_branches(
 ) -> Outcome | None:
     """Capture both branches of the jump at which `frame` stands; None for a jump whose condition is known or that is not to
     be captured. Raises Unsupported where the branches cannot be captured."""
+    if type(condition) is NumberProxy:
+        condition = condition.condition()
     at = frame.pc - 1
     jump = frame.user_code, at - frame.prologue, torch.is_grad_enabled()
     if not vm.assumptions.captures_jumps or not _may_capture(vm, condition):
@@ -128,7 +131,8 @@ def _check_frame(vm: VM, frame: Frame, branches: Sequence[Branch], meeting_point
         raise refuse("they are in a class body")
     if meeting_point is None:
         stack = itertools.chain(*(branch.stack for branch in branches))
-        if not all(hasattr(type(x), "__next__") or type(x) is FakeTensor for x in stack):
+        values = (FakeTensor, NumberProxy, *LEAF_TYPES)
+        if not all(hasattr(type(x), "__next__") or type(x) in values for x in stack):
             raise refuse("one leaves a `with`")
         vm.conditional_jumps.tails += 1
         if vm.conditional_jumps.tails > _MAX_TAILS:

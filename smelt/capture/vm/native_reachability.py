@@ -19,6 +19,7 @@ from smelt._native import isinstance
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.base.vm_frames import VM_ITERABLES, Coroutine, Generator, VMCallable
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -78,6 +79,7 @@ _PLAIN = {
     FakeTensor: False,
     TextProxy: True,  # so that `call_in_window` refuses it
     OpaqueProxy: True,
+    NumberProxy: True,
     Generator: False,
     Coroutine: False,
     VMCallable: False,

@@ -25,6 +25,7 @@ from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.environment import wrap_values
 from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies.array_proxy import ArrayProxy, BoundMethod
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.vm.vm_state import (
@@ -110,7 +111,7 @@ class VM(ABC):
             return obj.dtype.type if obj.scalar else np.ndarray
         if isinstance(obj, VMCallable):
             return type(obj.function)
-        if isinstance(obj, OpaqueProxy):
+        if isinstance(obj, (OpaqueProxy, NumberProxy)):
             return obj.kind
         return _SHOWN_AS.get(kind) or PLAIN_TYPE.get(kind, kind)
 

@@ -7,6 +7,7 @@ from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.finalizers import check_temporaries
 from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.interpreter.opcodes.operator_opcodes import TRUE
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.semantics.values.asserted_conditions import assume_branch
 from smelt.capture.torch_calls.conditional_jumps import Outcome, capture_branches
@@ -77,7 +78,7 @@ def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> 
 def _to_bool(vm: VM, frame: Frame, arg: int) -> bool | None:
     """`bool(value)`. Before a jump, which takes only a bool, it is the jump."""
     value = frame.stack[-1]
-    if type(value) is bool:
+    if type(value) is bool or (type(value) is NumberProxy and value.kind is bool):
         return None
     pc = frame.pc
     name, target = frame.code.names[pc], frame.instructions[pc][1]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from smelt.capture.base.value_kinds import NULL, unbound_callable
 from smelt.capture.base.vm_frames import Frame, ResultHandler
 from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.semantics import attributes, result_polyfills
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.values import python_operators
@@ -98,6 +99,10 @@ def _contains(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("UNARY_NOT")
 def _unary_not(vm: VM, frame: Frame, arg: int) -> None:
+    value = frame.stack[-1]
+    if type(value) is NumberProxy:
+        frame.stack[-1] = NumberProxy(value.condition().logical_not())
+        return
     vm.frames.set_call_site(frame, _UNTRUE)
     frame.stack[-1] = not vm.truth(frame.stack[-1])
 

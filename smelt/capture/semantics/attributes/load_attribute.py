@@ -23,6 +23,7 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.base.vm_frames import Coroutine, Generator
 from smelt.capture.proxies import array_proxy
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy, unreadable
 from smelt.capture.semantics import number_semantics
@@ -155,6 +156,12 @@ def _load_bound_method_attr(vm: VM, method: array_proxy.BoundMethod, name: str) 
     raise unsupported(f"attribute {name} of a method of NumPy or str")
 
 
+def _load_number_attr(vm: VM, proxy: NumberProxy, name: str) -> object:
+    if name == "__class__":
+        return vm.class_of(proxy)
+    raise unreadable(f"attribute {name} of a number that a tensor holds", proxy)
+
+
 def _load_opaque_attr(vm: VM, proxy: OpaqueProxy, name: str) -> object:
     if name == "__class__":
         return vm.class_of(proxy)
@@ -270,6 +277,7 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     FakeTensor: load_tensor_attr,
     array_proxy.ArrayProxy: load_array_attr,
     array_proxy.BoundMethod: _load_bound_method_attr,
+    NumberProxy: _load_number_attr,
     OpaqueProxy: _load_opaque_attr,
     TextProxy: _load_text_attr,
     types.ModuleType: load_module_attr,

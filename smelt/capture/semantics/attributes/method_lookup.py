@@ -9,6 +9,7 @@ from smelt.capture.base.type_lookup import FUNCTION, type_find
 from smelt.capture.base.value_kinds import CONTAINER_TYPES, LEAF_TYPES, FunctionType
 from smelt.capture.base.vm_frames import VM_ITERABLES, Coroutine, Generator, VMCallable
 from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.vm.vm import VM
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
@@ -16,7 +17,7 @@ from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
 
 T = TypeVar("T")
 _VM_TYPES = (
-    FakeTensor, Generator, Coroutine, VMCallable, *VM_ITERABLES, *NUMBERS, *PROXY_EXAMPLES
+    FakeTensor, Generator, Coroutine, VMCallable, NumberProxy, *VM_ITERABLES, *NUMBERS, *PROXY_EXAMPLES
 )  # fmt: skip
 SIMPLE_TYPES = LEAF_TYPES | {FakeTensor, tuple, FunctionType, type}
 

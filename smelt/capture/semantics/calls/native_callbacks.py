@@ -23,6 +23,7 @@ from smelt.capture.base.native_functions import POLYFILLS, REFUSED, runs_nativel
 from smelt.capture.base.value_kinds import CONTAINER_BASES, MISSING, BuiltinType, FunctionType
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
 from smelt.capture.proxies.array_proxy import has_scalar, hidden_refusal
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import TextProxy, Unreadable, unreadable
 from smelt.capture.semantics import number_semantics
@@ -127,6 +128,11 @@ def call_in_window(
         opaque = leaves((args, kwargs), OpaqueProxy)
         if opaque:
             raise unreadable("native code reads an object that changes", *opaque)
+    if vm.env.numbers.has_proxies and not _passes_on(fn):
+        numbers = leaves((args, kwargs), NumberProxy)
+        if numbers:
+            name = getattr(fn, "__name__", "native code")
+            raise unreadable(f"{name}() of a number that a tensor holds", *numbers)
     for value in args:
         vm.env.facts.use_class(type(value))
         if isinstance(value, type):

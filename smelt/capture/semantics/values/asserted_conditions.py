@@ -14,6 +14,7 @@ import torch
 
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.vm_frames import Frame
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import assert_async, maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -29,6 +30,8 @@ _RAISE_INSTRUCTIONS = frozenset({"RAISE_VARARGS", "RERAISE"})
 def assume_branch(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | None:
     """Assumed value of a condition that selects one of two instructions; None if neither or both branches only raise, if the
     exception is handled in the captured code, or if the graph cannot check the condition. Records the check."""
+    if type(value) is NumberProxy:
+        value = value.condition()
     if type(value) is UnbackedComparison:
         return _assume_size_branch(frame, value, if_true, if_false)
     if (

@@ -22,6 +22,7 @@ from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Han
 from smelt.capture.base.native_functions import check_text_settings
 from smelt.capture.base.value_kinds import LEAF_TYPES, is_constant
 from smelt.capture.environment import container_contents
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.proxies.text_proxy import (
     FormattedTensor,
@@ -131,6 +132,8 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | TextProxy:
     check_text_settings(value)
     if kind in NUMBERS:
         return TextProxy(fn, _record_number(vm, value))
+    if kind is NumberProxy:
+        return TextProxy(fn, value)
     if type(value) is TextProxy:
         return value if fn is str else TextProxy(fn, value)
     if type(value) is OpaqueProxy and issubclass(value.kind, _TEXT_OF_VALUE):
@@ -159,6 +162,9 @@ def format_value(vm: VM, value: object, spec: object) -> str | TextProxy:
     if type(value) in NUMBERS:
         format(hint(value), spec)  # raises where the real number would
         return TextProxy(format, _record_number(vm, value), spec)
+    if type(value) is NumberProxy:
+        format(value.example(), spec)
+        return TextProxy(format, value, spec)
     if type(value) is TextProxy:
         format("", spec)  # raises where the real text would
         return TextProxy(format, value, spec) if spec else value
@@ -220,6 +226,8 @@ def _percent_argument(vm: VM, conversion: str, value: object) -> object:
     if kind in NUMBERS:
         f"%{conversion}" % hint(value)  # raises where the real number would
         return _record_number(vm, value)
+    if kind is NumberProxy and conversion in "eEfFgG":
+        return value
     if type(value) is FakeTensor:
         if conversion in "eEfFgG" and value.numel() == 1 and not value.dtype.is_complex:
             return _formatted_tensor(vm, value, bare=True)
@@ -231,7 +239,7 @@ def _percent_argument(vm: VM, conversion: str, value: object) -> object:
 
 def _holds_text(values: Iterable[object]) -> bool:
     return any(
-        type(v) in (TextProxy, FormattedTensor, FakeTensor, *NUMBERS)
+        type(v) in (TextProxy, FormattedTensor, FakeTensor, NumberProxy, *NUMBERS)
         or (type(v) is Verbatim and type(v.text) is TextProxy)
         or (isinstance(v, tuple) and has_symbols(v))
         for v in values

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import PY314
+from smelt.capture.base.bytecode import PY312, PY314
 from smelt.capture.base.call_handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.base.type_lookup import ABSENT
 from smelt.capture.base.value_kinds import CONTAINER_BASES, LEAF_TYPES
@@ -26,6 +26,7 @@ from smelt.capture.base.vm_frames import (
 )
 from smelt.capture.environment import container_contents, environment_iterators, wrap_values
 from smelt.capture.environment.guard_facts import KEY_WRAPPER
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.semantics import number_semantics, result_polyfills
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.attributes.method_lookup import may_define_operators, plain_index
@@ -36,7 +37,7 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
-from smelt.tracing.symbolic.sym_numbers import NUMBERS
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, specialize
 from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, SymbolicRange
 
 # whether `tuple(x)` and `f(*x)` call the length hint of x before iterating, as `list(x)` does
@@ -306,9 +307,19 @@ def _sum(vm: VM, args: Args, kwargs: Kwargs) -> object:
     for kind in (str, bytes, bytearray):
         if issubclass(vm.class_of(total), kind):
             sum((), kind())  # raises TypeError
+    numbers: list[float] = []  # not yet added: from CPython 3.12 on, `sum` adds floats with compensation
     for value in iterate_lazily(vm, args[0]):
-        total = vm.binary(operator.add, total, value)
-    return total
+        if PY312 and type(value) in (Float, NumberProxy):
+            value = specialize(value) if type(value) is Float else float(cast(float, value))
+        if type(value) in _ADDED and type(total) in _ADDED:
+            numbers.append(cast(float, value))
+            continue
+        total = vm.binary(operator.add, sum(numbers, cast(float, total)) if numbers else total, value)
+        numbers.clear()
+    return sum(numbers, cast(float, total)) if numbers else total
+
+
+_ADDED = (int, float, bool)
 
 
 def _extreme_handler(choose: Callable[..., object]) -> Handler:

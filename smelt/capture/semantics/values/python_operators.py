@@ -25,8 +25,9 @@ from smelt.capture.base.value_kinds import CONTAINER_BASES, Container, is_consta
 from smelt.capture.base.vm_frames import CallSite, Generator, VMCallable, with_result_handler
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
 from smelt.capture.environment.environment import Environment
-from smelt.capture.proxies import text_proxy
+from smelt.capture.proxies import number_proxy, text_proxy
 from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.semantics import number_semantics, result_polyfills
 from smelt.capture.semantics.attributes import python_method
@@ -34,6 +35,7 @@ from smelt.capture.semantics.attributes.method_lookup import SIMPLE_TYPES, may_d
 from smelt.capture.semantics.calls.native_callbacks import check_error_class_name
 from smelt.capture.semantics.calls.torch_function_overrides import call_operator
 from smelt.capture.semantics.values import formatting, set_methods
+from smelt.capture.semantics.values.asserted_conditions import assume
 from smelt.capture.semantics.values.container_methods import contains_key
 from smelt.capture.semantics.values.iteration import elements, iterate_lazily
 from smelt.capture.semantics.values.lengths import checked_length, container_len
@@ -86,6 +88,10 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         raise text_proxy.unreadable("an operator of an object that changes", left, right)
     if a is str and fn is operator.mod:
         return formatting.format_percent(vm, cast(str, left), right)
+    if a is NumberProxy or b is NumberProxy:
+        return number_proxy.binary(
+            fn, left, right, lambda holds: assume(vm, vm.current_frame, cast(FakeTensor, holds))
+        )
     if a is text_proxy.TextProxy or b is text_proxy.TextProxy:
         return text_proxy.binary(fn, left, right)
     if a in SEQUENCE_PROXIES or b in SEQUENCE_PROXIES:
@@ -217,6 +223,8 @@ def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
         )
     if type(value) in NUMPY_NUMBERS and fn is operator.neg:
         return number_semantics.numpy_binary(vm, operator.mul, value, -1)
+    if type(value) is NumberProxy:
+        return fn(value)
     check_decimals(value)
     return call_operator(vm, fn, value)
 
@@ -399,6 +407,8 @@ def truth(vm: VM, value: object) -> bool:
         return bool(value)
     if kind in NUMBERS or kind is UnbackedComparison:
         return bool(value)
+    if kind is NumberProxy:
+        return bool(cast(NumberProxy, value).condition())
     if kind in SEQUENCE_PROXIES:
         return True
     if isinstance(value, NumpyNumber):

@@ -1,0 +1,133 @@
+"""`NumberProxy`, the proxy of a Python float or bool that a tensor of the graph holds: the result of `item()`.
+
+Arithmetic and comparisons of such numbers are recorded as operators on 0-d tensors of float64 or bool, which compute what
+Python computes. Operators that may raise or that round differently, and everything that needs the number itself, raise
+Unreadable. The compiled frame calls `item()` where the number leaves it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import cast
+
+import torch
+
+from smelt._native import isinstance
+from smelt.capture.proxies.text_proxy import unreadable
+from smelt.tracing.symbolic.sym_numbers import NUMBERS
+
+_MAX_EXACT = 1 << 53  # up to here, an integer is exact as a float
+_FLOATS = (torch.float32, torch.float64)
+
+
+class NumberProxy:
+    """A float or bool with the value of `tensor`, a 0-d fake of float64 or bool that nothing writes."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @property
+    def kind(self) -> type:
+        """The class of the number."""
+        return bool if self.tensor.dtype is torch.bool else float
+
+    def example(self) -> float:
+        """A number of its class."""
+        return self.kind(1)
+
+    def condition(self) -> torch.Tensor:
+        """Its truth value, as a tensor."""
+        return self.tensor if self.kind is bool else self.tensor != 0
+
+    def __neg__(self) -> object:
+        return NumberProxy(-_as_float(self, operator.neg))
+
+    def __pos__(self) -> object:
+        return NumberProxy(_as_float(self, operator.pos))
+
+    def __abs__(self) -> object:
+        return NumberProxy(_as_float(self, abs).abs())
+
+    def __getattr__(self, name: str) -> object:
+        raise unreadable(f"float.{name} of a number that a tensor holds", self)
+
+
+def _as_float(value: NumberProxy, fn: Callable[..., object]) -> torch.Tensor:
+    if value.kind is bool:
+        raise unreadable(f"{fn.__name__}() of a bool that a tensor holds", value)
+    return value.tensor
+
+
+def _refused_method(name: str) -> Callable[..., object]:
+    def refuse(self: NumberProxy, *args: object) -> object:
+        raise unreadable(f"{name} of a number that a tensor holds", self)
+
+    return refuse
+
+
+for _name in (
+    "bool", "str", "repr", "format", "hash", "int", "float", "complex", "index", "invert", "round", "trunc", "floor", "ceil",
+    "copy", "deepcopy", "reduce_ex", "eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "mul", "rmul",
+):  # fmt: skip
+    setattr(NumberProxy, f"__{_name}__", _refused_method(f"__{_name}__"))
+
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+_EXACT = (operator.add, operator.sub, operator.mul)  # in Python and on tensors
+_LOGIC = (operator.and_, operator.or_, operator.xor)
+_AUGMENTED = {
+    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
+    operator.itruediv: operator.truediv, operator.iand: operator.and_, operator.ior: operator.or_,
+    operator.ixor: operator.xor,
+}  # fmt: skip
+
+
+def binary(
+    fn: Callable[..., object], left: object, right: object, assume: Callable[[torch.Tensor], bool]
+) -> object:
+    """`fn(left, right)`, one of which is a NumberProxy. `assume`: records a check that a condition holds, or returns
+    False. Raises Unreadable for what is not recorded."""
+    found = None
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        found = _with_tensor(fn, left, right)
+    elif _is_number(left) and _is_number(right):
+        fn = _AUGMENTED.get(fn, fn)
+        operands = [v.tensor if type(v) is NumberProxy else v for v in (left, right)]
+        kinds = [v.kind if type(v) is NumberProxy else type(v) for v in (left, right)]
+        if bool not in kinds:
+            divides = fn is operator.truediv and _is_divisor(right, assume)
+            found = fn(*operands) if fn in _COMPARISONS or fn in _EXACT or divides else None
+        elif kinds == [bool, bool] and (fn in _LOGIC or fn in (operator.eq, operator.ne)):
+            found = fn(*operands)
+        found = None if found is None else NumberProxy(cast(torch.Tensor, found))
+    if found is None:
+        raise unreadable(f"operator.{fn.__name__} of a number that a tensor holds", left, right)
+    return found
+
+
+def _is_divisor(value: object, assume: Callable[[torch.Tensor], bool]) -> bool:
+    """Whether a division by the number does not raise, or the graph checks it."""
+    return assume(value.tensor != 0) if type(value) is NumberProxy else value != 0
+
+
+def _is_number(value: object) -> bool:
+    if type(value) is int:
+        return abs(value) <= _MAX_EXACT
+    return type(value) in (float, bool, NumberProxy) or type(value) in NUMBERS
+
+
+def _with_tensor(fn: Callable[..., object], left: object, right: object) -> object | None:
+    """`fn` of a tensor and a float, which has the tensor's dtype in the computation; None if it is not recorded."""
+    number, tensor = (left, right) if type(left) is NumberProxy else (right, left)
+    number, tensor = cast(NumberProxy, number), cast(torch.Tensor, tensor)
+    if number.kind is bool or tensor.dtype not in _FLOATS or tensor.device != number.tensor.device:
+        return None
+    scalar = number.tensor.to(tensor.dtype)
+    if fn is operator.truediv and number is left:  # as `Tensor.__rtruediv__`
+        return tensor.reciprocal() * scalar
+    divides = fn in (operator.truediv, operator.itruediv) and tensor.device.type == "cpu"
+    if not (fn in _COMPARISONS or fn in _EXACT or _AUGMENTED.get(fn) in _EXACT or divides):
+        return None
+    return fn(scalar, tensor) if number is left else fn(tensor, scalar)
