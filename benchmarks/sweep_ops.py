@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,13 +49,13 @@ UNUSED = {"torch.ops.aten._flash_attention_forward": (3,)}  # such memory with d
 SAMPLES = 40
 
 
-def _database() -> list[Any]:
+def database() -> list[Any]:
     from tests.harness.operator_database import op_db
 
     return list(op_db)
 
 
-def _name(op: Any) -> str:
+def name_of(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
@@ -72,8 +73,8 @@ def _agree(op: Any, got: Evaluated, want: Evaluated) -> str | None:
     """None when results and gradients agree, else how they differ."""
     try:
         if op.name in UNSPECIFIED:
-            assert [(t.shape, t.dtype) for t in _tensors(got.value)] == [
-                (t.shape, t.dtype) for t in _tensors(want.value)
+            assert [(t.shape, t.dtype) for t in tensors(got.value)] == [
+                (t.shape, t.dtype) for t in tensors(want.value)
             ]
         else:
             torch.testing.assert_close(got.value, want.value, equal_nan=True, check_stride=True)
@@ -90,7 +91,7 @@ def nearer(got: Any, want: Any, exact: Any) -> bool:
     """Whether results differ in rounding alone: in half precision each element that is not close to eager's is at least as
     near to `exact`, the result in float64, as eager's is, or within half a unit in the last place; in float32 none is
     further from it than twice what eager's furthest is."""
-    results = [_tensors(value) for value in (got, want, exact)]
+    results = [tensors(value) for value in (got, want, exact)]
     if not results[0] or len({len(found) for found in results}) != 1:
         return False
     return all(_is_nearer(g, w, e) for g, w, e in zip(*results))
@@ -132,12 +133,12 @@ def _first_line(difference: Exception) -> str:
     return " ".join(line.strip() for line in str(difference).strip().splitlines()[:4])[:200]
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []
+    return [t for v in value for t in tensors(v)] if isinstance(value, (list, tuple)) else []
 
 
 @dataclass
@@ -153,10 +154,10 @@ def _evaluate(call: Any, given: tuple[Any, ...], defined: Any = lambda value: va
     the result (eigenvectors, say, have a sign that is anybody's choice)."""
     given = _clone(given)
     value = call(*given)
-    results = [t for t in _tensors(defined(value)) if t.requires_grad]
+    results = [t for t in tensors(defined(value)) if t.requires_grad]
     if not results:
         return Evaluated(value)
-    leaves = [t for t in _tensors(given) if t.requires_grad]
+    leaves = [t for t in tensors(given) if t.requires_grad]
     tangents = [torch.randn_like(t) for t in results]
     found = torch.autograd.grad(results, leaves, tangents, allow_unused=True)
     return Evaluated(value, list(found))
@@ -281,52 +282,61 @@ def worker(what: Sweep, indices: list[int]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     _prepare(what.device)
-    database = _database()
+    operators = database()
     with torch.set_grad_enabled(what.gradients):
         for index in indices:
             print(f"BEGIN {index}", flush=True)
-            row = {"name": _name(database[index]), **run_operator(database[index], what)}
+            row = {"name": name_of(operators[index]), **run_operator(operators[index], what)}
             print("ROW " + json.dumps(row), flush=True)
 
 
 def sweep(what: Sweep, only: list[str] | None, jobs: int = 1) -> list[dict[str, Any]]:
     """A row for each operator, in the order of the database; `jobs` processes, each with every so many-th operator."""
-    database = _database()
+    operators = database()
     todo = [
         i
-        for i, op in enumerate(database)
-        if what.takes(op) and (not only or _name(op) in only or op.name in only)
+        for i, op in enumerate(operators)
+        if what.takes(op) and (not only or name_of(op) in only or op.name in only)
     ]
     rows: dict[int, dict[str, Any]] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda first: _sweep_part(what, todo[first::jobs], database, rows), range(jobs)))
+        list(pool.map(lambda first: _sweep_part(what, todo[first::jobs], operators, rows), range(jobs)))
     return [rows[index] for index in todo]
 
 
-def _sweep_part(what: Sweep, todo: list[int], database: list[Any], rows: dict[int, dict[str, Any]]) -> None:
+def _sweep_part(what: Sweep, todo: list[int], operators: list[Any], rows: dict[int, dict[str, Any]]) -> None:
     """Adds the rows of `todo`; a worker that dies is a row, and another goes on."""
+    command = ["benchmarks.sweep_ops", "--worker", json.dumps(dataclasses.asdict(what))]
+    for index, found in in_workers(command, todo):
+        if isinstance(found, str):
+            found = {"name": name_of(operators[index]), **_row(), "wrong": [f"worker died: {found}"]}
+        rows[index] = found
+        if len(rows) % 25 == 0:
+            print(f"{what.dtype}: {len(rows)} operators", file=sys.stderr, flush=True)
+
+
+def in_workers(command: list[str], todo: list[int]) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """The row of each operator of `todo`, as it comes. `command`: a module and its arguments, which receives the numbers
+    of operators as one more argument and prints "BEGIN number" before and "ROW json" after each. A worker that dies gives
+    its last error as the row of the operator that it had begun; another goes on behind that."""
     while todo:
-        command = [sys.executable, "-m", "benchmarks.sweep_ops", "--worker"]
-        command += [json.dumps(dataclasses.asdict(what)), ",".join(map(str, todo))]
         said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (a pipe that nobody reads would fill up)
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+        arguments = [sys.executable, "-m", *command, ",".join(map(str, todo))]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=said, text=True)
         begun = None
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("BEGIN "):
                 begun = int(line[6:])
             elif line.startswith("ROW ") and begun is not None:
-                rows[begun] = json.loads(line[4:])
+                yield begun, json.loads(line[4:])
                 todo = todo[todo.index(begun) + 1 :]
-                if len(rows) % 25 == 0:
-                    print(f"{what.dtype}: {len(rows)} operators", file=sys.stderr, flush=True)
         died = process.wait() != 0
         said.seek(0)
         errors = said.read().strip().splitlines()
         if died and todo:
             dead = begun if begun in todo else todo[0]
-            last = errors[-1][:200] if errors else f"exit {process.returncode}"
-            rows[dead] = {"name": _name(database[dead]), **_row(), "wrong": [f"worker died: {last}"]}
+            yield dead, errors[-1][:200] if errors else f"exit {process.returncode}"
             todo = todo[todo.index(dead) + 1 :]
 
 
