@@ -22,9 +22,9 @@ from smelt.codegen.llvm.ir_builder import Ref, type_text
 from smelt.codegen.llvm.llvm_types import TYPES
 from smelt.codegen.llvm.loop_body import Body, Point
 from smelt.codegen.llvm.loop_nests import Loops
+from smelt.codegen.llvm.math_functions import MATH_OPS
 from smelt.codegen.llvm.reduction_codegen import State
 from smelt.codegen.llvm.reduction_loops import CHAIN, MANY, cascade_levels
-from smelt.codegen.llvm.vector_math import MATH_OPS
 from smelt.codegen.llvm.vectorization import Choice, lane_stride
 from smelt.loops.kernel_ir import (
     Kernel,

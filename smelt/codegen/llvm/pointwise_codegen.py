@@ -12,7 +12,8 @@ from math import inf
 
 from smelt.codegen.llvm.ir_builder import Builder, Ref
 from smelt.codegen.llvm.llvm_types import Type, rounded, truth
-from smelt.codegen.llvm.vector_math import MATH_OPS, absolute, function, helper_at
+from smelt.codegen.llvm.math_functions import MATH_OPS, function
+from smelt.codegen.llvm.vector_math import absolute, helper_at
 from smelt.loops import philox
 
 Code = Callable[..., Ref]

@@ -12,8 +12,8 @@ from smelt.codegen.llvm.ir_builder import Ref
 from smelt.codegen.llvm.llvm_types import TYPES
 from smelt.codegen.llvm.loop_body import Body, Point
 from smelt.codegen.llvm.loop_nests import Loops, count_vectors
+from smelt.codegen.llvm.math_functions import MATH_OPS
 from smelt.codegen.llvm.reduction_codegen import State
-from smelt.codegen.llvm.vector_math import MATH_OPS
 from smelt.loops.kernel_ir import Loop, ReduceStage, stage_values, walk
 from smelt.shapes.expr import Size, Sym, bounds, likely
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from smelt.codegen.llvm.host_cpu import Host
 from smelt.codegen.llvm.loop_nests import count_vectors
-from smelt.codegen.llvm.vector_math import MATH_OPS
+from smelt.codegen.llvm.math_functions import MATH_OPS
 from smelt.codegen.llvm.vectorization import Choice, choose, count_lanes
 from smelt.loops.kernel_ir import Kernel, MapStage, ReduceStage, Stage, Value, stage_loops, stage_values, walk
 from smelt.loops.kernel_sizes import at_sizes

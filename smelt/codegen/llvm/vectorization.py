@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from smelt.codegen.llvm.llvm_types import TYPES
-from smelt.codegen.llvm.vector_math import MATH_OPS
+from smelt.codegen.llvm.math_functions import MATH_OPS
 from smelt.loops.kernel_ir import (
     Kernel,
     ReduceStage,

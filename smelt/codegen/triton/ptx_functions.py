@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from smelt.codegen.llvm import vector_math
+from smelt.codegen.llvm import trigonometry, vector_math
 from smelt.codegen.llvm.host_cpu import Host
 from smelt.codegen.llvm.ir_builder import Builder, Module, Ref
 from smelt.loops import philox as generator
@@ -154,7 +154,7 @@ def sigmoid(b: Assembler, x: Ref) -> Ref:
 def tanh(b: Assembler, x: Ref) -> Ref:
     """As `vmath.tanh`; the quotient need not be exact, as at most 1/4 of the result is lost to it."""
     a, square = vector_math.absolute(b, x), b.op("fmul", x, x)
-    small = b.fma(b.op("fmul", x, square), b.polynomial(square, vector_math.TANH), x)
+    small = b.fma(b.op("fmul", x, square), b.polynomial(square, vector_math.FLOAT.tanh), x)
     inverse = b.emit("rcp.approx.f32", "float", b.op("fadd", exp(b, b.op("fadd", a, a)), b.like(x, 1.0)))
     large = b.intrinsic("copysign", b.fma(inverse, b.like(x, -2.0), b.like(x, 1.0)), x)
     return b.select(b.compare("fcmp olt", a, b.like(a, 0.625)), small, large)
@@ -208,7 +208,7 @@ def one_plus_erf(b: Assembler, x: Ref) -> Ref:
 
 
 def _tan(b: Assembler, x: Ref) -> Ref:
-    return b.op("fdiv", vector_math.sine(b, x, 0), vector_math.sine(b, x, 1))
+    return b.op("fdiv", trigonometry.sine(b, x, 0), trigonometry.sine(b, x, 1))
 
 
 def _rsqrt_double(b: Assembler, x: Ref) -> Ref:
@@ -252,13 +252,13 @@ _BOTH: dict[str, Callable[..., Ref]] = dict(
 FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = dict(
     float=dict(
         _BOTH, rsqrt=_one("rsqrt.approx"), exp2=_one("ex2.approx"), exp=exp, sigmoid=sigmoid, tanh=tanh, erf=erf,
-        tan=_tan, sin=lambda b, x: vector_math.sine(b, x, 0), cos=lambda b, x: vector_math.sine(b, x, 1),
+        tan=_tan, sin=lambda b, x: trigonometry.sine(b, x, 0), cos=lambda b, x: trigonometry.sine(b, x, 1),
         expm1=vector_math.expm1, log=vector_math.log, log2=vector_math.log2, log10=vector_math.log10,
         log1p=vector_math.log1p, pow=lambda b, x, y: vector_math.power(b, [x, y]), fast_log=_fast_log,
         fast_sin=_one("sin.approx"), fast_cos=_one("cos.approx"), fast_exp=fast_exp, fast_sigmoid=fast_sigmoid,
         one_plus_tanh=one_plus_tanh, one_plus_erf=one_plus_erf,
     ),
-    double=dict(_BOTH, rsqrt=_rsqrt_double, exp=vector_math.exp_double, sigmoid=vector_math.sigmoid_double),
+    double=dict(_BOTH, rsqrt=_rsqrt_double, exp=vector_math.exp, sigmoid=vector_math.sigmoid_double),
     i64=dict(philox=philox),
 )  # fmt: skip
 
