@@ -1052,3 +1052,31 @@ def a_dictionary_of_attributes_is_replaced(x):
     if x.sum() > 0:
         box.__dict__ = {"value": 5}
     return x * box.value
+
+
+@program(1)
+def tensors_and_numbers_of_a_closure():
+    weight, shift = UP / 3, 2
+
+    def fn(x):
+        if x.sum() > 0:
+            y = x * weight
+        else:
+            y = x - weight * shift
+        return y
+
+    return fn, [(x,) for x in (UP, DOWN, MIXED, ZERO, UP)]
+
+
+@program(2, later=2, breaks=BREAK)
+def a_branch_that_stores_into_a_cell_of_the_closure():
+    count = 0
+
+    def fn(x):
+        nonlocal count
+        if x.sum() > 0:
+            count += 1
+            x = x * 2
+        return x + 1
+
+    return fn, [(x,) for x in (UP, DOWN, MIXED, ZERO, UP)]

@@ -23,10 +23,11 @@ class Branch:
 
 
 def reachable_state(vm: VM) -> Iterator[object]:
-    """What the running frames hold."""
+    """What the running frames hold, except the cells of environment functions, which are environment objects."""
     frame = vm.frame
     while frame is not None:
-        yield from (v for v in (*frame.stack, *frame.locals) if v is not NULL)
+        n_own = frame.code.nlocals - (frame.code.nfree if id(frame.function) in vm.env.sources else 0)
+        yield from (v for v in (*frame.stack, *frame.locals[:n_own]) if v is not NULL)
         frame = frame.parent
 
 
