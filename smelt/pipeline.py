@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 from smelt import _native, events
 from smelt.config import Config
+from smelt.graph.free_symbols import symbols_in
 from smelt.graph.ir import Graph, NumberSpec
 from smelt.graph.verify_graph import verify as verify_graph
 from smelt.loops.lazy_tensor import Program
@@ -114,13 +115,14 @@ def _rewritten(made: Rewritten, c: Compilation) -> Rewritten:
 
 
 def compile_subgraphs(graph: Graph, c: Compilation) -> Graph:
-    """Compiles the subgraphs of higher-order operators to plans. Their sizes are fixed."""
+    """Compiles the subgraphs of higher-order operators to plans, or to templates over the symbols of the graph."""
     inner = Compilation(c.config, c.target, title=c.title, is_rewritten=True)
 
-    def plan_of(subgraph: Graph) -> Plan:
-        plan = make_plan(subgraph, inner)
-        assert isinstance(plan, Plan), "a graph without symbols has one plan"
-        _announce(plan, inner)
+    def plan_of(subgraph: Graph) -> Plan | Template:
+        is_sized = bool(c.sizes) and any(symbols_in(subgraph.nodes))
+        plan = make_plan(subgraph, replace(inner, sizes=c.sizes) if is_sized else inner)
+        if isinstance(plan, Plan):
+            _announce(plan, inner)
         return plan
 
     return with_subplans(graph, plan_of)

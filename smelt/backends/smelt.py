@@ -33,7 +33,7 @@ from smelt.config import Config
 from smelt.errors import ArtifactError, BackendError, NeedsFixedSize, Unsupported
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph
-from smelt.graph.subgraphs import depends_inside
+from smelt.graph.subgraphs import has_kernels
 from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.recompile_limits import LocalSpecializations
 from smelt.runtime import IDLE_ARENAS
@@ -194,10 +194,8 @@ def _rewritten(compiler: TraceCompiler, joint: Joint) -> tuple[Joint, Callable[[
 
 def _with_symbolic_sizes(captured: Traced, config: Config) -> Compiled:
     graph = captured.aten_graph if captured.joint is None else captured.joint.graph
-    if depends_inside(graph):
-        raise NeedsFixedSize(
-            "graphs inside of a graph, or kernels of the program's", frozenset(captured.sizes)
-        )
+    if has_kernels(graph):
+        raise NeedsFixedSize("kernels of the program's", frozenset(captured.sizes))
     traced = within_bounds(captured)
     compiler = TraceCompiler(traced, config)
     try:

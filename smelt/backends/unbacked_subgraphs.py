@@ -24,7 +24,7 @@ from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_passes import extract
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
-from smelt.graph.subgraphs import depends_inside
+from smelt.graph.subgraphs import has_kernels
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.graph.unbacked_sizes import unbacked_sizes_of
 from smelt.shapes.expr import Expression, Sym, Values, contiguous_stride, evaluate, leaves
@@ -170,8 +170,8 @@ def devices_of(graph: Graph) -> frozenset[torch.device]:
 
 def check_divisible(traced: Traced) -> None:
     """Raise NeedsFixedSize for graphs that are not split at unbacked sizes."""
-    if devices_of(traced.aten_graph) != {_CPU} or depends_inside(traced.aten_graph):
-        raise NeedsFixedSize("graphs inside of a graph, or on a GPU", frozenset())
+    if devices_of(traced.aten_graph) != {_CPU} or has_kernels(traced.aten_graph):
+        raise NeedsFixedSize("kernels of the program's, or a GPU", frozenset())
 
 
 class SplitGraph:

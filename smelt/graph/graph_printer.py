@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from smelt.graph.free_symbols import dimensions, symbols_in
+from smelt.graph.free_symbols import dimensions, graphs_in, symbols_in
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
 from smelt.graph.object_handles import handles_in
 from smelt.shapes.expr import contiguous_stride
@@ -86,7 +86,7 @@ def code(graph: Graph) -> str:
     text = python_source(graph).source
     for node in graph:
         for handle in handles_in(node.args):
-            for i, inner in enumerate(getattr(handle.inner, "graphs", ())):
+            for i, inner in enumerate(graphs_in(handle)):
                 function = code(inner).removeprefix(_IMPORTS)
                 text += f"\n{function.replace('def forward(', f'def {node.name}_{i}(', 1)}"
     return text

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import torch
 
+from smelt.graph.object_handles import Handle
 from smelt.graph.pytree import leaves, map_leaves
 from smelt.shapes.expr import Expr, Size, Sym
-from smelt.shapes.substitute import substitute, substitute_size, substitution
+from smelt.shapes.substitute import substitute, substitution
 from smelt.user_lines import Line as Line
 
 OpKind = Literal["placeholder", "get_attr", "call_function", "call_method", "output"]
@@ -102,10 +103,10 @@ def copy_at(graph: Graph, values: Mapping[Sym, Size]) -> tuple[Graph, dict[Node,
     copy_of: dict[Node, Node] = {}
 
     def argument(leaf: Any) -> Any:
-        return copy_of[leaf] if isinstance(leaf, Node) else substitute_size(leaf, values)
+        return copy_of[leaf] if isinstance(leaf, Node) else substitute(leaf, values)
 
     for node in graph:
-        args, kwargs = map_leaves((node.args, node.kwargs), (Node, Expr), argument)
+        args, kwargs = map_leaves((node.args, node.kwargs), (Node, Expr, Handle), argument)
         copy_of[node] = replace(node, args=args, kwargs=kwargs, spec=substitute(node.spec, values))
         copied.nodes.append(copy_of[node])
     return copied, copy_of

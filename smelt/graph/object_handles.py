@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from smelt.graph.pytree import leaves
+from smelt.shapes.expr import Size, Sym
+from smelt.shapes.substitute import substitute, substitution
 
 
 class Handle(int):
@@ -25,6 +28,13 @@ class Handle(int):
 
 _numbers = itertools.count()
 _inner: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+@substitution(Handle)
+def _with_sizes(handle: Handle, values: Mapping[Sym, Size]) -> Handle:
+    """A handle of the object at these sizes."""
+    inner = substitute(handle.inner, values)
+    return handle if inner is handle.inner else Handle.of(inner)
 
 
 def found(handle: int) -> Any:

@@ -1,52 +1,57 @@
 """Subgraphs: the bodies of higher-order operators (`torch.cond`, `while_loop`).
 
 At the torch level such an operator is one call of a `Program`, which autograd sees as one node. At the aten level it
-is a call of `smelt::run_graphs(graphs, tensors)`, where `graphs` is a `Handle`, by which the operator finds an
-`Inner`. A subgraph reads only its placeholders and constants, and writes nothing.
+is a call of `smelt::run_graphs(graphs, tensors, numbers)`, where `graphs` is a `Handle`, by which the operator finds an
+`Inner`. A subgraph reads only its placeholders, constants, and symbols of sizes, and writes nothing. Its placeholders are
+the tensors, except those of the rule itself, then the numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 
-from smelt.graph.free_symbols import symbols_of_arguments
+from smelt.graph.free_symbols import graphs_in
 from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.ir import Graph, TensorSpec
 from smelt.graph.object_handles import found, handles_in
-from smelt.graph.pytree import leaves
 from smelt.graph.tensor_specs import empty_like_spec
-from smelt.shapes.expr import Expr
+from smelt.shapes.expr import Size, Sym
+from smelt.shapes.substitute import substitute, substitution
 from smelt.torch_private import OpOverload
 
 Tensors = Sequence[torch.Tensor]
+Operands = Sequence[Any]  # tensors, then numbers
 
 
 @dataclass(frozen=True)
 class Choice:
-    """`tensors`: a condition, then the operands of both graphs. The first graph runs if the condition holds, else the
-    second."""
+    """Operands: a condition, then those of both graphs. The first graph runs if the condition holds, else the second."""
 
     name = "cond"
+    n_own = 1  # operands that are not the graphs'
 
-    def __call__(self, graphs: Sequence[Compiled], tensors: Tensors) -> Tensors:
-        condition, *operands = tensors
+    def __call__(self, graphs: Sequence[Compiled], operands: Operands) -> Tensors:
+        condition, *operands = operands
         return graphs[0 if bool(condition) else 1](tuple(operands))
 
 
 @dataclass(frozen=True)
 class Loop:
-    """`tensors`: `carried` loop-carried values, then invariants. While the first graph returns true, the second
-    returns the next carried values; both take all tensors."""
+    """Operands: `carried` loop-carried values, then invariants. While the first graph returns true, the second returns the
+    next carried values; both take all operands."""
 
     carried: int
     name = "while_loop"
+    n_own = 0
 
-    def __call__(self, graphs: Sequence[Compiled], tensors: Tensors) -> Tensors:
+    def __call__(self, graphs: Sequence[Compiled], operands: Operands) -> Tensors:
         goes_on, step = graphs
-        values, others = tuple(tensors[: self.carried]), tuple(tensors[self.carried :])
+        values, others = tuple(operands[: self.carried]), tuple(operands[self.carried :])
         while bool(goes_on((*values, *others))[0]):
             values = tuple(step((*values, *others)))
         return values
@@ -60,7 +65,7 @@ def _interpreted(graph: Graph) -> Compiled:
     if graph.level == "torch":
         return lambda tensors: function(*tensors)
     specs = [p.spec for p in graph.placeholders]
-    return lambda tensors: function(*(t if _fits(t, s) else _copied(t, s) for t, s in zip(tensors, specs)))
+    return lambda operands: function(*(x if _fits(x, s) else _copied(x, s) for x, s in zip(operands, specs)))
 
 
 class Inner:
@@ -70,34 +75,46 @@ class Inner:
     def __init__(self, rule: Rule, graphs: Sequence[Graph]) -> None:
         self.rule = rule
         self.graphs = tuple(graphs)
-        self._functions = tuple(map(_interpreted, graphs))
 
-    def __call__(self, tensors: Tensors) -> list[torch.Tensor]:
-        """The results, which share memory neither with each other nor with the arguments."""
-        storages = {t.untyped_storage()._cdata for t in tensors}
+    @cached_property
+    def _functions(self) -> tuple[Compiled, ...]:
+        return tuple(map(_interpreted, self.graphs))
+
+    def __call__(self, operands: Operands) -> list[torch.Tensor]:
+        """The results, which share memory neither with each other nor with the operands."""
+        storages = {x.untyped_storage()._cdata for x in operands if isinstance(x, torch.Tensor)}
         results = []
-        for result in self.rule(self._functions, tensors):
+        for result in self.rule(self._functions, operands):
             storage = result.untyped_storage()._cdata
             results.append(result.clone() if storage in storages else result)
             storages.add(storage)
         return results
 
 
-def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
-    return tensor.stride() == spec.stride or tensor.numel() < 2
+@substitution(Inner)
+def _with_sizes(inner: Inner, values: Mapping[Sym, Size]) -> Inner:
+    return Inner(inner.rule, [substitute(graph, values) for graph in inner.graphs])
+
+
+def _fits(operand: Any, spec: Any) -> bool:
+    if not isinstance(spec, TensorSpec):
+        return True
+    return bool(operand.stride() == spec.stride or operand.numel() < 2)
 
 
 def _copied(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return empty_like_spec(replace(spec, offset=0), spec.device).copy_(tensor)
 
 
-def _run(graphs: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    results: list[torch.Tensor] = found(graphs)(tensors)
+def _run(
+    graphs: int, tensors: list[torch.Tensor], numbers: Sequence[float] | None = None
+) -> list[torch.Tensor]:
+    results: list[torch.Tensor] = found(graphs)([*tensors, *(numbers or ())])
     return results
 
 
 _library = torch.library.Library("smelt", "FRAGMENT")
-_library.define("run_graphs(int graphs, Tensor[] tensors) -> Tensor[]")
+_library.define("run_graphs(int graphs, Tensor[] tensors, Scalar[]? numbers=None) -> Tensor[]")
 _library.impl("run_graphs", _run, "CompositeExplicitAutograd")
 RUN_GRAPHS: OpOverload = torch.ops.smelt.run_graphs.default
 
@@ -120,15 +137,17 @@ class Program:
         self.__name__ = self.rule.name
         self._inner = Inner(self.rule, self.graphs)
 
-    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, *operands: Any) -> tuple[torch.Tensor, ...]:
+        tensors = [x for x in operands if isinstance(x, torch.Tensor)]
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            made: tuple[torch.Tensor, ...] = _Differentiated.apply(self, *tensors)  # type: ignore[no-untyped-call]
+            numbers = operands[len(tensors) :]
+            made: tuple[torch.Tensor, ...] = _Differentiated.apply(self, numbers, *tensors)  # type: ignore[no-untyped-call]
             return made
-        return self.run(tensors)
+        return self.run(operands)
 
-    def run(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+    def run(self, operands: Operands) -> tuple[torch.Tensor, ...]:
         """The results, computed so that autograd sees each operation."""
-        return tuple(self._inner(tensors))
+        return tuple(self._inner(operands))
 
 
 class _Differentiated(torch.autograd.Function):
@@ -136,10 +155,13 @@ class _Differentiated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, program: Program, *tensors: torch.Tensor
+        ctx: torch.autograd.function.FunctionCtx,
+        program: Program,
+        numbers: Sequence[float],
+        *tensors: torch.Tensor,
     ) -> Tensors:
-        results = program.run(tensors)
-        ctx.program = program  # type: ignore[attr-defined]
+        results = program.run([*tensors, *numbers])
+        ctx.program, ctx.numbers = program, numbers  # type: ignore[attr-defined]
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(*(r for r in results if not has_gradients(r.dtype)))
         return results
@@ -154,7 +176,7 @@ class _Differentiated(torch.autograd.Function):
             inputs = [t.view_as(t) if t.requires_grad else t for t in ctx.saved_tensors]  # type: ignore[attr-defined]
             if not history:
                 inputs = [t.detach().requires_grad_(t.requires_grad) for t in inputs]
-            results = ctx.program.run(inputs)  # type: ignore[attr-defined]
+            results = ctx.program.run([*inputs, *ctx.numbers])  # type: ignore[attr-defined]
         ends = [(r, g) for r, g in zip(results, tangents) if r.requires_grad]
         sources = [t for t in inputs if t.requires_grad]
         found: Tensors = [torch.zeros_like(t) for t in sources]
@@ -167,7 +189,7 @@ class _Differentiated(torch.autograd.Function):
                 materialize_grads=True,
             )
         gradients = iter(found)
-        return (None, *(next(gradients) if t.requires_grad else None for t in inputs))
+        return (None, None, *(next(gradients) if t.requires_grad else None for t in inputs))
 
 
 def has_gradients(dtype: torch.dtype) -> bool:
@@ -175,18 +197,8 @@ def has_gradients(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def depends_inside(graph: Graph) -> bool:
-    """Whether an object behind a handle in a call's arguments (an inner graph, a user's kernel) may depend on symbols, which
+def has_kernels(graph: Graph) -> bool:
+    """Whether the graph, or one inside of it, launches a kernel of the program's, which may depend on symbols that
     `substitute` does not reach."""
     handles = [handle for node in graph for handle in handles_in((node.args, node.kwargs))]
-    return any(not isinstance(h.inner, Inner) or any(map(_depends, h.inner.graphs)) for h in handles)
-
-
-def _depends(graph: Graph) -> bool:
-    specs = [spec for node in graph for spec in leaves(node.spec, TensorSpec)]
-    sizes = [size for s in specs for size in (*s.shape, *s.stride, s.offset)]
-    return (
-        any(isinstance(size, Expr) for size in sizes)
-        or bool(symbols_of_arguments(graph))
-        or depends_inside(graph)
-    )
+    return any(not isinstance(h.inner, Inner) or any(map(has_kernels, graphs_in(h))) for h in handles)

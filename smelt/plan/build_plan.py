@@ -307,7 +307,7 @@ class _Writer:
         self.steps.append(
             RunPlans(
                 inner.rule,
-                inner.plans,
+                inner.within(self.roots.decisions),
                 condition,
                 tuple(operands),
                 inner.layouts,

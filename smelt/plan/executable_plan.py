@@ -5,7 +5,8 @@
     sizes  := symbols, instruction*, (slot, whether it is at least 0)*, (slot of bytes, begin, end)*, alignment
 
 Both are tuples of tuples, numbers, texts and torch's enumerations; `plan/value_encoding.py` writes them as bytes. Launches
-have the positions of kernels in `functions_of`, calls the names of operators; a step that runs plans has their specs. So the
+have the positions of kernels in `functions_of`, calls the names of operators. A step that runs plans has their specs and
+which operands they take; with symbolic sizes also their intervals, as they share the slots of the plan around them. So the
 spec of a plan is valid in every process, but for arguments without a form in bytes (generators, handles).
 """
 
@@ -24,6 +25,7 @@ from smelt.graph.pytree import leaves
 from smelt.graph.subgraphs import Loop
 from smelt.graph.tensor_specs import static_sizes
 from smelt.plan import profiler_names
+from smelt.plan.arena_placement import Interval
 from smelt.plan.machine_code import AddressOf, Function
 from smelt.plan.size_program import SizeProgram
 from smelt.plan.steps import (
@@ -36,6 +38,7 @@ from smelt.plan.steps import (
     Plan,
     Reg,
     RunPlans,
+    Subplan,
     View,
     inner_plans,
     kernel_names,
@@ -72,13 +75,27 @@ def specs_of(sized: SymbolicPlan, syms: Sequence[Sym]) -> tuple[Spec, Spec]:
     """The spec and the sizes of a plan with symbolic sizes. Raises as `executable`."""
     program = SizeProgram(syms)
 
-    def slots(sizes: tuple[Size, ...]) -> tuple[Slotted, ...]:
-        return tuple(n if isinstance(n, int) else (program.slot(n),) for n in sizes)
-
+    slots = _Slots(program)
     spec = _spec(sized.plan, slots)
     conditions = tuple((program.slot(size), holds) for size, holds in sized.conditions)
-    intervals = tuple((program.slot(i.nbytes), i.begin, i.end) for i in sized.intervals)
+    intervals = slots.intervals(sized.intervals)
     return spec, (program.n_syms, program.instructions, conditions, intervals, sized.alignment)
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """Writes symbolic sizes as slots of a program."""
+
+    program: SizeProgram
+
+    def __call__(self, sizes: tuple[Size, ...]) -> tuple[Slotted, ...]:
+        return tuple(n if isinstance(n, int) else (self.program.slot(n),) for n in sizes)
+
+    def intervals(self, intervals: Sequence[Interval]) -> Spec:
+        return tuple((self.program.slot(i.nbytes), i.begin, i.end) for i in intervals)
+
+
+WriteSizes = _Slots | Callable[[tuple[Size, ...]], tuple[int, ...]]  # the latter: `static_sizes`
 
 
 def functions_of(plan: Plan) -> list[Function]:
@@ -99,15 +116,18 @@ def _kernel_order(plan: Plan) -> list[str]:
 
 
 class _InnerSpecs:
-    """Writes the specs of inner plans, which `add` takes in order. `first`: the position of the first of their kernels."""
+    """Writes the specs of inner plans, which `add` takes in order. `first`: the position of the first of their kernels;
+    `sizes`: how the plan around them writes its sizes."""
 
-    def __init__(self, first: int) -> None:
-        self._next = first
+    def __init__(self, first: int, sizes: WriteSizes) -> None:
+        self._next, self._sizes = first, sizes
 
-    def add(self, plan: Plan) -> Spec:
-        spec = _spec(plan, static_sizes, self._next)
-        self._next += len(functions_of(plan))
-        return spec
+    def add(self, inner: Subplan) -> Spec:
+        first, self._next = self._next, self._next + len(functions_of(inner.plan))
+        if inner.intervals is None:
+            return _spec(inner.plan, static_sizes, first), inner.takes
+        assert isinstance(self._sizes, _Slots), "a plan with fixed sizes has inner plans with fixed sizes"
+        return _spec(inner.plan, self._sizes, first), inner.takes, self._sizes.intervals(inner.intervals)
 
 
 @dataclass(frozen=True)
@@ -115,7 +135,7 @@ class _Writer:
     """Translates steps: the positions of kernels, the encoding of sizes, and inner plans."""
 
     kernels: Mapping[str, int]
-    sizes: Callable[[tuple[Size, ...]], tuple[Slotted, ...]]
+    sizes: WriteSizes
     inner: _InnerSpecs
 
 
@@ -125,11 +145,11 @@ def _surroundings(plan: Plan, address_of: AddressOf) -> tuple[Any, ...]:
     return plan.constants, tuple(map(address_of, functions)), (*functions, *_handles(plan))
 
 
-def _spec(plan: Plan, sizes: Callable[[tuple[Size, ...]], tuple[Slotted, ...]], first: int = 0) -> Spec:
+def _spec(plan: Plan, sizes: WriteSizes, first: int = 0) -> Spec:
     """`first`: the position of the plan's first kernel."""
     names = _kernel_order(plan)
     positions = {name: i for i, name in enumerate(names, first)}
-    writer = _Writer(positions, sizes, _InnerSpecs(first + len(names)))
+    writer = _Writer(positions, sizes, _InnerSpecs(first + len(names), sizes))
     return (
         plan.n_inputs,
         plan.n_registers,
@@ -189,7 +209,7 @@ def _layouts(specs: Sequence[TensorSpec | None], writer: _Writer) -> Spec:
 
 
 def _run_plans(s: RunPlans, writer: _Writer) -> Spec:
-    plans = tuple((writer.inner.add(inner.plan), inner.takes) for inner in s.plans)
+    plans = tuple(map(writer.inner.add, s.plans))
     carried = s.rule.carried if isinstance(s.rule, Loop) else 0
     outs = tuple(map(_register, s.outs))
     layouts = _layouts(s.layouts, writer), _layouts(s.expect, writer)

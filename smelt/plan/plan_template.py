@@ -8,8 +8,11 @@ its plan built from the start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
 
 from smelt import _native
 from smelt.errors import VerificationError
@@ -18,12 +21,12 @@ from smelt.plan.plan_device import PlanDevice
 from smelt.plan.plan_items import Item
 from smelt.plan.plan_printer import print_plan
 from smelt.plan.size_decisions import Decisions, UniversalDecisions
-from smelt.plan.steps import Plan
+from smelt.plan.steps import Plan, Subplan
 from smelt.plan.symbolic_plan import Instances, LoadSymbolic, SymbolicPlan
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule import Schedule
-from smelt.shapes.expr import Sym, Values
-from smelt.shapes.substitute import substitute
+from smelt.shapes.expr import Size, Sym, Values, free_syms, static
+from smelt.shapes.substitute import substitute, substitution
 
 # The items for concrete sizes, from the schedule at these sizes. Kernels keep their symbols.
 LaunchesAt = Callable[[Schedule, Values], Sequence[Item]]
@@ -45,6 +48,29 @@ class Template:
     launches: SymbolicLaunches | LaunchesAt
     device: PlanDevice
     numbers: tuple[int, ...] = ()
+
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """The constants of each of its plans."""
+        return self.schedule.constants
+
+    def within(self, decisions: Decisions) -> Subplan:
+        """The plan inside of one that is built with these decisions. Launches for concrete sizes fix the sizes of both."""
+        if isinstance(self.launches, SymbolicLaunches):
+            sized = self._symbolic(decisions)
+            return Subplan(sized.plan, (), sized.intervals)
+        values = decisions.values
+        assert values is not None and not decisions.for_all_sizes
+        for sym in self._symbols:
+            decisions.equal(sym, values[sym])
+        return Subplan(self.at(values), ())
+
+    @cached_property
+    def _symbols(self) -> list[Sym]:
+        specs = [b.spec for b in self.schedule.buffers]
+        return list(
+            dict.fromkeys(s for spec in specs for n in (*spec.shape, *spec.stride) for s in free_syms(n))
+        )
 
     def at(self, values: Values) -> Plan:
         """The plan for these sizes."""
@@ -69,6 +95,11 @@ class Template:
         assert isinstance(self.launches, SymbolicLaunches)
         items = self.launches.items(decisions)
         return build_symbolic_plan(self.schedule, items, self.device, decisions, self.numbers)
+
+
+@substitution(Template)
+def _at(template: Template, values: Mapping[Sym, Size]) -> Plan:
+    return template.at({sym: static(size) for sym, size in values.items()})
 
 
 class Loader:

@@ -20,10 +20,10 @@ import torch
 from smelt.graph.ir import TensorSpec
 from smelt.graph.pytree import leaves
 from smelt.graph.subgraphs import RUN_GRAPHS, Rule
+from smelt.plan.arena_placement import Interval
 from smelt.plan.machine_code import Function
 from smelt.plan.size_decisions import Decisions
 from smelt.shapes.expr import Size, static
-from smelt.shapes.substitute import substitution
 from smelt.torch_private import OpOverload
 
 CPU = torch.device("cpu")
@@ -130,15 +130,12 @@ class Aten:
 
 @dataclass(frozen=True)
 class Subplan:
-    """The plan of a subgraph, for fixed sizes and without constants. `takes`: its inputs, as positions in the operands."""
+    """The plan of a subgraph, without constants. `takes`: its inputs, as positions in the operands. `intervals`: those of a
+    plan with symbolic sizes, which has the symbols and conditions of the `SymbolicPlan` around it; None for fixed sizes."""
 
     plan: Plan
     takes: tuple[int, ...]
-
-
-@substitution(Subplan)
-def _substituted(subplan: Subplan, values: object) -> Subplan:
-    return subplan
+    intervals: tuple[Interval, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from smelt import _native
 from smelt.plan.arena_placement import Interval, place
-from smelt.plan.steps import Alloc, Plan, extern_names, kernel_names
+from smelt.plan.steps import Alloc, Plan, RunPlans, Step, Subplan, extern_names, kernel_names
 from smelt.shapes.expr import Size, Sym, Values
 from smelt.shapes.substitute import substitute
 
@@ -29,14 +29,7 @@ class SymbolicPlan:
 
     def at(self, values: Values) -> Plan:
         """The plan for these sizes, for which the conditions must hold."""
-        intervals = substitute(self.intervals, values)
-        placement = place(intervals, self.alignment)
-        offsets = [placement.offsets[i.key] for i in intervals]
-        placed = tuple(
-            replace(s, arena=offsets[s.arena]) if isinstance(s, Alloc) and s.arena is not None else s
-            for s in substitute(self.plan.steps, values)
-        )
-        return replace(self.plan, steps=placed, arena_bytes=placement.nbytes)
+        return _placed(self.plan, self.intervals, self.alignment, values)
 
     @cached_property
     def kernels(self) -> int:
@@ -47,6 +40,30 @@ class SymbolicPlan:
     def externs(self) -> tuple[str, ...]:
         """The operators that the plan calls."""
         return extern_names(self.plan)
+
+
+def _placed(plan: Plan, intervals: tuple[Interval, ...], alignment: int, values: Values) -> Plan:
+    intervals = substitute(intervals, values)
+    placement = place(intervals, alignment)
+    offsets = [placement.offsets[i.key] for i in intervals]
+
+    def inner(of: Subplan) -> Subplan:
+        if of.intervals is None:
+            return of
+        return replace(of, plan=_placed(of.plan, of.intervals, alignment, values), intervals=None)
+
+    def at(step: Step) -> Step:
+        if isinstance(step, RunPlans):
+            fields = substitute((step.layouts, step.expect), values)
+            return replace(step, plans=tuple(map(inner, step.plans)), layouts=fields[0], expect=fields[1])
+        step = substitute(step, values)
+        return (
+            replace(step, arena=offsets[step.arena])
+            if isinstance(step, Alloc) and step.arena is not None
+            else step
+        )
+
+    return replace(plan, steps=tuple(map(at, plan.steps)), arena_bytes=placement.nbytes)
 
 
 LoadSymbolic = Callable[

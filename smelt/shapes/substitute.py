@@ -20,7 +20,7 @@ Rule = Callable[[Any, Mapping[Sym, Size]], Any]
 Class = Any  # a class: mypy takes no `type` for a hashable argument of a cached function
 
 _RULES: dict[type, Rule] = {}
-_SCALARS = (int, float, complex, bool, str, bytes, type(None))
+_SCALARS = frozenset((int, float, complex, bool, str, bytes, type(None)))
 
 
 def substitution(cls: type) -> Callable[[Rule], Rule]:
@@ -35,7 +35,7 @@ def substitution(cls: type) -> Callable[[Rule], Rule]:
 
 def substitute(value: T, values: Mapping[Sym, Size]) -> T:
     """`value` with the sizes in `values` for their symbols, all at once; other symbols stay."""
-    if isinstance(value, _SCALARS):
+    if type(value) in _SCALARS:
         return value
     if isinstance(value, Expr):
         return substitute_size(value, values)  # type: ignore[return-value]

@@ -36,7 +36,7 @@ def test_the_bits_of_the_compiled_call(name: str, tmp_path: Path) -> None:
     assert all(map(same, results_elsewhere(program, [(args, {}) for args in calls], tmp_path), wanted))
 
 
-@pytest.mark.parametrize("name", ["gated", "decoder", "nested", "dynamic"])
+@pytest.mark.parametrize("name", ["gated", "decoder", "nested", "dynamic", "sized"])
 def test_compiled_again_for_another_torch(name: str, tmp_path: Path) -> None:
     """The stored graphs are those that the plans were made from."""
     _, calls, program = made(name)

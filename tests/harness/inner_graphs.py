@@ -90,6 +90,27 @@ class Dynamic(nn.Module):
         return (x.softmax(-1) * z).cumsum(0), z
 
 
+class Sized(nn.Module):
+    """A choice and a loop whose graphs have sizes that change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        def longer(a: Any) -> Any:
+            return (
+                torch.cat([self.layer(a).sin(), torch.ones(a.shape[0], 4)], 1).cumsum(1)[:, 4:]
+                @ self.layer.weight
+            )
+
+        z = torch.cond(x.sum() > 0, longer, lambda a: a.cumsum(0) @ self.layer.weight, (x,))
+        i = torch.tensor(0)
+        return while_loop(
+            lambda i, a: (i < 9) & (a.sum() < 50), lambda i, a: (i + 1, a.cumsum(0) * y), (i, z)
+        )
+
+
 class Unchanged(nn.Module):
     """A loop that may end before its first step, and a branch that returns two results of one memory."""
 
@@ -107,6 +128,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[tuple[Any, ...]]]] = {
     "nested": (Nested, [(torch.randn(5, 5).abs(),), (-torch.rand(5, 5),), (torch.rand(5, 5) / 9,)]),
     "scanned": (Scanned, [(torch.randn(3, 4).abs(),), (-torch.rand(3, 4),)]),
     "dynamic": (Dynamic, [(torch.randn(n, 4), torch.rand(4)) for n in (3, 7, 2)]),
+    "sized": (Sized, [(torch.randn(n, 4) + up, torch.rand(4)) for n in (3, 7, 2, 8) for up in (1, -1)]),
     "unchanged": (Unchanged, [(torch.ones(4, 2),), (-torch.ones(4, 2),), (torch.randn(4, 2) * 9,)]),
 }
 
@@ -119,5 +141,5 @@ def made(name: str) -> tuple[nn.Module, list[tuple[Any, ...]], Program]:
     return (
         model,
         calls,
-        smelt.export(model, calls[0], dynamic_shapes=(rows, None) if name == "dynamic" else None),
+        smelt.export(model, calls[0], dynamic_shapes=(rows, None) if name in ("dynamic", "sized") else None),
     )

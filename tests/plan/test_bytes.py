@@ -251,8 +251,9 @@ def test_inner_plans_on_a_tensor_of_other_strides() -> None:
         (chooses(Subplan(increment(), (0,)), Subplan(CLONE, (0,)), outs=()), "that do not fit their step"),
         (repeats(carried=0), "that do not fit their step"),
         (repeats(carried=2), "number"),
+        (chooses(Subplan(replace(CLONE, numbers=(0,)), (0,)), Subplan(CLONE, (0,))), "do not fit their step"),
     ],
-    ids=["inputs", "operands", "number", "results", "carried", "too-many-carried"],
+    ids=["inputs", "operands", "number", "results", "carried", "too-many-carried", "tensor-as-number"],
 )
 def test_inner_plans_that_do_not_fit(plan: Plan, what: str) -> None:
     code, [data] = plans_to_bytes([plan])

@@ -220,9 +220,9 @@ def _rule(
 
 @_rule(Exception, persists=True)
 def _break_at_jump(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """The branches of a jump on a tensor cannot be captured: the graph breaks at the jump. Persists: the program causes
-    it."""
-    if failed.jump is None:
+    """The branches of a jump on a tensor cannot be captured: the graph breaks at the jump, unless specialized sizes may
+    suffice. Persists: the program causes it."""
+    if failed.jump is None or _specialize_sizes(start, attempt, failed) is not None:
         return None
     why = failed.error.reason.detail if isinstance(failed.error, Unsupported) else "bool() of a tensor"
     return replace(start, uncaptured_jumps={**start.uncaptured_jumps, failed.jump: why}, stop=None)
@@ -256,7 +256,8 @@ def _specialize_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -
 
     Specializes the sizes that prevented the capture, unless facts about them (equal or derived sizes, divisors, ranges)
     may suffice; all if they are unknown."""
-    assert isinstance(failed.error, NeedsFixedSize)
+    if not isinstance(failed.error, NeedsFixedSize):
+        return None
     sizes = attempt.sizes.weakened(
         failed.sizes,
         failed.error.now,

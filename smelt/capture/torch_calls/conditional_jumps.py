@@ -21,6 +21,7 @@ from typing import cast
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.value_kinds import LEAF_TYPES, NULL
 from smelt.capture.base.vm_frames import Frame
@@ -44,7 +45,7 @@ from smelt.capture.torch_calls.frame_copies import (
 )
 from smelt.capture.torch_calls.subgraph_capture import mark, refuse
 from smelt.capture.vm.vm import VM
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import Line
 from smelt.reasons import TENSOR_CONDITION, Reason
 from smelt.torch_private import maybe_current_level
@@ -92,6 +93,8 @@ def capture_branches(
             meeting_point = _meeting_point_of(frame.code, at)
             outcome = _captured(vm, frame, cast(FakeTensor, pred), (if_true, if_false), meeting_point)
     except Unsupported as error:
+        if isinstance(error, NeedsFixedSize) and vm.env.sizes.paths_of(error.symbols):
+            raise
         vm.failure = None  # found again at the jump
         raise Unsupported(Reason(TENSOR_CONDITION, _why(error.reason, frame.line))) from None
     state.depth -= 1

@@ -44,7 +44,7 @@ from smelt.torch_private import (
     level_of,
     maybe_current_level,
 )
-from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, class_of_fake
+from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import Int
@@ -526,7 +526,6 @@ def end_loop(
         raise subgraph_capture.refuse("a loop on a GPU")
     if any(f.requires_grad for f in (*carried, *results)):
         raise subgraph_capture.refuse("a variable of the loop requires gradients")
-    check_fixed(list(carried), "a loop")
     if any(map(before.shares, results)) or len({f.storage_key for f in results}) < len(results):
         raise subgraph_capture.refuse("a variable of the loop takes the tensor of another one")
     if any(_attributes(f) or class_of_fake(f) is not torch.Tensor for f in (*carried, *results)):
@@ -592,7 +591,7 @@ def _as_node(
     exact: bool = False,
     written: Collection[int] = (),
 ) -> list[FakeTensor]:
-    """Record a program on the tensors `first` and all tensors that its two functions read; return its results. The operands
+    """Record a program on the tensors `first` and all operands that its two functions read; return its results. The operands
     in the storages `written` take the values that the functions leave in them."""
     trace = vm.trace
     own = [f.torch_node for f in proxies if f.torch_node is not None]
@@ -600,11 +599,11 @@ def _as_node(
         if result.torch_node is None:  # an input that nothing has read
             trace.inputs.torch_node(result)
     operands = subgraph_capture.operands(trace, functions, own)
-    placeholders = [*own, *(f.torch_node for f in operands if f.torch_node is not None)]
-    targets = _written_operands(trace, operands, written)
+    placeholders = [*own, *operands.nodes]
+    targets = _written_operands(trace, operands.tensors, written)
     nodes = [f.torch_node for f in targets if f.torch_node is not None]
     graphs = tuple(replace(f, results=[*f.results, *targets]).graph(placeholders, nodes) for f in functions)
-    results = record(trace, Program(rule, graphs, exact), [*first, *operands])
+    results = record(trace, Program(rule, graphs, exact), [*first, *operands.tensors, *operands.numbers])
     n_results = len(results) - len(targets)
     for target, value in zip(targets, results[n_results:]):
         vm.call_native(torch.Tensor.copy_, (target, value))

@@ -7,9 +7,9 @@ the joint graph, whose backward is a subgraph too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -20,13 +20,17 @@ from smelt.errors import Unsupported
 from smelt.graph import graph_passes, torch_settings
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
+from smelt.graph.sample_sizes import syms_of
 from smelt.graph.subgraphs import Program, has_gradients
 from smelt.graph.tensor_specs import empty_like_spec, make_spec, row_major_spec
 from smelt.graph.user_kernel_calls import KernelLaunch
 from smelt.ops.node_builders import CLONE, FULL
 from smelt.reasons import DATA_DEPENDENT, Reason
+from smelt.shapes.expr import Expression
+from smelt.shapes.substitute import substitute
 from smelt.torch_private import (
     DisableTorchDispatch,
+    DisableTorchFunction,
     EnableTorchFunction,
     OpOverload,
     current_dispatch_modes,
@@ -38,12 +42,15 @@ from smelt.torch_private import (
 )
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.backward.not_differentiable import NotDifferentiable
-from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, fakes_in, wrap
+from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
+from smelt.tracing.record.number_inputs import NumberInput
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
+from smelt.tracing.record.recorded_results import fresh_fake
 from smelt.tracing.record.tape import TapeEntry
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.record.trace_parts import TraceParts
 from smelt.tracing.record.traced import Traced
+from smelt.tracing.symbolic.symbolic_layouts import SymbolicLayout
 
 
 def refuse(what: str) -> Unsupported:
@@ -175,62 +182,73 @@ def _end(graph: Graph, results: Sequence[Node]) -> None:
 
 def proxy_like(parts: TraceParts, fake: FakeTensor) -> FakeTensor:
     """A proxy with the layout of `fake` and its own storage, which no node computes."""
-    spec = replace(fake.spec, offset=0)
     with parts.call.paused(), DisableTorchDispatch():
-        proxy = wrap(empty_like_spec(spec, torch.device("meta")), fake.device)
+        proxy = fresh_fake(parts.inputs, with_own_storage(fake.spec))
     node = proxy.aten_node = _placeholder("carried", proxy.spec)
     proxy.torch_node = _placeholder("carried", proxy.spec)
     parts.tape.entries.append(TapeEntry(node, proxy))  # until its function is cut out
     return proxy
 
 
-def operands(
-    parts: TraceParts, functions: Sequence[RecordedFunction], own: Sequence[Node]
-) -> list[FakeTensor]:
-    """The tensors that the functions read, except those of the nodes `own`."""
+@dataclass(frozen=True)
+class Operands:
+    """The tensors and the symbolic numbers that functions read, and the nodes of both at the torch level."""
+
+    tensors: Sequence[FakeTensor]
+    numbers: Sequence[object]
+    nodes: Sequence[Node]
+
+
+def operands(parts: TraceParts, functions: Sequence[RecordedFunction], own: Sequence[Node]) -> Operands:
+    """What the functions read, except the tensors of the nodes `own`."""
     fakes = {f.torch_node: f for entry in parts.tape.entries for f in fakes_in(entry.out)}
     fakes.update((f.torch_node, f) for f in parts.inputs)
-    found: dict[Node, FakeTensor] = {}
-    for node in dict.fromkeys(n for function in functions for n in function.reads()):
-        if node in found or node in own:
-            continue
-        if isinstance(node.spec, NumberSpec) or fakes.get(node) is None:
-            raise refuse("a subgraph that reads a symbolic number")
-        found[node] = fakes[node]
-    if any(f.subclass is not None or f.device.type != "cpu" for f in found.values()):
+    read = dict.fromkeys(n for function in functions for n in function.reads() if n not in own)
+    inputs = {n.nodes.get("torch"): n for n in parts.numbers.by_expression.values()}
+    numbers = {node: inputs[node].symbol.number() for node in read if isinstance(node.spec, NumberSpec)}
+    found = {node: fakes.get(node) for node in read if node not in numbers}
+    tensors = [f for f in found.values() if f is not None]
+    if len(tensors) < len(found):
+        raise refuse("a subgraph that reads an object of the graph that is no tensor")
+    if any(f.subclass is not None or f.device.type != "cpu" for f in tensors):
         raise refuse("a subgraph on tensors that are not plain CPU tensors")
-    check_fixed(list(found.values()), "a subgraph")
-    return list(found.values())
+    return Operands(tensors, list(numbers.values()), [*found, *numbers])
 
 
 # -------------------------------------------------------------------------------------- tracing the subgraphs
 
-Record = Callable[[TraceParts, Program, Sequence[FakeTensor]], Sequence[FakeTensor]]
+Record = Callable[[TraceParts, Program, Sequence[object]], Sequence[FakeTensor]]
 
 
 @dataclass(frozen=True)
 class TracedSubgraph:
-    """A traced subgraph. `fakes`: its operands."""
+    """A traced subgraph. `fakes`: its operands that are tensors; `numbers`: those that the graphs take after them."""
 
     traced: Traced
     fakes: list[FakeTensor]
+    numbers: list[NumberInput]
 
 
 def trace(
-    parts: TraceParts, graph: Graph, specs: Sequence[TensorSpec], sources: frozenset[int], record: Record
+    parts: TraceParts,
+    graph: Graph,
+    specs: Sequence[TensorSpec],
+    numbers: Sequence[object],
+    sources: frozenset[int],
+    record: Record,
 ) -> TracedSubgraph:
-    """Trace `graph`, of the torch level, on tensors with these specs. `sources`: the indices of those that require
-    gradients; `record`: records a nested program. Raises Unsupported for a graph that cannot be a subgraph."""
+    """Trace `graph`, of the torch level, on tensors with these specs and on numbers, with the symbols of `parts`. `sources`:
+    the indices of the tensors that require gradients; `record`: records a nested program. Raises Unsupported for a graph
+    that cannot be a subgraph."""
+    symbols = parts.numbers.symbols
     with parts.call.paused(), _without_modes():
-        reals = [empty_like_spec(spec, torch.device("cpu")) for spec in specs]
-        for i in sources:
-            reals[i].requires_grad_()
         inner = Trace(parts.call.where)
         inner.autograd.wants_joint = bool(sources)
+        inner.numbers.symbols = symbols
         try:
             with EnableTorchFunction(), inner:
-                fakes = [inner.fake(real) for real in reals]
-                results = _replay(inner, graph, fakes, record)
+                fakes = [_operand(inner, spec, i in sources) for i, spec in enumerate(specs)]
+                results = _replay(inner, graph, [*fakes, *numbers], record)
                 before = {f.storage_key for f in fakes}
                 inner.record_backward(results)
                 traced = inner.finish(results)
@@ -244,12 +262,27 @@ def trace(
     if any(isinstance(n.target, OpOverload) and effects(n.target).random for n in traced.aten_graph):
         raise refuse("one draws random numbers")
     traced.release_examples()
-    return TracedSubgraph(traced, fakes)
+    by_node = {n.nodes.get("aten"): n for n in inner.numbers.by_expression.values()}
+    return TracedSubgraph(
+        traced, fakes, [by_node[p] for p in traced.aten_graph.placeholders[len(traced.inputs) :]]
+    )
 
 
-def _replay(inner: Trace, graph: Graph, fakes: Sequence[FakeTensor], record: Record) -> list[FakeTensor]:
-    values: dict[Node, object] = dict(zip(graph.placeholders, fakes))
-    for node in graph.nodes[len(fakes) : -1]:
+def _operand(inner: Trace, spec: TensorSpec, requires_grad: bool) -> FakeTensor:
+    """A new input of a trace with this layout, in which sizes may be symbols."""
+    symbols, layout = inner.numbers.symbols, None
+    with DisableTorchDispatch(), DisableTorchFunction():
+        if symbols is not None and syms_of(spec):
+            shape, stride, _ = symbols.layout(spec)
+            layout = SymbolicLayout(tuple(shape), tuple(stride), {})
+            spec = substitute(spec, symbols.hints)
+        real = empty_like_spec(spec, torch.device("cpu")).requires_grad_(requires_grad)
+    return inner.fake(real, layout=layout)
+
+
+def _replay(inner: Trace, graph: Graph, operands: Sequence[object], record: Record) -> list[FakeTensor]:
+    values: dict[Node, object] = dict(zip(graph.placeholders, operands))
+    for node in graph.nodes[len(operands) : -1]:
         args, kwargs = (map_nodes(a, values.__getitem__) for a in (node.args, node.kwargs))
         if isinstance(node.target, Program):
             values[node] = record(inner, node.target, args)
@@ -280,11 +313,31 @@ def _without_modes() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------- aten graphs
 
 
-def forward_graph(subgraph: TracedSubgraph) -> Graph:
-    """The aten graph of the forward, with an input for each operand."""
+Numbers = Mapping[Expression, NumberInput]
+
+
+def numbers_read(subgraphs: Iterable[TracedSubgraph]) -> Numbers:
+    """The numbers that the subgraphs take."""
+    return {n.symbol.expression: n for subgraph in subgraphs for n in subgraph.numbers}
+
+
+def forward_graph(subgraph: TracedSubgraph, numbers: Numbers) -> Graph:
+    """The aten graph of the forward, with an input for each tensor among the operands, then for each of the numbers."""
     graph, traced = subgraph.traced.aten_graph, subgraph.traced
-    _set_inputs(graph, dict(zip(map(id, traced.inputs), graph.placeholders)), subgraph.fakes)
+    inputs = graph.placeholders
+    primals = dict(zip(map(id, traced.inputs), inputs))
+    _set_inputs(graph, primals, subgraph.fakes, _number_inputs(subgraph, inputs, numbers))
     return graph
+
+
+def _number_inputs(subgraph: TracedSubgraph, inputs: Sequence[Node], numbers: Numbers) -> list[Node]:
+    """The placeholders of `numbers`. `inputs`: those of the tensors and numbers that the subgraph reads."""
+    own = inputs[len(subgraph.traced.inputs) :]
+    known = {n.symbol.expression: node for n, node in zip(subgraph.numbers, own)}
+    return [
+        known.get(e) or _placeholder(f"unused_number_{i}", NumberSpec(type(number.symbol.value)))
+        for i, (e, number) in enumerate(numbers.items())
+    ]
 
 
 def _set_inputs(
@@ -296,13 +349,18 @@ def _set_inputs(
 
 
 def backward_graph(
-    subgraph: TracedSubgraph, results: Sequence[TensorSpec], sources: frozenset[int], zeros: bool
+    subgraph: TracedSubgraph,
+    results: Sequence[TensorSpec],
+    sources: frozenset[int],
+    numbers: Numbers,
+    zeros: bool,
 ) -> Graph:
-    """The aten graph of the row-major gradients of the operands `sources`. Its inputs are all operands, then the tangents
-    of the results that can have one, with the layouts of these. It recomputes the forward, as torch's own operators do.
-    `zeros`: operands without a gradient have zeros; else Unsupported is raised for them."""
+    """The aten graph of the row-major gradients of the operands `sources`. Its inputs are all tensors among the operands,
+    the tangents of the results that can have one, with the layouts of these, and the numbers. It recomputes the forward, as
+    torch's own operators do. `zeros`: operands without a gradient have zeros; else Unsupported is raised for them."""
     joint = subgraph.traced.joint
     graph = Graph("aten")
+    inputs: Sequence[Node] = ()
     primals: dict[int, Node] = {}
     tangents: dict[int, Node] = {}
     gradients: dict[int, Node | None] = {}
@@ -320,7 +378,8 @@ def backward_graph(
         if has_gradients(spec.dtype):
             index = joint.results[i].index if joint is not None else -1
             tangent_inputs.append(tangents.get(index) or _placeholder(f"unused_tangent_{i}", spec))
-    _set_inputs(graph, primals, subgraph.fakes, tangent_inputs)
+    more = [*tangent_inputs, *_number_inputs(subgraph, inputs, numbers)]
+    _set_inputs(graph, primals, subgraph.fakes, more)
     if not zeros and any(gradients.get(id(f)) is None for i, f in enumerate(subgraph.fakes) if i in sources):
         raise refuse("a branch without a gradient of a tensor that it reads")
     ends = [

@@ -13,42 +13,61 @@ from torch.autograd.function import FunctionCtx
 from smelt._native import isinstance
 from smelt.autograd.recompute_classes import class_of
 from smelt.capture.torch_calls import subgraph_capture
-from smelt.capture.torch_calls.subgraph_capture import TracedSubgraph, refuse, row_major, with_own_storage
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.capture.torch_calls.subgraph_capture import (
+    Numbers,
+    TracedSubgraph,
+    refuse,
+    row_major,
+    with_own_storage,
+)
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
 from smelt.graph.object_handles import Handle
+from smelt.graph.pytree import map_leaves
 from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner, Program, has_gradients
-from smelt.graph.tensor_specs import empty_like_spec, static_sizes
+from smelt.graph.tensor_specs import static_sizes
 from smelt.ops.may_raise import must_run
+from smelt.shapes.expr import Expr
 from smelt.torch_private import DisableAutocast, DisableTorchDispatch, DisableTorchFunction
-from smelt.tracing.fake.fake_tensor import FakeTensor, wrap
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.recorded_results import fresh_fake, number_of_size
 from smelt.tracing.record.trace_parts import TraceParts
+from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
 
-def record(parts: TraceParts, program: Program, tensors: Sequence[FakeTensor]) -> list[FakeTensor]:
-    """Record the call of `program` on `tensors`; return its results. Raises Unsupported."""
-    n_rule = 1 if isinstance(program.rule, Choice) else 0  # operands of the rule itself
-    operands = tensors[n_rule:]
-    sources = frozenset(i for i, f in enumerate(operands) if torch.is_grad_enabled() and f.requires_grad)
+def record(parts: TraceParts, program: Program, operands: Sequence[object]) -> list[FakeTensor]:
+    """Record the call of `program` on `operands`: tensors, then numbers; return its results. Raises Unsupported."""
+    tensors = [x for x in operands if isinstance(x, FakeTensor)]
+    numbers, own = operands[len(tensors) :], tensors[program.rule.n_own :]
+    sources = frozenset(i for i, f in enumerate(own) if torch.is_grad_enabled() and f.requires_grad)
     if sources and not isinstance(program.rule, Choice):
         raise refuse("a loop with gradients")
-    specs = [f.spec for f in operands]
-    subgraphs = [subgraph_capture.trace(parts, g, specs, frozenset(), record) for g in program.graphs]
-    handle = Handle.of(Inner(program.rule, [subgraph_capture.forward_graph(s) for s in subgraphs]))
+    specs = [f.spec for f in own]
+
+    def traced(sources: frozenset[int]) -> list[TracedSubgraph]:
+        return [subgraph_capture.trace(parts, g, specs, numbers, sources, record) for g in program.graphs]
+
+    subgraphs = traced(frozenset())
+    read = subgraph_capture.numbers_read(subgraphs)
+    graphs = [subgraph_capture.forward_graph(s, read) for s in subgraphs]
+    handle = Handle.of(Inner(program.rule, graphs))
     results = _result_specs(program, subgraphs)
-    torch_nodes = tuple(f.torch_node or parts.inputs.torch_node(f) for f in tensors)
-    node = Node("call_function", program, torch_nodes, {}, "")
-    outputs = _run_graphs(parts, node, handle, tensors, results, program.rule.name)
+    torch_nodes = [f.torch_node or parts.inputs.torch_node(f) for f in tensors]
+    known = [parts.numbers.node(n, parts.tape.torch) if type(n) in NUMBERS else n for n in numbers]
+    node = Node("call_function", program, (*torch_nodes, *known), {}, "")
+    outputs = _run_graphs(parts, node, handle, tensors, read, results, program.rule.name)
     if sources:
-        subgraphs = [subgraph_capture.trace(parts, g, specs, sources, record) for g in program.graphs]
+        subgraphs = traced(sources)
         if program.exact and not _reach_the_same(program.graphs, sources):
             raise refuse("branches that compute gradients of different tensors")
         costly = [n for g in handle.inner.graphs for n in g if n.op == "call_function" and not _is_small(n)]
         if program.exact and len(costly) > _MAX_RECOMPUTED:
             raise refuse("branches of many operators, which the backward would compute again")
+        read = subgraph_capture.numbers_read(subgraphs)
         graphs = [
-            subgraph_capture.backward_graph(s, results, sources, zeros=not program.exact) for s in subgraphs
+            subgraph_capture.backward_graph(s, results, sources, read, zeros=not program.exact)
+            for s in subgraphs
         ]
-        backward = _Backward(parts, Handle.of(Inner(program.rule, graphs)), program, n_rule, sources)
+        backward = _Backward(parts, Handle.of(Inner(program.rule, graphs)), program, read, sources)
         with DisableTorchFunction(), DisableTorchDispatch():
             outputs = list(_History.apply(backward, outputs, *tensors))  # type: ignore[no-untyped-call]
     parts.torch_recorder.record(node, program, outputs)
@@ -90,6 +109,7 @@ def _run_graphs(
     source: Node | None,
     handle: Handle,
     tensors: Sequence[FakeTensor],
+    numbers: Numbers,
     specs: Sequence[TensorSpec],
     name: str,
 ) -> list[FakeTensor]:
@@ -98,14 +118,16 @@ def _run_graphs(
     the unselected graph cannot reach a result, even if it is NaN."""
     inner = handle.inner
     if isinstance(inner.rule, Choice) and are_cheap([n for g in inner.graphs for n in g if n.op != "output"]):
-        return _both(parts, source, inner, tensors, specs)
+        return _both(parts, source, inner, tensors, numbers, specs)
     with DisableTorchFunction(), DisableTorchDispatch():
-        outputs = [wrap(empty_like_spec(spec, torch.device("meta")), spec.device, spec) for spec in specs]
+        outputs = [fresh_fake(parts.inputs, spec) for spec in specs]
     nodes = [f.aten_node or parts.inputs.aten_node(f) for f in tensors]
+    number_nodes = [parts.numbers.node(n.symbol.number(), parts.tape.aten) for n in numbers.values()]
+    args = handle, nodes, *([number_nodes] if number_nodes else [])
     call, before = parts.call, parts.call.node
     call.node = source or before
     try:
-        node = parts.tape.add_operator(RUN_GRAPHS, (handle, nodes), {}, name, tuple(specs))
+        node = parts.tape.add_operator(RUN_GRAPHS, args, {}, name, tuple(specs))
         parts.tape.finish_operator(node, outputs)
     finally:
         call.node = before
@@ -117,6 +139,7 @@ def _both(
     source: Node | None,
     inner: Inner,
     tensors: Sequence[FakeTensor],
+    numbers: Numbers,
     specs: Sequence[TensorSpec],
 ) -> list[FakeTensor]:
     """Record the nodes of both graphs of a `Choice`, and the selection between their results."""
@@ -126,17 +149,22 @@ def _both(
         with DisableTorchFunction(), DisableAutocast(), torch.no_grad():
             condition, *operands = tensors
             holds = condition.reshape(())
-            both = [_inlined(graph, operands) for graph in inner.graphs]
+            values = [*operands, *(n.symbol.number() for n in numbers.values())]
+            both = [_inlined(parts, graph, values) for graph in inner.graphs]
             results = [torch.where(holds, a, b) for a, b in zip(*both)]
-            return [cast(FakeTensor, _with_layout(r, spec)) for r, spec in zip(results, specs)]
+            return [cast(FakeTensor, _with_layout(parts, r, spec)) for r, spec in zip(results, specs)]
     finally:
         call.node = before
 
 
-def _inlined(graph: Graph, operands: Sequence[FakeTensor]) -> list[torch.Tensor]:
+def _inlined(parts: TraceParts, graph: Graph, operands: Sequence[object]) -> list[torch.Tensor]:
     values: dict[Node, object] = dict(zip(graph.placeholders, operands))
+
+    def value(leaf: Node | Expr) -> object:
+        return values[leaf] if isinstance(leaf, Node) else number_of_size(parts.inputs, leaf)
+
     for node in graph.nodes[len(operands) : -1]:
-        args, kwargs = (map_nodes(a, values.__getitem__) for a in (node.args, node.kwargs))
+        args, kwargs = map_leaves((node.args, node.kwargs), (Node, Expr), value)
         values[node] = node.target(*args, **kwargs)
     return [cast(torch.Tensor, values[n]) for n in graph.output.args[0]]
 
@@ -165,21 +193,23 @@ def _is_small(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class _Backward:
-    """Records the gradients of a program. `n_rule`: the number of tensors of the rule itself, before the operands."""
+    """Records the gradients of a program. `numbers`: those that its graphs take; `sources`: which of their tensors require
+    gradients."""
 
     parts: TraceParts
     handle: Handle
     program: Program
-    n_rule: int
+    numbers: Numbers
     sources: frozenset[int]
 
     def __call__(
         self, tensors: Sequence[FakeTensor], tangents: Sequence[FakeTensor]
     ) -> list[FakeTensor | None]:
-        specs = [row_major(f.spec) for i, f in enumerate(tensors[self.n_rule :]) if i in self.sources]
-        name = f"{self.program.rule.name}_backward"
-        gradients = iter(_run_graphs(self.parts, None, self.handle, (*tensors, *tangents), specs, name))
-        wanted = (i - self.n_rule in self.sources for i in range(len(tensors)))
+        n_own = self.program.rule.n_own
+        specs = [row_major(f.spec) for i, f in enumerate(tensors[n_own:]) if i in self.sources]
+        name, operands = f"{self.program.rule.name}_backward", (*tensors, *tangents)
+        gradients = iter(_run_graphs(self.parts, None, self.handle, operands, self.numbers, specs, name))
+        wanted = (i - n_own in self.sources for i in range(len(tensors)))
         return [next(gradients) if is_source else None for is_source in wanted]
 
 
@@ -201,14 +231,13 @@ class _History(torch.autograd.Function):
         if torch.is_grad_enabled():  # gradients without a history would be constants in the next ones
             raise refuse("second derivatives of a subgraph")
         pairs = zip(tangents, ctx.layouts)  # type: ignore[attr-defined]
-        laid_out = [_with_layout(t, spec) for t, spec in pairs if spec is not None]
+        parts = ctx.record.parts  # type: ignore[attr-defined]
+        laid_out = [_with_layout(parts, t, spec) for t, spec in pairs if spec is not None]
         return (None, None, *ctx.record(ctx.saved_tensors, laid_out))  # type: ignore[attr-defined]
 
 
-def _with_layout(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    if tensor.stride() == spec.stride:
+def _with_layout(parts: TraceParts, tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    if cast(FakeTensor, tensor).spec.stride == spec.stride:
         return tensor
-    copy = torch.empty_strided(
-        static_sizes(spec.shape), static_sizes(spec.stride), dtype=spec.dtype, device=spec.device
-    )
-    return copy.copy_(tensor)
+    shape, stride = ([number_of_size(parts.inputs, n) for n in sizes] for sizes in (spec.shape, spec.stride))
+    return torch.empty_strided(shape, stride, dtype=spec.dtype, device=spec.device).copy_(tensor)

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "plan/arena_placement.h"
+#include "plan/plan.h"
 
 namespace smelt::plan {
 namespace {
@@ -27,22 +28,26 @@ bool is_for(const Template& t, const std::vector<int64_t>& slots) {
                        [&](const Condition& c) { return (slots[c.slot] >= 0) == c.holds; });
 }
 
-void place_allocs(const Template& t, const std::vector<int64_t>& slots, Program& p) {
+void place_allocs(const SizedProgram& t, const std::vector<int64_t>& slots, int64_t alignment, Program& p) {
     std::vector<Interval> intervals;
     intervals.reserve(t.intervals.size());
     for (const SymbolicInterval& i : t.intervals) intervals.push_back({slots[i.nbytes], i.begin, i.end});
-    const Placement placement = assign_offsets(intervals, t.alignment);
+    const Placement placement = assign_offsets(intervals, alignment);
     p.arena_bytes = static_cast<size_t>(placement.nbytes);
     p.has_own_registers &= p.arena_bytes == 0;
     for (Alloc& a : p.allocs)
         if (a.arena >= 0) a.arena = placement.offsets[static_cast<size_t>(a.arena)];
 }
 
-std::unique_ptr<const Program> program_for(const Template& t, const std::vector<int64_t>& slots) {
+std::unique_ptr<const Program> program_for(const SizedProgram& t, const std::vector<int64_t>& slots,
+                                           int64_t alignment) {
     auto program = std::make_unique<Program>(t.program);
     substitute_numbers(t.symbolic, slots, *program);
-    place_allocs(t, slots, *program);
+    place_allocs(t, slots, alignment, *program);
     derive_allocs(*program);
+    for (RunPlans& r : program->run_plans)
+        for (RunPlans::Inner& inner : r.plans)
+            if (inner.sized) inner.plan = std::make_shared<Plan>(program_for(*inner.sized, slots, alignment));
     return program;
 }
 
@@ -72,25 +77,30 @@ void read_sizes(const Items& sizes, Template& t) {
         const Items& c = values::tuple(item, 2);
         t.conditions.push_back({values::index(c[0], SIZE_MAX), values::boolean(c[1])});
     }
-    for (const Value& item : values::tuple(sizes[3])) {
-        const Items& i = values::tuple(item, 3);
-        t.intervals.push_back({values::index(i[0], SIZE_MAX), values::integer(i[1]), values::integer(i[2])});
-    }
+    t.intervals = read_intervals(sizes[3]);
     t.alignment = values::integer(sizes[4]);
 }
 
-void check_slots(const Template& t) {
-    const size_t n = t.n_sizes + t.instructions.size();
+// `n`: the number of slots.
+void check_slots(const SizedProgram& t, size_t n) {
     auto check_slot = [&](size_t slot) { check(slot < n, "PlanTemplate: no such slot"); };
-    for (const Condition& c : t.conditions) check_slot(c.slot);
     for (const SymbolicInterval& i : t.intervals) check_slot(i.nbytes);
     for (const SymbolicNumber& i : t.symbolic.numbers) check_slot(i.slot);
     for (const SymbolicArgument& a : t.symbolic.arguments)
         for (const auto& [position, slot] : a.slots) check_slot(slot);
     for (const Alloc& a : t.program.allocs)
         check(a.arena < static_cast<int64_t>(t.intervals.size()), "PlanTemplate: no such interval");
-    check(t.alignment >= 1, "PlanTemplate: an alignment is at least 1");
     check(t.program.device.is_cpu(), "PlanTemplate: launches on a GPU take numbers");
+    for (const RunPlans& r : t.program.run_plans)
+        for (const RunPlans::Inner& inner : r.plans)
+            if (inner.sized) check_slots(*inner.sized, n);
+}
+
+void check_template(const Template& t) {
+    const size_t n = t.n_sizes + t.instructions.size();
+    for (const Condition& c : t.conditions) check(c.slot < n, "PlanTemplate: no such slot");
+    check(t.alignment >= 1, "PlanTemplate: an alignment is at least 1");
+    check_slots(t, n);
 }
 
 }  // namespace
@@ -100,13 +110,13 @@ std::unique_ptr<const Template> read_template(const Value& spec, const Value& si
     auto made = std::make_unique<Template>();
     read_sizes(values::tuple(sizes, 5), *made);
     read_program(spec, std::move(surroundings), made->program, made->symbolic);
-    check_slots(*made);
+    check_template(*made);
     return made;
 }
 
 std::unique_ptr<const Program> program_at(const Template& t, std::vector<int64_t> sizes) {
     const std::vector<int64_t> slots = slots_for(t, std::move(sizes));
-    return is_for(t, slots) ? program_for(t, slots) : nullptr;
+    return is_for(t, slots) ? program_for(t, slots, t.alignment) : nullptr;
 }
 
 }  // namespace smelt::plan

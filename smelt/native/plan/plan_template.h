@@ -2,7 +2,7 @@
 //
 // Its program is read once, with slots instead of numbers that depend on sizes. A program for concrete sizes is a copy: an
 // integer program computes the slots, temporaries get offsets in the arena, and the slots' values replace the
-// symbolic numbers.
+// symbolic numbers. Inner plans are copied in the same way, with the same slots.
 #pragma once
 #include <memory>
 #include <vector>
@@ -19,18 +19,10 @@ struct Condition {
     bool holds;
 };
 
-struct SymbolicInterval {
-    size_t nbytes;  // a slot
-    int64_t begin, end;
-};
-
-struct Template {
-    Program program;
-    SymbolicFields symbolic;
+struct Template : SizedProgram {
     size_t n_sizes = 0;                             // the first slots
     std::vector<shapes::Instruction> instructions;  // of the other slots, in order
     std::vector<Condition> conditions;
-    std::vector<SymbolicInterval> intervals;
     int64_t alignment = 1;
 };
 

@@ -82,7 +82,7 @@ size_t bytes_of(const Program& p) {
     for (const BatchedLaunch& l : p.batched_launches) total += bytes(l.ends);
     for (const Registers& r : p.frees) total += bytes(r.regs);
     for (const Registers& r : p.bumps) total += bytes(r.regs);
-    for (const RunPlans& r : p.run_plans) {  // not the plans, which instances of a template share
+    for (const RunPlans& r : p.run_plans) {  // not the plans, which count themselves
         total += sizeof(RunPlans) + bytes(r.operands) + bytes(r.layouts) + bytes(r.outs) + bytes(r.expect);
         for (const Layout& layout : r.layouts) total += of_layout(layout);
     }

@@ -84,13 +84,15 @@ struct Aten {
 };
 
 struct Plan;
+struct SizedProgram;
 
 // A higher-order operator. Without `loops` the first plan runs if the condition holds, else the second. A loop runs the second
 // while the first returns true; the first `carried` operands are the values that change.
 struct RunPlans {
     struct Inner {
-        std::shared_ptr<Plan> plan;
-        std::vector<size_t> takes;  // operands
+        std::shared_ptr<Plan> plan;                 // null: `sized` makes one for the sizes of a program
+        std::shared_ptr<const SizedProgram> sized;  // null: the plan has fixed sizes
+        std::vector<size_t> takes;                  // operands
     };
     bool loops;
     size_t carried;

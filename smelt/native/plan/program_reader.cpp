@@ -357,27 +357,44 @@ class Reader {
         return a;
     }
 
-    static Layout fixed_layout(const Value& value) {
+    // The layout of operand or result `i` of inner plans.
+    Layout inner_layout(const Value& value, size_t i, Field of_shape, Field of_stride) {
         const Items& e = values::tuple(value, 3);
-        Layout l{values::integers(e[0]), values::integers(e[1]),
-                 values::as<c10::ScalarType>(e[2], "a dtype")};
-        if (span_bytes(l) < 0 || l.shape.size() != l.stride.size())
-            throw FormatError("Plan: an impossible layout");
+        const size_t at = p_.run_plans.size();
+        Layout l = layout(e[0], e[1], e[2], {of_shape, at, i}, {of_stride, at, i});
+        if (span_bytes(l) < 0) throw FormatError("Plan: an impossible layout");
         return l;
     }
 
     RunPlans::Inner inner_plan(const Value& value, size_t operands) {
-        const Items& f = values::tuple(value, 2);
-        auto program = std::make_unique<Program>();
-        read_program(f[0], Surroundings{{}, kernels_}, *program);
-        RunPlans::Inner made{nullptr,
+        const Items& f = values::tuple(value);
+        if (f.size() != 2 && !(f.size() == 3 && symbolic_))
+            throw FormatError("Plan: an inner plan with other fields");
+        RunPlans::Inner made{nullptr, nullptr,
                              values::each(f[1], [&](const Value& v) { return values::index(v, operands); })};
-        const auto& numbers = program->is_number;
-        if (made.takes.size() != program->n_inputs ||
-            std::find(numbers.begin(), numbers.end(), 1) != numbers.end())
-            throw FormatError("Plan: an inner plan with other inputs");
-        made.plan = std::make_shared<Plan>(std::move(program));
+        size_t n_inputs = 0;
+        if (f.size() == 2) {
+            auto program = std::make_unique<Program>();
+            read_program(f[0], Surroundings{{}, kernels_}, *program);
+            n_inputs = program->n_inputs;
+            made.plan = std::make_shared<Plan>(std::move(program));
+        } else {
+            auto sized = std::make_shared<SizedProgram>();
+            read_program(f[0], Surroundings{{}, kernels_}, sized->program, sized->symbolic);
+            sized->intervals = read_intervals(f[2]);
+            n_inputs = sized->program.n_inputs;
+            made.sized = std::move(sized);
+        }
+        if (made.takes.size() != n_inputs) throw FormatError("Plan: an inner plan with other inputs");
         return made;
+    }
+
+    // Whether the inputs of an inner plan that are numbers take 0-d tensors.
+    static bool takes_numbers(const RunPlans& r, const RunPlans::Inner& inner) {
+        const Program& p = inner.sized ? inner.sized->program : *inner.plan->program;
+        for (size_t i = 0; i < p.n_inputs; ++i)
+            if (p.is_number[i] && !r.layouts[inner.takes[i]].shape.empty()) return false;
+        return true;
     }
 
     RunPlans run_plans(const Items& s) {
@@ -392,16 +409,23 @@ class Reader {
         r.condition = optional_reg(s[4]);
         r.outs = values::each(
             s[6], [this](const Value& out) { return values::integer(out) == -1 ? Reg{-1} : defined(out); });
-        r.layouts = values::each(s[7], fixed_layout);
+        for (const Value& e : values::tuple(s[7]))
+            r.layouts.push_back(
+                inner_layout(e, r.layouts.size(), Field::operand_shape, Field::operand_stride));
         for (const Value& e : values::tuple(s[8])) {
+            const size_t i = r.expect.size();
             r.expect.emplace_back();
-            if (!e.is_none()) r.expect.back() = fixed_layout(e);
+            if (!e.is_none()) r.expect[i] = inner_layout(e, i, Field::result_shape, Field::result_stride);
         }
         names_.run_plans.push_back(values::text(s[9]));
-        const auto returns = [&](size_t i) { return r.plans[i].plan->program->outputs.size(); };
+        const auto returns = [&](size_t i) {
+            const RunPlans::Inner& inner = r.plans[i];
+            return (inner.sized ? inner.sized->program : *inner.plan->program).outputs.size();
+        };
         bool fits = r.plans.size() == 2 && r.layouts.size() == r.operands.size() &&
                     r.expect.size() == r.outs.size() && (r.condition < 0) == r.loops;
         fits = fits && returns(1) == r.outs.size() && returns(0) == (r.loops ? 1 : r.outs.size());
+        for (const RunPlans::Inner& inner : r.plans) fits = fits && takes_numbers(r, inner);
         if (!fits || (r.loops && r.carried != r.outs.size()))
             throw FormatError("Plan: inner plans that do not fit their step");
         return r;
@@ -475,6 +499,13 @@ void read_program(const Value& spec, Surroundings surroundings, Program& program
 
 void read_program(const Value& spec, Surroundings surroundings, Program& program, SymbolicFields& symbolic) {
     Reader(program, std::move(surroundings), &symbolic).read(spec);
+}
+
+std::vector<SymbolicInterval> read_intervals(const Value& value) {
+    return values::each(value, [](const Value& item) {
+        const Items& i = values::tuple(item, 3);
+        return SymbolicInterval{values::index(i[0], SIZE_MAX), values::integer(i[1]), values::integer(i[2])};
+    });
 }
 
 void derive_allocs(Program& program) {

@@ -33,6 +33,9 @@ void read_program(const values::Value& spec, Surroundings surroundings, Program&
 void read_program(const values::Value& spec, Surroundings surroundings, Program& program,
                   SymbolicFields& symbolic);
 
+// The intervals of a plan with slots (smelt/plan/executable_plan.py).
+std::vector<SymbolicInterval> read_intervals(const values::Value& value);
+
 // Computes what follows from the layouts and offsets of allocations. Throws FormatError if one does not fit the arena.
 void derive_allocs(Program& program);
 

@@ -33,6 +33,14 @@ int64_t& number_of(Program& p, const SymbolicNumber& at) {
             return p.atens[at.index].expect[at.out]->shape[at.position];
         case Field::expected_stride:
             return p.atens[at.index].expect[at.out]->stride[at.position];
+        case Field::operand_shape:
+            return p.run_plans[at.index].layouts[at.out].shape[at.position];
+        case Field::operand_stride:
+            return p.run_plans[at.index].layouts[at.out].stride[at.position];
+        case Field::result_shape:
+            return p.run_plans[at.index].expect[at.out]->shape[at.position];
+        case Field::result_stride:
+            return p.run_plans[at.index].expect[at.out]->stride[at.position];
     }
     throw std::logic_error("a number of no step");
 }

@@ -22,11 +22,15 @@ enum class Field : uint8_t {
     parallel_end,
     parallel_grain,
     expected_shape,
-    expected_stride
+    expected_stride,
+    operand_shape,
+    operand_stride,
+    result_shape,
+    result_stride
 };
 
 // A number with the value of slot `slot`. `index`: into the vector of the step's kind; `out`: index of an ATen call's
-// result.
+// result, or of an operand or result of inner plans.
 struct SymbolicNumber {
     Field field;
     size_t index, out, position, slot;
@@ -43,6 +47,19 @@ struct SymbolicArgument {
 struct SymbolicFields {
     std::vector<SymbolicNumber> numbers;
     std::vector<SymbolicArgument> arguments;
+};
+
+struct SymbolicInterval {
+    size_t nbytes;  // a slot
+    int64_t begin, end;
+};
+
+// A program with slots in place of numbers that depend on sizes, and the lifetimes of its temporaries: an allocation in the
+// arena has the index of an interval in place of its offset.
+struct SizedProgram {
+    Program program;
+    SymbolicFields symbolic;
+    std::vector<SymbolicInterval> intervals;
 };
 
 // Substitutes the values of the slots into `program`, a copy of the program that `symbolic` describes. Arena offsets
