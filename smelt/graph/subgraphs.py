@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from smelt.graph.free_symbols import graphs_in
+from smelt.graph.free_symbols import graphs_in, symbols_in
 from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.ir import Graph, TensorSpec
 from smelt.graph.object_handles import found, handles_in
@@ -93,6 +93,8 @@ class Inner:
 
 @substitution(Inner)
 def _with_sizes(inner: Inner, values: Mapping[Sym, Size]) -> Inner:
+    if not any(sym in values for graph in inner.graphs for sym in symbols_in(graph)):
+        return inner
     return Inner(inner.rule, [substitute(graph, values) for graph in inner.graphs])
 
 

@@ -19,7 +19,7 @@ from smelt.backends.smelt import compile_graph
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize
 from smelt.graph.graph_passes import copied
-from smelt.graph.ir import Node
+from smelt.graph.ir import Graph, Node
 from smelt.graph.object_handles import Handle
 from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner
 from smelt.report import inspect
@@ -462,12 +462,17 @@ def test_memory_of_backwards_is_bounded():
 
 
 def test_graphs_that_need_fixed_sizes():
-    """They say so to capture: no BackendError."""
+    """Those with kernels of the program, also within graphs inside, say so to capture: no BackendError."""
     traced, _ = symbolic_trace(CALLS["products"], torch.randn(101, 211))
-    inside = Handle.of(Inner(Choice(), [traced.aten_graph, traced.aten_graph]))
-    graph, copy_of = copied(traced.aten_graph, {})
-    call = Node("call_function", RUN_GRAPHS, (inside, [*graph.placeholders]), {}, "inside", ())
-    graph.nodes.insert(len(graph.placeholders), call)
-    with pytest.raises(NeedsFixedSize, match="graphs inside") as error:
-        compile_graph(replace(traced, aten_graph=graph), CHECKED)
-    assert error.value.symbols == {S0, S1}
+
+    def calling(handle: Handle) -> Graph:
+        graph, _ = copied(traced.aten_graph.nodes, {})
+        call = Node("call_function", RUN_GRAPHS, (handle, [*graph.placeholders]), {}, "inside", ())
+        graph.nodes.insert(len(graph.placeholders), call)
+        return graph
+
+    graph = calling(Handle.of(lambda: None))
+    for outer in (graph, calling(Handle.of(Inner(Choice(), [graph, graph])))):
+        with pytest.raises(NeedsFixedSize, match="kernels of the program") as error:
+            compile_graph(replace(traced, aten_graph=outer), CHECKED)
+        assert error.value.symbols == {S0, S1}

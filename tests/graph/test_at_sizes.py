@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smelt.graph.free_symbols import symbols_of_arguments
+from smelt.graph.free_symbols import graphs_in, symbols_in, symbols_of_arguments
 from smelt.graph.graph_interpreter import run
 from smelt.graph.graph_printer import table
 from smelt.graph.ir import Graph, Node, copy_at
 from smelt.graph.object_handles import Handle
-from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner, depends_inside
+from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner
 from smelt.graph.verify_graph import verify
 from smelt.shapes.substitute import substitute
 from tests.harness.symbolic import S0, S1, symbolic
@@ -59,9 +59,20 @@ def calling(inside: Graph) -> Graph:
     return graph
 
 
-def test_graphs_inside_may_depend_on_symbols():
+def test_sizes_of_graphs_inside():
+    graph, _ = symbolic(program, torch.randn(101, 211))
+    for outer in (calling(graph), calling(calling(graph))):
+        assert {*symbols_in(outer)} == symbols_of_arguments(outer) == {S0, S1}
+        made = substitute(outer, {S0: 4, S1: 6})
+        assert not {*symbols_in(made)} and {*symbols_in(outer)} == {S0, S1}
+        inside = graphs_in(made.nodes[0].args[0])
+        while inside[0].nodes[0].target is RUN_GRAPHS:
+            inside = graphs_in(inside[0].nodes[0].args[0])
+        x = torch.randn(4, 6)
+        assert all(map(torch.equal, run(inside[1], [x]), program(x)))
+
+
+def test_graphs_inside_without_symbols_stay():
     fixed, _ = traced(program, torch.randn(4, 6))
-    shapes_only, _ = symbolic(lambda x: x.t() @ x, torch.randn(101, 211))
-    assert not depends_inside(fixed) and not depends_inside(shapes_only)
-    assert depends_inside(calling(shapes_only)) and depends_inside(calling(calling(shapes_only)))
-    assert not depends_inside(calling(fixed)) and not depends_inside(calling(calling(fixed)))
+    outer = calling(fixed)
+    assert substitute(outer, {S0: 4}).nodes[0].args[0] is outer.nodes[0].args[0]
