@@ -620,7 +620,7 @@ def a_loop_over_a_dictionary(x):
     return total
 
 
-@branch(4, breaks=BREAK * 2)
+@branch()
 def nested_iterators_in_a_loop_that_breaks(x):
     total = x.sum() * 0
     for i, (row, (_, weight)) in enumerate(zip(x, {"a": 1, "b": 2, "c": 3, "d": 4}.items())):
