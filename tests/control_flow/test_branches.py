@@ -11,9 +11,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+import smelt
+from smelt.report import inspect
 from tests.harness.catalogue import INLINED, program, since
 
 UP = torch.arange(24.0).reshape(4, 6) / 7 + 0.5
@@ -197,13 +200,66 @@ def views_of_one_layout(x):
     return x[1:] if x.sum() > 0 else x[:-1]
 
 
-@branch(2, later=1, breaks=BREAK)
+@branch()
 def other_sizes(x):
     if x.sum() > 0:
         y = x[:2] * 2
     else:
         y = x
     return y.sum()
+
+
+@branch()
+def other_sizes_twice(x):
+    if x.sum() > 0:
+        x = x[:2]
+    y = x * 2
+    if y.max() > 1:
+        y = torch.cat([y, y + 1])
+    return y.mean(0) + 1
+
+
+@branch()
+def other_layouts(x):
+    if x.sum() > 0:
+        y = (x * 2).reshape(6, 4).t()
+    else:
+        y = x * 3
+    return (y + 1).sum(0)
+
+
+@branch()
+def other_dtypes(x):
+    y = x.long() if x.sum() > 0 else x * 2
+    return (y + 1).double()
+
+
+@branch(2, later=1, breaks=BREAK)
+def other_sizes_are_returned(x):
+    if x.sum() > 0:
+        x = x[:2] * 2
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "values, why",
+    [
+        (("x[:2] * 2", "x + 1"), "tensors of different sizes, [2, 6] and [4, 6] in `y`"),
+        (("x.long()", "x + 1"), "tensors of different dtypes, torch.int64 and torch.float32 in `y`"),
+        (("1", "2"), "they leave different values of type int in `y`"),
+        (("[x, 1]", "[x]"), "they leave different values of type list in `y`"),
+        (("None", "x * 1"), "one leaves a value of type NoneType, the other of type Tensor in `y`"),
+    ],
+)
+def test_the_reason_names_the_variable(values: tuple[str, str], why: str) -> None:
+    namespace: dict[str, Any] = {}
+    branches = "if x.sum() > 0:\n        y = {}\n    else:\n        y = {}".format(*values)
+    source = f"def fn(x):\n    {branches}\n    return y, x * 2"
+    exec(source, namespace)
+    compiled = smelt.compile(namespace["fn"])
+    compiled(UP)
+    [reason] = inspect.reasons(compiled)
+    assert why in reason.detail
 
 
 @branch()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import cast
 
@@ -43,6 +43,7 @@ from smelt.capture.torch_calls.frame_copies import (
     reachable_state,
     run_copy,
 )
+from smelt.capture.torch_calls.joined_values import Unjoinable, check_joinable
 from smelt.capture.torch_calls.subgraph_capture import mark, refuse
 from smelt.capture.vm.vm import VM
 from smelt.errors import NeedsFixedSize, Unsupported
@@ -186,11 +187,15 @@ def _captured(
     try:
         both = map(values, left)
         joined = control_flow.join(vm, recorded, *both, is_statement=True, exists=created.exists)
-    except control_flow.Unjoinable:
+    except Unjoinable as error:
+        named = _naming_variable(error, frame, live, *(each.slots for each in left))
         if meeting_point is None or vm.conditional_jumps.depth > _MAX_COPIED:
-            raise
+            raise named from None
         control_flow.discard(vm, recorded)
-        return _captured(vm, frame, pred, branches, None)
+        try:
+            return _captured(vm, frame, pred, branches, None)
+        except Unjoinable:
+            raise named from None
     stack, variables, contents, stores = cast("list[list[object]]", joined)
     for i, content in zip(changed, contents):
         created.set_contents(i, cast(Contents, content))
@@ -203,6 +208,24 @@ def _captured(
         frame.locals[slot] = value
     frame.pc = meeting_point
     return Outcome.MET
+
+
+def _naming_variable(
+    error: Unjoinable,
+    frame: Frame,
+    live: Sequence[int],
+    if_true: Sequence[object],
+    if_false: Sequence[object],
+) -> Unjoinable:
+    """The error of one of the `live` variables, with its name, if that is the cause. The last two arguments: the variables
+    after each branch."""
+    for slot in live:
+        try:
+            check_joinable(if_true[slot], if_false[slot])
+        except Unjoinable as found:
+            name = frame.code.local_names[slot]
+            return Unjoinable(replace(found.reason, detail=f"{found.reason.detail} in `{name}`"))
+    return error
 
 
 def _kept(slots: Sequence[object], others: Sequence[object]) -> list[object]:

@@ -22,21 +22,21 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import SUBSTITUTED_CALLS, SUBSTITUTES, Args, Kwargs, function
-from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING
+from smelt.capture.base.value_kinds import MISSING
 from smelt.capture.reconstruction.reconstruction_order import contents_of_created
 from smelt.capture.semantics.calls import torch_polyfills as polyfills
 from smelt.capture.torch_calls import subgraph_capture
+from smelt.capture.torch_calls.joined_values import INTS, check_containers, check_layouts, pairs_of
 from smelt.capture.torch_calls.subgraph_capture import RecordedFunction, TapePosition, cut_out, mark
 from smelt.capture.torch_calls.subgraph_nodes import are_cheap, record
 from smelt.capture.torch_calls.unbacked_reads import numbers
 from smelt.capture.vm.vm import VM
-from smelt.errors import RefusedOperator, Unsupported
+from smelt.errors import RefusedOperator
 from smelt.graph import torch_settings
 from smelt.graph.subgraphs import Choice, Loop, Program, Rule, has_gradients
-from smelt.guards.leaf_equality import same_leaf
 from smelt.guards.source import Source
 from smelt.ops.may_raise import must_run
-from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, Reason
+from smelt.reasons import UNSUPPORTED_CALL, Reason
 from smelt.torch_private import (
     VMAP,
     all_transforms,
@@ -47,7 +47,6 @@ from smelt.torch_private import (
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
-from smelt.tracing.symbolic.sym_numbers import Int
 
 
 @dataclass
@@ -221,14 +220,15 @@ def join(
     (first, second), pred = functions.marks, cast(FakeTensor, functions.condition)
     tape = vm.trace.tape.entries
     added = [entry.node for entry in tape[first.entries :]]
-    pairs = _distinct(_pairs(if_true, if_false, same=is_statement))
+    pairs = _distinct(pairs_of(if_true, if_false, same=is_statement))
     if is_statement:
-        _check_containers(if_true, if_false, exists)
+        check_containers(if_true, if_false, exists)
     before = _Existing(vm, first.entries)
     if any(map(before.shares, itertools.chain(*pairs))) and not (is_statement and vm.trace.copies.allowed):
         later = ", which later code writes or compares" if is_statement else ""
         raise subgraph_capture.refuse(f"they return an existing tensor{later}")
     if is_statement:
+        check_layouts(pairs)
         _check_joinable(pairs, before)
         subgraph_capture.check_nodes(vm.trace.tape.torch.graph.nodes[first.torch :])
     written = {call.base.storage_key for call in vm.trace.writes.calls[first.writes :]} & before.storages
@@ -266,10 +266,6 @@ def join(
     joined = _joined(vm, pred, found, if_true, if_false)
     vm.assumptions.choosing -= 1
     return joined
-
-
-class Unjoinable(Unsupported):
-    """Two values that cannot become one."""
 
 
 def discard(vm: VM, functions: RecordedPair) -> None:
@@ -384,16 +380,13 @@ def _joined(
         others = cast("dict[object, object]", other)
         entries.update((key, _joined(vm, pred, found, x, others[key])) for key, x in result.items())
         return entries
-    if type(result) not in _INTS or (type(result) is type(other) is int and result == other):
+    if type(result) not in INTS or (type(result) is type(other) is int and result == other):
         return result
     chosen = _selected(vm, pred, *(cast(FakeTensor, _as_tensor(vm, number)) for number in (result, other)))
     read = numbers(vm, chosen)
     if read is None:
         raise subgraph_capture.refuse("branches that return different numbers")
     return read[0]
-
-
-_INTS = (int, Int)
 
 
 def _is_selectable(a: FakeTensor, b: FakeTensor) -> bool:
@@ -407,62 +400,6 @@ def _selected(vm: VM, pred: FakeTensor, a: FakeTensor, b: FakeTensor) -> FakeTen
     if not isinstance(selected, FakeTensor) or selected.spec.stride != a.spec.stride:
         raise subgraph_capture.refuse("their results have different layouts")
     return selected
-
-
-def _pairs(a: object, b: object, same: bool = False) -> list[tuple[FakeTensor, FakeTensor]]:
-    """The corresponding tensors of two results that are otherwise equal; with `same`, without what is one object in both.
-    Raises Unsupported."""
-    if same and a is b:
-        return []
-    if isinstance(a, FakeTensor) and isinstance(b, FakeTensor):
-        if a.subclass is None and b.subclass is None:
-            return [(a, b)]
-    if isinstance(a, (tuple, list)) and type(a) is type(b) and type(a) in (tuple, list):
-        others = cast("Sequence[object]", b)
-        if len(a) == len(others):
-            return [pair for x, y in zip(a, others) for pair in _pairs(x, y, same)]
-    if type(a) is dict and type(b) is dict and len(a) == len(b) and all(map(_is_same_key, a, b)):
-        return [pair for key in a for pair in _pairs(a[key], b[key], same)]
-    if type(a) in _INTS and type(b) in _INTS and not same:
-        return []
-    if type(a) in LEAF_TYPES and same_leaf(a, b):
-        return []
-    raise Unjoinable(Reason(DATA_DEPENDENT, _difference(a, b)))
-
-
-def _is_same_key(a: object, b: object) -> bool:
-    return a is b or (type(a) in LEAF_TYPES and same_leaf(a, b))
-
-
-_SHOWN: dict[type, type] = {FakeTensor: torch.Tensor, Int: int, UnbackedComparison: bool}
-
-
-def _difference(a: object, b: object) -> str:
-    kinds = [_SHOWN.get(type(x), type(x)).__name__ for x in (a, b)]
-    if kinds[0] != kinds[1]:
-        return f"one leaves a value of type {kinds[0]}, the other of type {kinds[1]}"
-    return f"they leave different values of type {kinds[0]}"
-
-
-def _check_containers(a: object, b: object, exists: Callable[[object], bool]) -> None:
-    """Raise Unsupported where a container of one branch corresponds to several of the other, or exists before."""
-    partners: dict[int, int] = {}
-    pending = [(a, b)]
-    while pending:
-        x, y = pending.pop()
-        if x is y or not isinstance(x, (list, dict, tuple)):
-            continue
-        if exists(x) or exists(y):
-            raise Unjoinable(
-                Reason(DATA_DEPENDENT, f"they leave different objects of type {type(x).__name__}")
-            )
-        if not isinstance(x, tuple):
-            if partners.setdefault(id(x), id(y)) != id(y) or partners.setdefault(id(y), id(x)) != id(x):
-                raise subgraph_capture.refuse("branches that share containers in different ways")
-        if isinstance(x, dict):
-            pending += ((x[k], cast("dict[object, object]", y)[k]) for k in x)
-        else:
-            pending += zip(x, cast("Sequence[object]", y))
 
 
 def _with_tensors(value: object, tensors: Iterator[FakeTensor]) -> object:
@@ -551,7 +488,7 @@ def _end_loop(vm: VM, args: Args, kwargs: Kwargs) -> object:
     carried = cast("Sequence[FakeTensor]", functions.arguments[2])
     if not _is_condition(vm, condition):
         raise subgraph_capture.refuse("a loop whose condition is not a data-dependent tensor")
-    next_values = [b for _, b in _pairs(results, results)]
+    next_values = [b for _, b in pairs_of(results, results)]
     _check_same_metadata(carried, next_values, "a loop")
     end = mark(vm.trace)
     step = RecordedFunction(cut_out(vm.trace, functions.marks[1], end), next_values)
