@@ -54,6 +54,14 @@ class AlignmentCosts:
 
 
 @dataclass(frozen=True)
+class AloneCosts:
+    """Operators whose ATen kernel is faster than a generated one, where nothing fuses with them (ops/lone_operators.py)."""
+
+    operators: frozenset[tuple[str, torch.dtype]]  # by ATen's name and the dtype of arguments and result
+    elements: int  # of the result, at least: a call of ATen's costs more than the launch of a kernel
+
+
+@dataclass(frozen=True)
 class Costs:
     """Arithmetic is counted in additions of one element (`loops/loop_values.py` says how many other operations are)."""
 
@@ -114,4 +122,5 @@ class Costs:
     depthwise_elements: int  # ... elements of the result, at most
 
     products: ProductCosts | None  # None: every product, convolution and pooling is ATen's
+    alone: tuple[AloneCosts, ...]
     alignment: AlignmentCosts | None  # None: how rows of ATen's products are aligned makes no difference

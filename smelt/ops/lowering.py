@@ -28,6 +28,8 @@ from smelt.loops.loop_values import index as index_value
 from smelt.loops.lowering_builder import Builder
 from smelt.ops.conj_neg_outputs import is_part, only_returned, with_signs_apart
 from smelt.ops.donated_inputs import is_empty, overwriting
+from smelt.ops.lone_operators import WHY as LONE
+from smelt.ops.lone_operators import is_better_alone, readers
 from smelt.ops.may_raise import may_raise, must_run, numbers_to_fit
 from smelt.ops.node_builders import CLONE, FULL
 from smelt.ops.recompute_rules import Class
@@ -52,6 +54,7 @@ class _Lowerer:
         self.outputs: tuple[Tensor | None, ...] = ()
         self.values: dict[Node, Any] = {}
         self.uses = _live_uses(graph)
+        self.readers = readers(graph)
         self.overwriting = overwriting(graph, frozenset(n for n in graph if self.runs(n)))
         self.held: set[Tensor] = set()  # inputs and constants
         self.empty: set[Tensor] = set()  # nothing is in their memory yet
@@ -124,6 +127,8 @@ class _Lowerer:
         if entry is not None and not row(node.target).takes_sizes:
             args, kwargs, numbers = self.sizes_as_numbers(node, args, kwargs)
         why = _no_loops(node, entry is not None, args, kwargs)
+        if is_better_alone(node, arguments, self.readers[node], self.costs):
+            why = LONE
         if entry is not None and not why:
             builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.costs)
             result = entry(builder, *args, **kwargs)

@@ -15,7 +15,7 @@ from smelt.codegen.llvm import compile_kernels
 from smelt.codegen.llvm.host_cpu import host
 from smelt.codegen.plan_loading import load, load_symbolic
 from smelt.config import Config
-from smelt.cost_model import Costs, ProductCosts
+from smelt.cost_model import AloneCosts, Costs, ProductCosts
 from smelt.ops.registry import row
 from smelt.plan.arena_allocation import ALIGNMENT
 from smelt.plan.plan_device import Memory, Sharing
@@ -93,6 +93,7 @@ COSTS = Costs(
     draw_blocks=0,
     draw_captured=False,
     products=None,  # replaced by those of a host that was measured
+    alone=(),  # replaced by those of the host
     alignment=None,
 )
 
@@ -140,6 +141,40 @@ ZEN5 = replace(ZEN4, columns=4)
 PRODUCT_COSTS = {"znver4": ZEN4, "znver5": ZEN5}
 
 
+# Time of generated kernels over ATen's, one thread, 262,144 elements (`python -m benchmarks.operators_speed`). What calls
+# the C library once per lane: erfc 3 to 11, erf and pow of float64 3 to 5, and what is made of them.
+HALVES = (torch.bfloat16, torch.float16)
+LANE_BY_LANE = AloneCosts(
+    frozenset(
+        [("erfc", d) for d in (torch.float32, torch.float64, *HALVES)]
+        + [(name, torch.float64) for name in ("erf", "pow", "float_power", "gelu")]
+    ),
+    elements=128,
+)
+# Functions that MKL computes for ATen: on Intel's processors with AVX-512 its code is the faster, on Xeon (Sapphire Rapids)
+# 1.1 to 1.5, and 1.6 for sqrt of float64. gelu, by ATen's own approximation of erf: 1.4 to 1.8.
+VECTOR_LIBRARY = AloneCosts(
+    frozenset(
+        [
+            (name, torch.float32)
+            for name in ("log", "log2", "log10", "cos", "sin", "tan", "tanh", "acos", "gelu")
+        ]
+        + [
+            (name, torch.float64)
+            for name in ("exp", "log", "log2", "log10", "sin", "cos", "tan", "tanh", "asin", "acos", "sqrt")
+        ]
+        + [("gelu", d) for d in HALVES]
+    ),
+    elements=1 << 14,
+)
+
+
+def _alone() -> tuple[AloneCosts, ...]:
+    """What ATen computes better alone on this host."""
+    by_mkl = torch.backends.mkl.is_available() and host().masks and not host().cpu.startswith("znver")
+    return (LANE_BY_LANE, VECTOR_LIBRARY) if by_mkl else (LANE_BY_LANE,)
+
+
 def out_variant(op: OpOverload) -> OpOverload | None:
     """The `out=` overload of `op`, or None."""
     known = row(op)
@@ -154,7 +189,7 @@ def target(config: Config, cpu: str | None = None) -> Target:
     if known is not None:
         products = Products(partial(prefers_native, known, threads), config.fuse, threads)
     return Target(
-        costs=replace(COSTS, threads=threads, products=known),
+        costs=replace(COSTS, threads=threads, products=known, alone=_alone()),
         generate=partial(generate_launches, config, products),
         load=load,
         out_variant=out_variant,

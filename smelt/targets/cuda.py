@@ -79,6 +79,7 @@ COSTS = Costs(
     depthwise_taps=9,
     depthwise_elements=1 << 20,
     products=None,
+    alone=(),
     alignment=AlignmentCosts(
         nbytes=16,
         dtypes=frozenset({torch.float16, torch.bfloat16}),  # and float32 where torch says that it may be TF32
