@@ -56,7 +56,7 @@ async def suspends_between(x: torch.Tensor) -> torch.Tensor:
 
 @program(graphs=2)
 async def reads_a_value(x: torch.Tensor) -> torch.Tensor:
-    n = (x * 2).sum().item()
+    n = (x * 2).sum().tolist()
     return x * n
 
 
@@ -208,10 +208,10 @@ async def with_that_lets_an_exception_through(x: torch.Tensor) -> torch.Tensor:
 @program(graphs=3)
 async def with_around_a_break(x: torch.Tensor) -> torch.Tensor:
     async with Resource("a", at_once=True):
-        y = x * x.sum().item()
+        y = x * x.sum().tolist()
         async for i in Numbers(2, at_once=True):
             y = y * i
-    return y * y.sum().item()
+    return y * y.sum().tolist()
 
 
 @program(graphs=1)

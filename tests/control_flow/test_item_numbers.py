@@ -199,6 +199,19 @@ def another_float_type(x):
 
 
 @item()
+def comparisons_of_tensors(x):
+    if torch.equal(x, x.abs()) or torch.allclose(x, x.round() + 1e-9):
+        x = x * 2
+    return x, torch.allclose(x, x * 1.1, rtol=0.5), x.equal(x + 1), torch.is_nonzero(x.sum())
+
+
+@item(breaks=VALUE)
+def tensors_that_share_memory(x):
+    y = x + 1
+    return torch.equal(y, y)
+
+
+@item()
 def a_loop_until_small(x):
     for _ in range(4):
         x = x / 2

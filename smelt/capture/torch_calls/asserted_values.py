@@ -1,8 +1,8 @@
 """Functions with data-dependent results that capture assumes and the graph checks.
 
-`torch.equal` and `torch.allclose` return a bool. Where the program branches on it to raise an exception, it is an asserted
-condition, as `if not (a == b).all(): raise` is. `torch.bincount(x, minlength=n)` has an element for each value up to the
-largest, which is mostly less than `n`. Where a check fails, the original function runs.
+`torch.equal` and `torch.allclose` return a bool, which a tensor of the graph holds. Where the program branches on it to
+raise an exception, it is an asserted condition, as `if not (a == b).all(): raise` is. `torch.bincount(x, minlength=n)` has
+an element for each value up to the largest, which is mostly less than `n`. Where a check fails, the original function runs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from smelt.capture.base.vm_frames import Frame
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.semantics.values.asserted_conditions import assume, assume_branch
+from smelt.capture.torch_calls.item_calls import deferred_number
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import all_true_or_assert
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -55,12 +56,16 @@ def _comparison(
     function: Callable[..., object] = getattr(torch, name)
 
     def assume_result(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        if not is_comparable(args, kwargs):
+            return NotImplemented
         frame = vm.current_frame
-        targets = _jump(frame, function) if is_comparable(args, kwargs) else None
-        if targets is None:
+        targets = _jump(frame, function)
+        if targets is None and not vm.assumptions.captures_jumps:
             return NotImplemented
         condition = vm.call_native(torch.all, (vm.call_native(elementwise, args, kwargs),))
-        holds = assume_branch(vm, frame, condition, *targets)
+        holds = None if targets is None else assume_branch(vm, frame, condition, *targets)
+        if holds is None:
+            holds = deferred_number(vm, condition)
         return NotImplemented if holds is None else holds
 
     @builtin(function)

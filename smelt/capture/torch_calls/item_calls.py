@@ -27,7 +27,7 @@ assert unbacked_reads  # registers its handlers first
 _DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _deferred(vm: VM, tensor: object) -> NumberProxy | None:
+def deferred_number(vm: VM, tensor: object) -> NumberProxy | None:
     """The number in `tensor` as a proxy; None where it is known before the graph runs, or is no float or bool."""
     if type(tensor) is not FakeTensor or tensor.dtype not in _DTYPES or tensor.elem.numel() != 1:
         return None
@@ -49,11 +49,17 @@ def _deferred(vm: VM, tensor: object) -> NumberProxy | None:
 
 
 def _item(vm: VM, tensor: FakeTensor) -> object:
-    found = _deferred(vm, tensor)
+    found = deferred_number(vm, tensor)
     return run_native(vm, torch.Tensor.item, (tensor,), {}) if found is None else found
 
 
 TENSOR_METHODS["item"] = _item
+
+
+@builtin(torch.is_nonzero)
+def _is_nonzero(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    found = deferred_number(vm, args[0]) if len(args) == 1 and not kwargs else None
+    return run_native(vm, torch.is_nonzero, args, kwargs) if found is None else NumberProxy(found.condition())
 
 
 def _conversion(kind: type[float] | type[bool]) -> None:
@@ -63,7 +69,7 @@ def _conversion(kind: type[float] | type[bool]) -> None:
     def convert(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if len(args) != 1 or kwargs:
             return default(vm, args, kwargs)
-        value = args[0] if type(args[0]) is NumberProxy else _deferred(vm, args[0])
+        value = args[0] if type(args[0]) is NumberProxy else deferred_number(vm, args[0])
         if value is None or (kind is float and value.kind is bool):
             return default(vm, args, kwargs)
         return value if kind is value.kind else NumberProxy(value.condition())
