@@ -177,6 +177,40 @@ def bools_in_bools(x):
 
 
 @item()
+def the_identity_of_bools(x):
+    a, b, s = (x > 4).any().item(), bool((x < -4).any()), x.sum().item()
+    if a is True:
+        x = x + 1
+    return x, a is b, b is not False, a is None, s is True, s is None, s is not x.sum().item()
+
+
+@item(breaks=VALUE)
+def the_identity_of_comparisons_of_integers(x):
+    n = (x > 0).sum().item()
+    return x + n, (n > 2) is None, (n > 2) is True
+
+
+@item()
+def a_match_on_a_bool(x):
+    match bool(x.sum() > 0):
+        case True:
+            return x + 1
+        case _:
+            return x - 1
+
+
+@item()
+def a_match_on_a_float(x):
+    match (x > 4).sum().float().item():
+        case 0.0:
+            return x + 1
+        case None | "a":
+            return x - 1
+        case float():
+            return x * 2
+
+
+@item()
 def copied(x):
     return copy.deepcopy([x.sum().item()]), copy.copy(x.sum().item())
 

@@ -74,6 +74,8 @@ for _name in (
 ):  # fmt: skip
     setattr(NumberProxy, f"__{_name}__", _refused_method(f"__{_name}__"))
 
+_EQUALITY = (operator.eq, operator.ne)
+_NEVER_EQUAL = frozenset({str, bytes, type(None), tuple, list, dict})  # classes whose objects equal no number
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 _EXACT = (operator.add, operator.sub, operator.mul)  # in Python and on tensors
 _LOGIC = (operator.and_, operator.or_, operator.xor)
@@ -89,6 +91,8 @@ def binary(
 ) -> object:
     """`fn(left, right)`, one of which is a NumberProxy. `assume`: records a check that a condition holds, or returns
     False. Raises Unreadable for what is not recorded."""
+    if fn in _EQUALITY and not _NEVER_EQUAL.isdisjoint((type(left), type(right))):
+        return fn is operator.ne
     found = None
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
         found = _with_tensor(fn, left, right)
@@ -99,7 +103,7 @@ def binary(
         if bool not in kinds:
             divides = fn is operator.truediv and _is_divisor(right, assume)
             found = fn(*operands) if fn in _COMPARISONS or fn in _EXACT or divides else None
-        elif kinds == [bool, bool] and (fn in _LOGIC or fn in (operator.eq, operator.ne)):
+        elif kinds == [bool, bool] and (fn in _LOGIC or fn in _EQUALITY):
             found = fn(*operands)
         found = None if found is None else NumberProxy(cast(torch.Tensor, found))
     if found is None:

@@ -84,8 +84,15 @@ def _compare(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
 
 @opcode("IS_OP")
 def _is(vm: VM, frame: Frame, arg: int) -> None:
-    right = frame.stack.pop()
-    frame.stack[-1] = vm.is_same(frame.stack[-1], right) != bool(arg)
+    left, right = frame.stack[-2:]
+    kinds = type(left), type(right)
+    if left is not right and NumberProxy in kinds and vm.class_of(left) is vm.class_of(right) is bool:
+        vm.frames.set_call_site(frame)
+        found = vm.binary(operator.ne if arg else operator.eq, left, right)
+    else:
+        found = vm.is_same(left, right) != bool(arg)
+    frame.stack.pop()
+    frame.stack[-1] = found
 
 
 @opcode("CONTAINS_OP")

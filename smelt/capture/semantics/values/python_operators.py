@@ -447,6 +447,9 @@ def _checked_truth(name: str, result: object) -> bool:
     return result
 
 
+_BOOLS = frozenset({NumberProxy, UnbackedComparison})
+
+
 def same(vm: VM, left: object, right: object) -> bool:
     """`left is right`. Guards that two environment objects are distinct."""
     if left is right:
@@ -459,6 +462,10 @@ def same(vm: VM, left: object, right: object) -> bool:
     if type(left) is FakeTensor and type(right) is FakeTensor:
         if not possible_tensors(left).isdisjoint(possible_tensors(right)):
             raise unsupported("the identity of a tensor, which a branch decides", DATA_DEPENDENT)
+    if not _BOOLS.isdisjoint((type(left), type(right))):  # True and False are one object each
+        if vm.class_of(left) is bool and vm.class_of(right) is bool:
+            raise text_proxy.unreadable("the identity of a bool that data decide", left, right)
+        return False
     if OpaqueProxy in (type(left), type(right)):
         if vm.class_of(left) is vm.class_of(right):
             raise text_proxy.unreadable("the identity of an object that changes decides", left, right)
