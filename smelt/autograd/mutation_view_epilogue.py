@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import map_nodes
 from smelt.tracing.backward.joint import Joint
-from smelt.tracing.record.trace_outputs import OutputSource
+from smelt.tracing.record.trace_outputs import VIEWED, OutputSource, ViewStep
 
 
 def apply_epilogue(values: Compiled, joint: Joint, grad: bool) -> Compiled:
@@ -36,6 +37,8 @@ def apply_epilogue(values: Compiled, joint: Joint, grad: bool) -> Compiled:
     if is_plain and grad and [r.index for r in results] == list(range(joint.n_outputs)):
         return values
     shared, sources = _split_at_shared_views(results)
+    first = [_derivation(start, source, joint.n_outputs) for start, source in shared]
+    rest = [_derivation(start, source, joint.n_outputs) for start, source in sources]
 
     def call(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         with torch.enable_grad():
@@ -45,32 +48,37 @@ def apply_epilogue(values: Compiled, joint: Joint, grad: bool) -> Compiled:
                 inputs[primal].copy_(outputs[value])
             flags.apply(inputs)
             views: list[Any] = []
-            for start, source in shared:
-                base = _base(source, inputs, outputs, joint.n_outputs) if start is None else views[start]
-                views.append(_derive(source, base))
-            return tuple(
-                _derive(
-                    source, _base(source, inputs, outputs, joint.n_outputs) if start is None else views[start]
-                )
-                for start, source in sources
-            )
+            for derive in first:
+                views.append(derive(inputs, outputs, views))
+            return tuple([derive(inputs, outputs, views) for derive in rest])
 
     return call
+
+
+def _derivation(start: int | None, source: OutputSource, n_outputs: int) -> Callable[..., Any]:
+    """A function of the inputs, the outputs of the graph and the shared views, in grad mode, which derives `source` from
+    the shared view `start`, if any."""
+    derive = _deriver(source)
+    if start is not None:
+        return lambda inputs, outputs, views: derive(views[start])
+    at = source.index + (n_outputs if source.kind == "epilogue" else 0)
+    if source.kind == "input":
+        return lambda inputs, outputs, views: derive(inputs[at])
+    return lambda inputs, outputs, views: derive(outputs[at])
 
 
 _Split = list[tuple[int | None, OutputSource]]
 
 
 def _split_at_shared_views(results: Sequence[OutputSource]) -> tuple[_Split, _Split]:
-    """The views that several of `results` are derived from, and the results. With each: the index of the shared view
-    that it starts from, if any, and the rest of its derivation. A shared view is created once, as in eager: the
-    gradients of its views are added before its own derivative runs."""
+    """The views, and the calls of several results, that several of `results` start from, and the results. With each: the
+    index of the shared view that it starts from, if any, and the rest of its derivation. What is shared is created once, as
+    in eager: the gradients of its views are added before its own derivative runs."""
 
     def key(source: OutputSource, n: int) -> tuple[Any, ...]:
         calls = tuple((step.call, step.item) for step in source.steps[:n])
         return source.kind, source.index, source.detached, source.no_grad, calls
 
-    uses = Counter(key(r, n) for r in results for n in range(1, len(r.steps)))
     index: dict[tuple[Any, ...], int] = {}
     shared: _Split = []
 
@@ -84,8 +92,17 @@ def _split_at_shared_views(results: Sequence[OutputSource]) -> tuple[_Split, _Sp
                 return index[key(source, n)], replace(source, steps=source.steps[n:], detached=False)
         return None, source
 
-    sources = [split(r) for r in results]
-    return shared, sources
+    results = [replace(r, steps=tuple(_calls_and_items(r.steps))) for r in results]
+    uses = Counter(key(r, n) for r in results for n in range(1, len(r.steps)))
+    return shared, [split(r) for r in results]
+
+
+def _calls_and_items(steps: Sequence[ViewStep]) -> Iterator[ViewStep]:
+    """The steps, where a call of several results and the choice of one are two: the views of one call share it."""
+    for step in steps:
+        yield replace(step, item=None)
+        if step.item is not None:
+            yield replace(step, op=None)
 
 
 EpilogueStep = tuple[int, list[tuple[str, int]], Callable[..., Any], int]
@@ -121,22 +138,33 @@ def _derive_items(call: OutputSource, items: Sequence[int | None], base: Any) ->
     return [results[item] for item in items if item is not None]
 
 
-def _base(result: OutputSource, inputs: Sequence[Any], outputs: Sequence[Any], n_outputs: int) -> Any:
-    if result.kind == "input":
-        return inputs[result.index]
-    return outputs[result.index + (n_outputs if result.kind == "epilogue" else 0)]
-
-
 def _derive(result: OutputSource, base: Any) -> Any:
-    if result.detached:
-        base = base.detach()
-    with torch.set_grad_enabled(not result.no_grad):
-        for step in result.steps:
-            source = base
-            args, kwargs = (map_nodes(a, lambda n: source) for a in (step.args, step.kwargs))  # noqa: B023
-            base = step.op(*args, **kwargs)
-            if step.item is not None:
-                base = base[step.item]
-    if result.retained:
-        base.retain_grad()
-    return base
+    with torch.enable_grad():
+        return _deriver(result)(base)
+
+
+def _deriver(result: OutputSource) -> Callable[[Any], Any]:
+    """A function of the tensor that `result` is derived from, in grad mode."""
+    calls = [call for step in result.steps for call in _calls(step)]
+
+    def derive(base: Any) -> Any:
+        if result.detached:
+            base = base.detach()
+        for call in calls:
+            base = call(base)
+        if result.retained:
+            base.retain_grad()
+        return base
+
+    return torch.no_grad()(derive) if result.no_grad else derive
+
+
+def _calls(step: ViewStep) -> Iterator[Callable[[Any], Any]]:
+    """The functions of the step's source, and of the results of its call, one after the other."""
+    op, (first, *rest), kwargs = step.op, step.args or (None,), step.kwargs
+    if op is not None and first is VIEWED:
+        yield lambda base: op(base, *rest, **kwargs)
+    elif op is not None:
+        yield lambda base: op(*map_nodes(step.args, lambda n: base), **map_nodes(kwargs, lambda n: base))
+    if step.item is not None:
+        yield operator.itemgetter(step.item)

@@ -27,6 +27,15 @@ def a_view_of_an_input_and_its_parts(x):
     return rows[0], rows[1], x + 1
 
 
+def parts_of_an_input(x):
+    return x.unbind()
+
+
+def parts_of_a_part(x):
+    first, second = (x * 3).view(2, 6).unbind()
+    return *first.split(2), *second.split(3)
+
+
 def graph_of(results):
     """The autograd nodes behind `results` by name and by which of them are one node."""
     numbers = {}
@@ -48,6 +57,8 @@ def graph_of(results):
         (views_at_several_depths, torch.randn(12)),
         (two_calls, torch.randn(12)),
         (a_view_of_an_input_and_its_parts, torch.randn(12)),
+        (parts_of_an_input, torch.randn(12)),
+        (parts_of_a_part, torch.randn(12)),
     ],
 )
 def test_results_share_the_views_that_eager_shares(f, x):

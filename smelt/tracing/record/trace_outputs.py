@@ -28,17 +28,18 @@ from smelt.tracing.record.trace_inputs import Inputs
 
 @dataclass(frozen=True)
 class ViewStep:
-    """One view operator. The only node in `args` and `kwargs` stands for its source. `item`: index of the result, for
-    operators with several. `call`: index of the recorded call, so that results of one call can share its view."""
+    """One view operator; None if its results are the source. The only node in `args` and `kwargs` stands for the source.
+    `item`: index of the result, for operators with several. `call`: index of the recorded call, so that results of one call
+    can share its view."""
 
-    op: OpOverload
+    op: OpOverload | None
     args: Args
     kwargs: Kwargs
     item: int | None
     call: int | None
 
 
-_VIEWED = Node("placeholder", "viewed", (), {}, "viewed")
+VIEWED = Node("placeholder", "viewed", (), {}, "viewed")
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class _Sources:
         # A result of `unsafe_chunk`: the same memory with a version counter of its own.
         if fake is not start and fake.requires_grad and not fake._is_view():
             check_fixed(fake, "a result that autograd sees as no view")
-            steps = (*steps, ViewStep(UNTRACKED_VIEW, (_VIEWED, list(fake.spec.shape)), {}, None, None))
+            steps = (*steps, ViewStep(UNTRACKED_VIEW, (VIEWED, list(fake.spec.shape)), {}, None, None))
         return OutputSource(kind, at, steps, is_detached, is_no_grad_view(fake), retained)
 
     def _owner_of(self, fake: FakeTensor) -> FakeTensor:
@@ -220,7 +221,7 @@ class _ViewRoots:
             sources = [n for n in argument_nodes(node) if type(n.spec) is TensorSpec]
             if len(sources) != 1 or any(n not in sources for n in argument_nodes(node)):
                 raise refuse("a result is a view that takes several tensors, or numbers that change")
-            args, kwargs = (map_nodes(a, lambda n: _VIEWED) for a in (node.args, node.kwargs))
+            args, kwargs = (map_nodes(a, lambda n: VIEWED) for a in (node.args, node.kwargs))
             steps.append(ViewStep(node.target, args, kwargs, item, call))
             if sources[0] not in self._fakes:
                 raise refuse("a result is a view of a tensor that is not part of the trace")
