@@ -7,7 +7,8 @@ caller or ATen reads gains nothing from it, and for some functions ATen's librar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from smelt.cost_model import Costs
@@ -16,7 +17,7 @@ from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
 from smelt.graph.pytree import leaves
 from smelt.loops.lazy_tensor import Number, Stored, Tensor
 from smelt.ops.registry import row
-from smelt.shapes.expr import likely, numel
+from smelt.shapes.expr import contiguous_stride, likely, numel
 from smelt.torch_private import OpOverload
 
 WHY = "nothing fuses with it, and ATen's kernel is faster than a generated one"
@@ -39,6 +40,9 @@ def is_better_alone(node: Node, arguments: Any, read_by: Sequence[Node], costs: 
     least = min((group.elements for group in costs.alone if key in group.operators), default=None)
     if least is None or likely(numel(node.spec.shape)) < least:
         return False
+    holds = CONDITIONS.get(key[0])
+    if holds is not None and not holds(*node.args, **node.kwargs):
+        return False
     operands = leaves(arguments, Tensor)
     in_memory = all(isinstance(t.definition, Stored) and not isinstance(t, Number) for t in operands)
     same_dtype = all(t.dtype is node.spec.dtype for t in operands)
@@ -47,3 +51,22 @@ def is_better_alone(node: Node, arguments: Any, read_by: Sequence[Node], costs: 
 
 def _may_fuse(reader: Node) -> bool:
     return reader.op != "output" and (reader.target is WRITE_INPUT or row(reader.target).lowering is not None)
+
+
+def _appends_runs(parts: Sequence[Node], dim: int = 0, new: int = 0) -> bool:
+    """Whether the operands of a concatenation are copied in contiguous runs that are long. `new`: the dimensions that the
+    result has more."""
+    specs = [part.spec for part in parts]
+    dim %= max(len(spec.shape) for spec in specs) + new
+    return all(
+        spec.stride == contiguous_stride(spec.shape)
+        and likely(numel(spec.shape[dim:])) * spec.dtype.itemsize >= RUN_BYTES
+        for spec in specs
+    )
+
+
+RUN_BYTES = 256
+CONDITIONS: dict[str, Callable[..., bool]] = {
+    "cat": _appends_runs,
+    "stack": partial(_appends_runs, new=1),
+}  # by ATen's name

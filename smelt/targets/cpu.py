@@ -151,6 +151,14 @@ LANE_BY_LANE = AloneCosts(
     ),
     elements=128,
 )
+# Runs of elements that ATen copies; kernels choose the operand of each element. 0.8 to 2.7 for float32 and bfloat16, two
+# operands of 360 to 1,024 rows and columns; where the result is small, 0.5.
+COPIES = AloneCosts(
+    frozenset(
+        (name, d) for name in ("cat", "stack") for d in (*HALVES, torch.float32, torch.float64, torch.int64)
+    ),
+    elements=1 << 15,
+)
 # Functions that MKL computes for ATen: on Intel's processors with AVX-512 its code is the faster, on Xeon (Sapphire Rapids)
 # 1.1 to 1.5, and 1.6 for sqrt of float64. gelu, by ATen's own approximation of erf: 1.4 to 1.8.
 VECTOR_LIBRARY = AloneCosts(
@@ -172,7 +180,7 @@ VECTOR_LIBRARY = AloneCosts(
 def _alone() -> tuple[AloneCosts, ...]:
     """What ATen computes better alone on this host."""
     by_mkl = torch.backends.mkl.is_available() and host().masks and not host().cpu.startswith("znver")
-    return (LANE_BY_LANE, VECTOR_LIBRARY) if by_mkl else (LANE_BY_LANE,)
+    return (LANE_BY_LANE, COPIES, VECTOR_LIBRARY) if by_mkl else (LANE_BY_LANE, COPIES)
 
 
 def out_variant(op: OpOverload) -> OpOverload | None:

@@ -16,6 +16,7 @@ aten = torch.ops.aten
 ALONE = (
     AloneCosts(frozenset({("sin", torch.float32), ("erfc", torch.float32)}), elements=64),
     AloneCosts(frozenset({("exp", torch.float32)}), elements=1000),
+    AloneCosts(frozenset({("cat", torch.float32), ("stack", torch.float32)}), elements=64),
 )
 
 
@@ -74,3 +75,20 @@ def test_results_and_gradients_are_eagers(dtype):
         compiled = smelt.compile(lambda x, f=f: f(x))
         for got, want in zip(step(compiled), step(f)):
             torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    ("join", "calls"),
+    [
+        (lambda x, y: torch.cat([x, y]), 1),
+        (lambda x, y: torch.cat([x, y], -1), 1),
+        (lambda x, y: torch.stack([x, y], 1), 1),
+        (lambda x, y: torch.stack([x, y], -1), 0),  # single elements
+        (lambda x, y: torch.cat([x.t(), y.t()]), 0),
+        (lambda x, y: torch.cat([x[:, :8], y[:, :8]], 1), 0),
+        (lambda x, y: torch.cat([x, y]) + 1, 0),
+    ],
+)
+def test_concatenations_are_left_to_aten_where_it_copies_long_runs(join, calls):
+    schedule, _ = scheduled(join, torch.randn(64, 64), torch.randn(64, 64), alone=ALONE)
+    assert len(externs(schedule)) == calls and len(kernels(schedule)) == 1 - calls
