@@ -273,7 +273,7 @@ def a_variable_that_one_branch_deletes(x):
     return z + 1
 
 
-@branch(2, breaks=BREAK)
+@branch()
 def a_variable_that_one_branch_assigns(x):
     if x.sum() > 0:
         y = x * 2
@@ -756,7 +756,7 @@ def an_assertion_in_a_branch_that_fails(x):
     return y
 
 
-@branch(2, later=1, breaks=BREAK)
+@branch()
 def an_exception_that_is_handled(x):
     try:
         if x.sum() > 0:
@@ -1136,3 +1136,58 @@ def a_branch_that_stores_into_a_cell_of_the_closure():
         return x + 1
 
     return fn, [(x,) for x in (UP, DOWN, MIXED, ZERO, UP)]
+
+
+# ---- generators and exceptions
+
+
+@branch()
+def within_a_generator(x):
+    def smaller():
+        y = x
+        for _ in range(3):
+            if y.sum() > 0:
+                y = y - 1
+            yield y
+
+    return sum(smaller())
+
+
+@branch()
+def within_a_generator_expression(x):
+    return torch.stack(list(r if r.sum() > 0 else -r for r in x))  # noqa: C400
+
+
+@branch()
+def an_exception_that_is_handled_in_one_branch(x):
+    try:
+        if x.sum() > 0:
+            raise ValueError("positive")
+        y = x * 2
+    except ValueError:
+        y = x - 1
+    return y
+
+
+@branch(2, later=1, breaks=BREAK)
+def an_exception_that_is_handled_in_a_callee(x):
+    def checked(y):
+        if y.mean() > 1:
+            raise ArithmeticError(2)
+        return y
+
+    try:
+        return checked(x) * 2
+    except ArithmeticError as error:
+        return x - error.args[0]
+
+
+@branch(breaks=BREAK)
+def an_exception_that_a_branch_keeps(x):
+    kept = None
+    try:
+        if x.sum() > 0:
+            raise ValueError("positive")
+    except ValueError as error:
+        kept = error
+    return x, str(kept)

@@ -39,6 +39,7 @@ from smelt.capture.torch_calls.branch_effects import (
 from smelt.capture.torch_calls.conditional_loops import capture_loop
 from smelt.capture.torch_calls.frame_copies import (
     Branch,
+    MeetingPointMissed,
     live_variables,
     reachable_state,
     run_copy,
@@ -166,7 +167,14 @@ def _captured(
     for branch in branches:
         iterators = IteratorCopies()
         stops = [] if meeting_point is None else [meeting_point]
-        _, *end = run_copy(vm, frame, branch, stops, iterators)
+        try:
+            _, *end = run_copy(vm, frame, branch, stops, iterators)
+        except MeetingPointMissed:
+            created.take_contents()
+            environment.take_contents()
+            vm.env.log.joins_contents = joins
+            control_flow.discard(vm, recorded)
+            return _captured(vm, frame, pred, branches, None)
         stack, slots = ([*map(iterators.original, values)] for values in end)
         left.append(_Left(stack, slots, created.take_contents(), environment.take_contents()))
         recorded.marks.append(mark(vm.trace))

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from smelt.capture.base.value_kinds import NULL
-from smelt.capture.base.vm_frames import Frame
+from smelt.capture.base.vm_frames import RUNNING, Frame, Generator
 from smelt.capture.graph_breaks.live_locals import live_slots
 from smelt.capture.torch_calls.branch_effects import IteratorCopies
 from smelt.capture.torch_calls.subgraph_capture import refuse
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
+from smelt.reasons import DATA_DEPENDENT, Reason
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,13 @@ class Branch:
 
 
 def reachable_state(vm: VM) -> Iterator[object]:
-    """What the running frames hold, except the cells of environment functions, which are environment objects."""
+    """What the running frames hold, except the cells of environment functions, which are environment objects, and the
+    generators whose frames these are."""
     frame = vm.frame
     while frame is not None:
         n_own = frame.code.nlocals - (frame.code.nfree if id(frame.function) in vm.env.sources else 0)
-        yield from (v for v in (*frame.stack, *frame.locals[:n_own]) if v is not NULL)
+        values = (v for v in (*frame.stack, *frame.locals[:n_own]) if v is not NULL)
+        yield from (v for v in values if type(v) is not Generator or v.state is not RUNNING)
         frame = frame.parent
 
 
@@ -43,6 +46,10 @@ class _Stop(tuple[int, list[object], list[object]]):
     """The instruction before which a copy stopped, the stack and the variables there, as the result of a frame."""
 
     __slots__ = ()
+
+
+class MeetingPointMissed(Unsupported):
+    """A branch that returns before the branches meet: an exception that it handles led elsewhere."""
 
 
 def run_copy(
@@ -81,10 +88,11 @@ def run_copy(
         if vm.failure is not None:
             raise vm.failure from error
         raise refuse(f"one raises {type(error).__name__}") from None
-    if copy.yielded or copy.in_traceback or copy.handled is not frame.handled:
+    # An exception that the branch has handled can leave it in no value: values of both branches are joined.
+    if copy.yielded or copy.handled is not frame.handled:
         raise refuse("one leaves the frame or its exception handler")
     if not stops:
         return -1, [result], []
     if stop is None:
-        raise refuse("one returns")
+        raise MeetingPointMissed(Reason(DATA_DEPENDENT, "one returns"))
     return stop
