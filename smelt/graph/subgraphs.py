@@ -128,11 +128,13 @@ RUN_GRAPHS: OpOverload = torch.ops.smelt.run_graphs.default
 class Program:
     """The call at the torch level: `graphs`, run by a rule. Tensors of float types that require gradients are
     differentiated by running the executed graph again, as torch's own operators do. `exact`: gradients reach no operand that
-    the executed graph does not read, for which torch's operators give zeros."""
+    the executed graph does not read, for which torch's operators give zeros. `numbers`: how many of the last results are
+    Python's numbers, which have no gradients."""
 
     rule: Rule
     graphs: tuple[Graph, ...]
     exact: bool = False
+    numbers: int = 0
     __name__: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -146,6 +148,10 @@ class Program:
             made: tuple[torch.Tensor, ...] = _Differentiated.apply(self, numbers, *tensors)  # type: ignore[no-untyped-call]
             return made
         return self.run(operands)
+
+    def differentiable(self, dtypes: Sequence[torch.dtype]) -> list[bool]:
+        """Whether each result, of these types, may have a gradient."""
+        return [has_gradients(t) and i < len(dtypes) - self.numbers for i, t in enumerate(dtypes)]
 
     def run(self, operands: Operands) -> tuple[torch.Tensor, ...]:
         """The results, computed so that autograd sees each operation."""
@@ -165,7 +171,8 @@ class _Differentiated(torch.autograd.Function):
         results = program.run([*tensors, *numbers])
         ctx.program, ctx.numbers = program, numbers  # type: ignore[attr-defined]
         ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(*(r for r in results if not has_gradients(r.dtype)))
+        differentiable = program.differentiable([r.dtype for r in results])
+        ctx.mark_non_differentiable(*(r for r, is_one in zip(results, differentiable) if not is_one))
         return results
 
     @staticmethod

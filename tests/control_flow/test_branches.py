@@ -145,7 +145,7 @@ def an_int_as_size(x):
     return torch.zeros(k) + x.sum()
 
 
-@branch(2, later=1, breaks=BREAK)
+@branch()
 def bools(x):
     flag = False
     if x.sum() > 0:
@@ -1069,7 +1069,7 @@ def a_bytearray(x):
     return x * len(held)
 
 
-@branch(2, later=1, breaks=BREAK)
+@branch()
 def zeros_of_two_signs(x):
     zero = 0.0 if x.sum() > 0 else -0.0
     return x * 2, zero

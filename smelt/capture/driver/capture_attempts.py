@@ -77,7 +77,7 @@ class Attempt:
     `guards_conditions`: conditions on numbers in the environment's tensors are guarded.
     `selects`: both branches of a small `torch.cond` are computed, and one result is selected.
     `captures_jumps`: both branches of a jump on a tensor are captured, except at those in `uncaptured_jumps`, which says
-    why.
+    why. `joins_numbers`: floats and bools that differ by branch become proxies.
     `trusts_marks`: functions marked with `torch.compiler.allow_in_graph` run natively, as functions of their arguments.
     `records_warnings`: a `catch_warnings(record=True)` is captured; the graph does not break inside of it.
     `assigns_data`: assignments to the `data` of a tensor are captured.
@@ -105,6 +105,7 @@ class Attempt:
     selects: bool = False
     captures_jumps: bool = False
     uncaptured_jumps: Mapping[object, str] = field(default_factory=dict)
+    joins_numbers: bool = True
     trusts_marks: bool = False
     records_warnings: bool = True
     assigns_data: bool = True
@@ -155,7 +156,8 @@ class FailedAttempt:
     `formatted_numbers`, `formatted_sizes`: the paths of symbolic numbers and sizes that the program formatted into text.
     `counts`: the paths of the step counts that were read.
     `selecting`: both branches of a condition were running.
-    `jump`: the jump on a tensor whose branches were running. `captured_jumps`: branches of some were captured.
+    `jump`: the jump on a tensor whose branches were running. `captured_jumps`: branches of some were captured;
+    `joined_numbers`: with floats or bools that differ.
     `marked`: a function marked with `torch.compiler.allow_in_graph` was running.
     `sizes`: the paths of each symbolic size that must be specialized.
     Facts that may suffice instead: `divisors`, of sizes whose remainder is needed; `ranges` of sizes; `equal`, the paths of
@@ -170,6 +172,7 @@ class FailedAttempt:
     selecting: bool = False
     jump: object = None
     captured_jumps: bool = False
+    joined_numbers: bool = False
     marked: bool = False
     sizes: frozenset[frozenset[Path]] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
@@ -216,6 +219,13 @@ def _rule(
         return next_attempt
 
     return add
+
+
+@_rule(Unreadable, persists=True)
+def _join_no_numbers(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """The program may need the value of a number that differs by branch: the rest of the frame is captured for each branch.
+    Persists: the program causes it."""
+    return replace(start, joins_numbers=False) if failed.joined_numbers and attempt.joins_numbers else None
 
 
 @_rule(Exception, persists=True)

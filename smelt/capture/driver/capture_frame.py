@@ -170,6 +170,7 @@ def _new_vm(attempt: Attempt) -> VM:
     vm.assumptions.selects = attempt.selects
     vm.assumptions.captures_jumps = attempt.captures_jumps
     vm.assumptions.uncaptured_jumps = attempt.uncaptured_jumps
+    vm.assumptions.joins_numbers = attempt.joins_numbers
     vm.assumptions.trusts_marks = attempt.trusts_marks
     vm.assumptions.records_warnings = attempt.records_warnings
     vm.assumptions.assigns_data = attempt.assigns_data
@@ -231,6 +232,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         selecting=vm.assumptions.choosing > 0,
         jump=vm.conditional_jumps.running,
         captured_jumps=vm.conditional_jumps.captured > 0,
+        joined_numbers=vm.conditional_jumps.joined_numbers,
         marked=vm.assumptions.marked_depth > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
         formatted_numbers=frozenset(source.path for source in vm.assumptions.formatted_numbers),

@@ -28,6 +28,7 @@ from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.finalizers import has_finalizer
 from smelt.capture.graph_breaks.live_locals import successors
 from smelt.capture.proxies.number_proxy import NumberProxy
+from smelt.capture.proxies.text_proxy import Unreadable
 from smelt.capture.torch_calls import control_flow, tensor_item
 from smelt.capture.torch_calls.branch_effects import (
     Contents,
@@ -96,6 +97,8 @@ def capture_branches(
             outcome = _captured(vm, frame, cast(FakeTensor, pred), (if_true, if_false), meeting_point)
     except Unsupported as error:
         if isinstance(error, NeedsFixedSize) and vm.env.sizes.paths_of(error.symbols):
+            raise
+        if isinstance(error, Unreadable) and state.joined_numbers:
             raise
         vm.failure = None  # found again at the jump
         raise Unsupported(Reason(TENSOR_CONDITION, _why(error.reason, frame.line))) from None
@@ -196,7 +199,7 @@ def _captured(
         both = map(values, left)
         joined = control_flow.join(vm, recorded, *both, is_statement=True, exists=created.exists)
     except Unjoinable as error:
-        named = _naming_variable(error, frame, live, *(each.slots for each in left))
+        named = _naming_variable(vm, error, frame, live, *(each.slots for each in left))
         if meeting_point is None or vm.conditional_jumps.depth > _MAX_COPIED:
             raise named from None
         control_flow.discard(vm, recorded)
@@ -219,6 +222,7 @@ def _captured(
 
 
 def _naming_variable(
+    vm: VM,
     error: Unjoinable,
     frame: Frame,
     live: Sequence[int],
@@ -229,7 +233,7 @@ def _naming_variable(
     after each branch."""
     for slot in live:
         try:
-            check_joinable(if_true[slot], if_false[slot])
+            check_joinable(if_true[slot], if_false[slot], vm.assumptions.joins_numbers)
         except Unjoinable as found:
             name = frame.code.local_names[slot]
             return Unjoinable(replace(found.reason, detail=f"{found.reason.detail} in `{name}`"))

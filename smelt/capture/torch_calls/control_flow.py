@@ -16,20 +16,28 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import SUBSTITUTED_CALLS, SUBSTITUTES, Args, Kwargs, function
 from smelt.capture.base.value_kinds import MISSING
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.reconstruction.reconstruction_order import contents_of_created
 from smelt.capture.semantics.calls import torch_polyfills as polyfills
-from smelt.capture.torch_calls import subgraph_capture
-from smelt.capture.torch_calls.joined_values import INTS, check_containers, check_layouts, pairs_of
+from smelt.capture.torch_calls import subgraph_capture, unbacked_reads
+from smelt.capture.torch_calls.joined_values import (
+    INTS,
+    Number,
+    NumberPair,
+    Pair,
+    check_containers,
+    check_layouts,
+    pairs_of,
+)
 from smelt.capture.torch_calls.subgraph_capture import RecordedFunction, TapePosition, cut_out, mark
 from smelt.capture.torch_calls.subgraph_nodes import are_cheap, record
-from smelt.capture.torch_calls.unbacked_reads import numbers
 from smelt.capture.vm.vm import VM
 from smelt.errors import RefusedOperator
 from smelt.graph import torch_settings
@@ -220,7 +228,10 @@ def join(
     (first, second), pred = functions.marks, cast(FakeTensor, functions.condition)
     tape = vm.trace.tape.entries
     added = [entry.node for entry in tape[first.entries :]]
-    pairs = _distinct(pairs_of(if_true, if_false, same=is_statement))
+    found_pairs = pairs_of(
+        if_true, if_false, same=is_statement, numbers=is_statement and vm.assumptions.joins_numbers
+    )
+    pairs, number_pairs = _distinct(found_pairs.tensors), _distinct(found_pairs.numbers)
     if is_statement:
         check_containers(if_true, if_false, exists)
     before = _Existing(vm, first.entries)
@@ -235,6 +246,7 @@ def join(
     found_at = [[before.alternatives(f, pred) for f in pair] for pair in pairs]
     if not written and are_cheap(added) and all(itertools.starmap(_is_selectable, pairs)):
         chosen = [_selected(vm, pred, a, b) for a, b in pairs]
+        numbers = [_selected(vm, pred, *(_tensor_of(vm, n, pred) for n in pair)) for pair in number_pairs]
     elif pred.device.type != "cpu":
         raise subgraph_capture.refuse("they are too large for a condition on a GPU")
     else:
@@ -249,9 +261,14 @@ def join(
             [*[pred] * len(conditions[0]), *conditions[1]],
         ]
         end = mark(vm.trace)
-        other = RecordedFunction(cut_out(vm.trace, second, end), [*(b for _, b in pairs), *more[1]])
-        branches = RecordedFunction(cut_out(vm.trace, first), [*(a for a, _ in pairs), *more[0]]), other
-        chosen = _as_node(vm, Choice(), branches, [pred], exact=is_statement, written=written)
+        held = [[_constant_of(vm, pair[side]) for pair in number_pairs] for side in (0, 1)]
+        results = [[*(pair[side] for pair in pairs), *more[side], *held[side]] for side in (0, 1)]
+        other = RecordedFunction(cut_out(vm.trace, second, end), results[1])
+        branches = RecordedFunction(cut_out(vm.trace, first), results[0]), other
+        chosen = _as_node(
+            vm, Choice(), branches, [pred], exact=is_statement, written=written, numbers=len(number_pairs)
+        )
+        numbers = chosen[len(chosen) - len(number_pairs) :]
         new: Iterator[FakeTensor] = iter(chosen[len(pairs) :])
         for side in (0, 1):
             for at in found_at:
@@ -263,6 +280,10 @@ def join(
         if if_true_at or if_false_at:
             _set_alternatives(vm, result, pred, if_true_at, if_false_at)
     found: dict[tuple[int, int], object] = {(id(a), id(b)): result for (a, b), result in zip(pairs, chosen)}
+    for pair, tensor in zip(number_pairs, numbers):
+        found[id(pair[0]), id(pair[1])] = NumberProxy(tensor)
+    if number_pairs:
+        vm.conditional_jumps.joined_numbers = vm.env.numbers.has_proxies = True
     joined = _joined(vm, pred, found, if_true, if_false)
     vm.assumptions.choosing -= 1
     return joined
@@ -356,8 +377,31 @@ def _drop_inner_alternatives(
         at[:] = [(c, f) for c, f in at if before.holds(f)]
 
 
-def _distinct(pairs: Sequence[tuple[FakeTensor, FakeTensor]]) -> list[tuple[FakeTensor, FakeTensor]]:
-    return list({(id(a), id(b)): (a, b) for a, b in pairs}.values())
+P = TypeVar("P", Pair, NumberPair)
+
+
+def _distinct(pairs: Sequence[P]) -> list[P]:
+    return list({(id(pair[0]), id(pair[1])): pair for pair in pairs}.values())
+
+
+def _tensor_of(vm: VM, number: Number, like: FakeTensor) -> FakeTensor:
+    """A float or bool as a 0-d tensor on the device of `like`."""
+    if isinstance(number, NumberProxy):
+        return cast(FakeTensor, number.tensor)
+    options = {"dtype": _HOLDS[type(number)], "device": like.device}
+    return cast(FakeTensor, vm.call_native(torch.full, ((), number), options))
+
+
+def _constant_of(vm: VM, number: Number) -> FakeTensor:
+    """A float or bool as a 0-d tensor that no node of the branches computes, unless it is a proxy."""
+    if isinstance(number, NumberProxy):
+        return cast(FakeTensor, number.tensor)
+    with vm.trace.paused():
+        value = torch.tensor(number, dtype=_HOLDS[type(number)])
+    return vm.trace.tape.add_constant(value)
+
+
+_HOLDS = {float: torch.float64, bool: torch.bool}
 
 
 def _joined(
@@ -383,7 +427,7 @@ def _joined(
     if type(result) not in INTS or (type(result) is type(other) is int and result == other):
         return result
     chosen = _selected(vm, pred, *(cast(FakeTensor, _as_tensor(vm, number)) for number in (result, other)))
-    read = numbers(vm, chosen)
+    read = unbacked_reads.numbers(vm, chosen)
     if read is None:
         raise subgraph_capture.refuse("branches that return different numbers")
     return read[0]
@@ -488,7 +532,7 @@ def _end_loop(vm: VM, args: Args, kwargs: Kwargs) -> object:
     carried = cast("Sequence[FakeTensor]", functions.arguments[2])
     if not _is_condition(vm, condition):
         raise subgraph_capture.refuse("a loop whose condition is not a data-dependent tensor")
-    next_values = [b for _, b in pairs_of(results, results)]
+    next_values = [b for _, b in pairs_of(results, results).tensors]
     _check_same_metadata(carried, next_values, "a loop")
     end = mark(vm.trace)
     step = RecordedFunction(cut_out(vm.trace, functions.marks[1], end), next_values)
@@ -527,9 +571,11 @@ def _as_node(
     proxies: Sequence[FakeTensor] = (),
     exact: bool = False,
     written: Collection[int] = (),
+    numbers: int = 0,
 ) -> list[FakeTensor]:
     """Record a program on the tensors `first` and all operands that its two functions read; return its results. The operands
-    in the storages `written` take the values that the functions leave in them."""
+    in the storages `written` take the values that the functions leave in them. `numbers`: how many of the last results stand
+    for Python's numbers."""
     trace = vm.trace
     own = [f.torch_node for f in proxies if f.torch_node is not None]
     for result in itertools.chain(*(each.results for each in functions)):
@@ -539,12 +585,12 @@ def _as_node(
     placeholders = [*own, *operands.nodes]
     targets = _written_operands(trace, operands.tensors, written)
     nodes = [f.torch_node for f in targets if f.torch_node is not None]
-    graphs = tuple(replace(f, results=[*f.results, *targets]).graph(placeholders, nodes) for f in functions)
-    results = record(trace, Program(rule, graphs, exact), [*first, *operands.tensors, *operands.numbers])
-    n_results = len(results) - len(targets)
-    for target, value in zip(targets, results[n_results:]):
+    graphs = tuple(replace(f, results=[*targets, *f.results]).graph(placeholders, nodes) for f in functions)
+    program = Program(rule, graphs, exact, numbers)
+    results = record(trace, program, [*first, *operands.tensors, *operands.numbers])
+    for target, value in zip(targets, results):
         vm.call_native(torch.Tensor.copy_, (target, value))
-    return results[:n_results]
+    return results[len(targets) :]
 
 
 def _written_operands(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.value_kinds import LEAF_TYPES
+from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.torch_calls.subgraph_capture import refuse, with_own_storage
 from smelt.errors import Unsupported
 from smelt.graph.ir import TensorSpec
@@ -25,25 +27,59 @@ class Unjoinable(Unsupported):
     """Two values that cannot become one."""
 
 
-def pairs_of(a: object, b: object, same: bool = False) -> list[tuple[FakeTensor, FakeTensor]]:
-    """The corresponding tensors of two results that are otherwise equal; with `same`, without what is one object in both.
-    Raises Unsupported."""
-    if same and a is b:
-        return []
-    if isinstance(a, FakeTensor) and isinstance(b, FakeTensor):
-        if a.subclass is None and b.subclass is None:
-            return [(a, b)]
+Pair = tuple[FakeTensor, FakeTensor]
+Number = float | NumberProxy  # a float or bool
+NumberPair = tuple[Number, Number]
+
+
+@dataclass
+class Pairs:
+    """The corresponding tensors of two results, and the corresponding floats and bools that differ."""
+
+    tensors: list[Pair] = field(default_factory=list)
+    numbers: list[NumberPair] = field(default_factory=list)
+
+
+def pairs_of(a: object, b: object, same: bool = False, numbers: bool = False) -> Pairs:
+    """The pairs of two results that are otherwise equal; with `same`, without what is one object in both. `numbers`: floats
+    and bools may differ. Raises Unjoinable."""
+    found = Pairs()
+    pending = [(a, b)]
+    while pending:
+        a, b = pending.pop()
+        if same and a is b:
+            continue
+        if isinstance(a, FakeTensor) and isinstance(b, FakeTensor) and a.subclass is None is b.subclass:
+            found.tensors.append((a, b))
+            continue
+        if type(a) in INTS and type(b) in INTS and not same:
+            continue
+        if type(a) in LEAF_TYPES and same_leaf(a, b):
+            continue
+        if numbers and _number_kind(a) is _number_kind(b) is not None:
+            found.numbers.append((cast(Number, a), cast(Number, b)))
+            continue
+        items = _items_of(a, b)
+        if items is None:
+            raise Unjoinable(Reason(DATA_DEPENDENT, _difference(a, b)))
+        pending += reversed(items)
+    return found
+
+
+def _items_of(a: object, b: object) -> list[tuple[object, object]] | None:
+    """The corresponding items of two containers; None for other objects."""
     if isinstance(a, (tuple, list)) and type(a) is type(b) and type(a) in (tuple, list):
         others = cast("Sequence[object]", b)
         if len(a) == len(others):
-            return [pair for x, y in zip(a, others) for pair in pairs_of(x, y, same)]
+            return list(zip(a, others))
     if type(a) is dict and type(b) is dict and len(a) == len(b) and all(map(_is_same_key, a, b)):
-        return [pair for key in a for pair in pairs_of(a[key], b[key], same)]
-    if type(a) in INTS and type(b) in INTS and not same:
-        return []
-    if type(a) in LEAF_TYPES and same_leaf(a, b):
-        return []
-    raise Unjoinable(Reason(DATA_DEPENDENT, _difference(a, b)))
+        return [(a[key], b[key]) for key in a]
+    return None
+
+
+def _number_kind(x: object) -> type | None:
+    """The class of a float or bool; None for another value."""
+    return x.kind if isinstance(x, NumberProxy) else type(x) if type(x) in (float, bool) else None
 
 
 def _is_same_key(a: object, b: object) -> bool:
@@ -54,7 +90,7 @@ _SHOWN: dict[type, type] = {FakeTensor: torch.Tensor, Int: int, UnbackedComparis
 
 
 def _difference(a: object, b: object) -> str:
-    kinds = [_SHOWN.get(type(x), type(x)).__name__ for x in (a, b)]
+    kinds = [(_number_kind(x) or _SHOWN.get(type(x), type(x))).__name__ for x in (a, b)]
     if kinds[0] != kinds[1]:
         return f"one leaves a value of type {kinds[0]}, the other of type {kinds[1]}"
     return f"they leave different values of type {kinds[0]}"
@@ -81,7 +117,7 @@ def check_containers(a: object, b: object, exists: Callable[[object], bool]) -> 
             pending += zip(x, cast("Sequence[object]", y))
 
 
-def check_layouts(pairs: Sequence[tuple[FakeTensor, FakeTensor]]) -> None:
+def check_layouts(pairs: Sequence[Pair]) -> None:
     """Raise Unjoinable for two tensors of different types or layouts."""
     for a, b in pairs:
         layouts = [with_own_storage(f.spec) for f in (a, b)]
@@ -99,6 +135,6 @@ def _text(fact: object) -> str:
     return str([*fact]) if isinstance(fact, tuple) else str(fact)
 
 
-def check_joinable(if_true: object, if_false: object) -> None:
+def check_joinable(if_true: object, if_false: object, numbers: bool) -> None:
     """Raise Unjoinable for values of a variable after the two branches that cannot become one."""
-    check_layouts(pairs_of(if_true, if_false, same=True))
+    check_layouts(pairs_of(if_true, if_false, same=True, numbers=numbers).tensors)

@@ -21,7 +21,7 @@ from smelt.graph import graph_passes, torch_settings
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.sample_sizes import syms_of
-from smelt.graph.subgraphs import Program, has_gradients
+from smelt.graph.subgraphs import Program
 from smelt.graph.tensor_specs import empty_like_spec, make_spec, row_major_spec
 from smelt.graph.user_kernel_calls import KernelLaunch
 from smelt.ops.node_builders import CLONE, FULL
@@ -350,13 +350,13 @@ def _set_inputs(
 
 def backward_graph(
     subgraph: TracedSubgraph,
-    results: Sequence[TensorSpec],
+    results: Sequence[tuple[TensorSpec, bool]],
     sources: frozenset[int],
     numbers: Numbers,
     zeros: bool,
 ) -> Graph:
     """The aten graph of the row-major gradients of the operands `sources`. Its inputs are all tensors among the operands,
-    the tangents of the results that can have one, with the layouts of these, and the numbers. It recomputes the forward, as
+    the tangents of the `results` that can have one, with these layouts, and the numbers. It recomputes the forward, as
     torch's own operators do. `zeros`: operands without a gradient have zeros; else Unsupported is raised for them."""
     joint = subgraph.traced.joint
     graph = Graph("aten")
@@ -374,8 +374,8 @@ def backward_graph(
         gradients = {id(f): by_input.get(i) for i, f in enumerate(subgraph.traced.inputs)}
         graph.nodes.pop()
     tangent_inputs = []
-    for i, spec in enumerate(results):
-        if has_gradients(spec.dtype):
+    for i, (spec, is_differentiable) in enumerate(results):
+        if is_differentiable:
             index = joint.results[i].index if joint is not None else -1
             tangent_inputs.append(tangents.get(index) or _placeholder(f"unused_tangent_{i}", spec))
     more = [*tangent_inputs, *_number_inputs(subgraph, inputs, numbers)]

@@ -57,14 +57,17 @@ def record(parts: TraceParts, program: Program, operands: Sequence[object]) -> l
     outputs = _run_graphs(parts, node, handle, tensors, read, results, program.rule.name)
     if sources:
         subgraphs = traced(sources)
-        if program.exact and not _reach_the_same(program.graphs, sources):
+        differentiable = program.differentiable([spec.dtype for spec in results])
+        if program.exact and not _reach_the_same(program.graphs, sources, differentiable):
             raise refuse("branches that compute gradients of different tensors")
         costly = [n for g in handle.inner.graphs for n in g if n.op == "call_function" and not _is_small(n)]
         if program.exact and len(costly) > _MAX_RECOMPUTED:
             raise refuse("branches of many operators, which the backward would compute again")
         read = subgraph_capture.numbers_read(subgraphs)
         graphs = [
-            subgraph_capture.backward_graph(s, results, sources, read, zeros=not program.exact)
+            subgraph_capture.backward_graph(
+                s, list(zip(results, differentiable)), sources, read, zeros=not program.exact
+            )
             for s in subgraphs
         ]
         backward = _Backward(parts, Handle.of(Inner(program.rule, graphs)), program, read, sources)
@@ -74,7 +77,7 @@ def record(parts: TraceParts, program: Program, operands: Sequence[object]) -> l
     return outputs
 
 
-def _reach_the_same(graphs: Sequence[Graph], sources: frozenset[int]) -> bool:
+def _reach_the_same(graphs: Sequence[Graph], sources: frozenset[int], differentiable: Sequence[bool]) -> bool:
     """Whether each differentiable result depends on all of the operands `sources` in all graphs."""
     found = []
     for graph in graphs:
@@ -84,12 +87,8 @@ def _reach_the_same(graphs: Sequence[Graph], sources: frozenset[int]) -> bool:
                 reached[node] = frozenset().union(*(reached[n] for n in argument_nodes(node)))
             else:
                 reached[node] = frozenset()
-        results = (
-            n
-            for n in graph.output.args[0]
-            if not isinstance(n.spec, TensorSpec) or has_gradients(n.spec.dtype)
-        )
-        found += [reached[n] for n in results]
+        results = zip(graph.output.args[0], differentiable, strict=True)
+        found += [reached[n] for n, is_one in results if is_one]
     return all(each == sources for each in found)
 
 
@@ -221,9 +220,11 @@ class _History(torch.autograd.Function):
         ctx: FunctionCtx, backward: _Backward, results: list[FakeTensor], *tensors: FakeTensor
     ) -> tuple[FakeTensor, ...]:
         ctx.record = backward  # type: ignore[attr-defined]
-        ctx.layouts = [r.spec if has_gradients(r.dtype) else None for r in results]  # type: ignore[attr-defined]
+        differentiable = backward.program.differentiable([r.dtype for r in results])
+        pairs = list(zip(results, differentiable))
+        ctx.layouts = [r.spec if is_one else None for r, is_one in pairs]  # type: ignore[attr-defined]
         ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(*(r for r in results if not has_gradients(r.dtype)))
+        ctx.mark_non_differentiable(*(r for r, is_one in pairs if not is_one))
         return tuple(results)
 
     @staticmethod

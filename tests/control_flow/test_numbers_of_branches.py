@@ -1,0 +1,234 @@
+"""Floats and bools that differ by branch: numbers that the graph selects.
+
+PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is tested.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.harness.catalogue import program
+
+UP = torch.arange(24.0).reshape(4, 6) / 7 + 0.5
+DOWN, MIXED, ZERO = -UP, UP - 2, UP * 0
+W = torch.linspace(-1, 1, 36).reshape(6, 6)
+BREAK = ["data-dependent-condition"]
+VALUE = ["data-dependent-value"]
+
+
+def branch(
+    graphs: int = 1, grad: bool = False, **numbers: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """A row for a function of one tensor, whose values change their minds from call to call."""
+
+    def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(fn)
+        def factory() -> Any:
+            inputs = (UP, DOWN, MIXED, ZERO, UP)
+            return fn, [(x.clone().requires_grad_(grad),) for x in inputs]
+
+        del factory.__wrapped__  # type: ignore[attr-defined]
+        return program(graphs, **numbers)(factory)
+
+    return decorate
+
+
+@branch()
+def a_float(x):
+    scale = 2.0 if x.sum() > 0 else 3.5
+    return x * scale, scale, scale + 1, -scale / 4, scale > 3
+
+
+@branch(grad=True)
+def a_float_with_gradients(x):
+    scale = 2.0 if x.sum() > 0 else 3.5
+    return x * scale, scale
+
+
+@branch()
+def a_flag(x):
+    flag = False
+    if x.sum() > 0:
+        flag = True
+    y = x * 2
+    if flag:
+        y = y + 1
+    if not flag:
+        y = y * 3
+    return y, flag, flag is True, flag is None
+
+
+@branch(grad=True)
+def a_flag_beside_products(x):
+    done, y = False, x
+    if x.sum() > 0:
+        y, done = (x @ W).softmax(-1) @ W, True
+    else:
+        y = x @ W @ W
+    if done:
+        y = y + 1
+    return y
+
+
+@branch()
+def floats_beside_products(x):
+    if x.sum() > 0:
+        y, scale = (x @ W).softmax(-1) @ W, 0.5
+    else:
+        y, scale = x @ W @ W @ W, x.abs().max().item()
+    return y * scale, scale + 1
+
+
+@branch()
+def several_flags(x):
+    large = small = False
+    if x.max() > 2:
+        large = True
+    if x.min() < -2:
+        small = True
+    if large and small:
+        return x * 2, large, small
+    if large or small:
+        return x * 3, large, small
+    return x, large, small
+
+
+@branch()
+def a_score_over_rows(x):
+    score = 0.0
+    for row in x.unbind():
+        if row.sum() > 0:
+            score += 1.0
+        else:
+            score -= 0.5
+    return x * score, score
+
+
+@branch()
+def the_best_row(x):
+    best, place = -math.inf, x[0]
+    for row in x.unbind():
+        value = row.sum().item()
+        if value > best:
+            best, place = value, row * 1
+    return place, best
+
+
+@branch()
+def a_flag_in_containers(x):
+    state = {"seen": False, "scale": [1.0, 2.0]}
+    if x.sum() > 0:
+        state["seen"] = True
+        state["scale"][1] = 4.0
+    return x * state["scale"][1], state
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.scale = False, 1.0
+
+    def forward(self, x):
+        if x.sum() > 0:
+            self.seen, scale = True, 2.0
+        else:
+            self.seen, scale = False, 0.5
+        return x * scale
+
+
+@program(1, later=1)
+def stored_into_a_module():
+    model = Model()
+    return model, [(x,) for x in (UP, DOWN, UP)], lambda: (model.seen, model.scale)
+
+
+@branch()
+def nested(x):
+    if x.sum() > 0:
+        scale = 2.0 if x.max() > 3 else 4.0
+        flag = x.min() > 0.4
+    else:
+        scale, flag = -1.0, x.max() > 7
+    if flag:
+        scale = scale + 0.25
+    return x * scale, scale
+
+
+@branch()
+def zeros_and_infinities(x):
+    limit = math.inf if x.sum() > 0 else -0.0
+    return x * 2, limit, limit > 3, math.isinf(limit)
+
+
+@branch()
+def not_a_number_in_one(x):
+    loss = math.nan if x.sum() > 0 else 1.0
+    return x * 2 if math.isnan(loss) else x * 3
+
+
+@branch()
+def in_text(x):
+    scale = 2.0 if x.sum() > 0 else 3.5
+    return x * 2, f"{scale:.3f} {scale}"
+
+
+@branch()
+def needed_as_a_number(x):
+    scale = 2.0 if x.sum() > 0 else 3.5
+    return torch.full((2,), scale) + x.sum()
+
+
+@branch()
+def needed_as_a_key(x):
+    flag = x.sum() > 0
+    kind = True if flag else False  # noqa: SIM210 - no call of bool()
+    return {True: x + 1, False: x - 1}[kind]
+
+
+@branch()
+def an_early_return_of_numbers(x):
+    if x.sum() > 0:
+        return x * 2, 1.5
+    return x * 3, 2.5
+
+
+@branch(2, later=1, breaks=BREAK)
+def one_number_and_none(x):
+    scale = None
+    if x.sum() > 0:
+        scale = 2.0
+    return x * 2, scale
+
+
+@branch(2, later=1, breaks=["graph-break-requested"])
+def across_a_break(x):
+    import smelt
+
+    scale = 2.0 if x.sum() > 0 else 3.5
+    y = x * scale
+    smelt.graph_break()
+    return y + scale
+
+
+@branch()
+def a_float_or_a_tensors_number(x):
+    scale = x.max().item() if x.sum() > 0 else 1.0
+    return x / (scale + 1), scale
+
+
+@program(1, later=1)
+def sizes_that_change():
+    def fn(x):
+        if x.sum() > 0:
+            y, scale, flag = (x @ W).softmax(-1) @ W, 0.5, True
+        else:
+            y, scale, flag = x @ W @ W, 1.5, False
+        return y * scale if flag else y + scale, scale
+
+    return fn, [(s * torch.rand(n, 6),) for n in (3, 4, 5, 9) for s in (1, -1)]
