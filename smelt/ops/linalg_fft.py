@@ -1,10 +1,18 @@
-"""Matrix decompositions and Fourier transforms: always ATen calls."""
+"""Matrix decompositions and Fourier transforms: always ATen calls.
+
+`torch.linalg.eigvals`, `eigvalsh` and `svdvals` compute vectors, too, for a tensor that may require gradients. To ATen the
+fakes of a trace may: `only_values` leaves the vectors out again.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
 
 import torch
 
 from smelt.ops.registry import declare
+from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -24,3 +32,16 @@ declare(aten.geqrf.default, run_on_zeros=True)  # it has no shape function
 declare("lu_unpack linalg_lu_solve linalg_ldl_solve", tried_on=1)
 if hasattr(aten, "cholesky"):  # until torch 2.13
     declare("cholesky", raises=True)
+
+
+def only_values(
+    op: Any, args: tuple[Any, ...], used: Collection[int]
+) -> tuple[OpOverload, tuple[Any, ...]] | None:
+    """The call of a decomposition without vectors, where none is used, and its arguments; None for others."""
+    if op is aten.linalg_eig.default and used == {0}:
+        return aten._linalg_eigvals.default, args
+    if op is aten._linalg_eigh.default and used == {0}:
+        return op, (*args, "L")[:2] + (False,)
+    if op is aten._linalg_svd.default and used == {1}:
+        return op, (args[0], False, False)
+    return None

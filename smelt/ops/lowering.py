@@ -28,6 +28,7 @@ from smelt.loops.loop_values import index as index_value
 from smelt.loops.lowering_builder import Builder
 from smelt.ops.conj_neg_outputs import is_part, only_returned, with_signs_apart
 from smelt.ops.donated_inputs import is_empty, overwriting
+from smelt.ops.linalg_fft import only_values
 from smelt.ops.lone_operators import WHY as LONE
 from smelt.ops.lone_operators import is_better_alone, readers
 from smelt.ops.may_raise import may_raise, must_run, numbers_to_fit
@@ -262,15 +263,20 @@ class _Lowerer:
         args, mask = self.output_mask(node, args)
         if mask is not None:
             specs = tuple(spec if wanted else None for spec, wanted in zip(specs, mask, strict=True))
+        op = with_number(node.target, args)
+        narrowed = only_values(op, args, self.results_used[node])
+        if narrowed is not None:
+            op, args = narrowed
+            specs = tuple(spec if i in self.results_used[node] else None for i, spec in enumerate(specs))
         results = tuple(
             Tensor(_short(node), spec, Stored(), node.line, self.next())
             if isinstance(spec, TensorSpec)
             else None
             for spec in specs
         )
-        op = with_number(node.target, args)
+        returned = results if narrowed is None else results[: len(op._schema.returns)]
         step = Extern(
-            op, tuple(args), kwargs, results, _short(node), node.line, self.next(), may_raise(node), why
+            op, tuple(args), kwargs, returned, _short(node), node.line, self.next(), may_raise(node), why
         )
         self.steps.append(step)
         if is_empty(node):
