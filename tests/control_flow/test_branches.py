@@ -127,13 +127,13 @@ def a_number_as_condition(x):
     return x + 9
 
 
-@branch(2, later=1, breaks=BREAK)
+@branch()
 def ints(x):
     k = 2 if x.sum() > 0 else 3
     return x * k, k
 
 
-@branch(2, later=1, breaks=BREAK)
+@branch()
 def an_int_in_text(x):
     k = 1 if x.sum() > 0 else 2
     return f"k={k}", x * k
@@ -246,7 +246,7 @@ def other_sizes_are_returned(x):
     [
         (("x[:2] * 2", "x + 1"), "tensors of different sizes, [2, 6] and [4, 6] in `y`"),
         (("x.long()", "x + 1"), "tensors of different dtypes, torch.int64 and torch.float32 in `y`"),
-        (("1", "2"), "they leave different values of type int in `y`"),
+        (("'a'", "'b'"), "they leave different values of type str in `y`"),
         (("[x, 1]", "[x]"), "they leave different values of type list in `y`"),
         (("None", "x * 1"), "one leaves a value of type NoneType, the other of type Tensor in `y`"),
     ],
@@ -367,7 +367,7 @@ class Box:
         self.count = 0
 
 
-@branch(2, later=1, breaks=BREAK)
+@branch()
 def attributes_of_a_new_object(x):
     box = Box(x)
     if x.sum() > 0:
@@ -462,7 +462,7 @@ def an_attribute_is_the_argument_in_one(module, x):
     return x + 1
 
 
-@outside(2, later=3, breaks=BREAK)
+@outside(later=5, breaks=BREAK)
 def a_counter(module, x):
     if x.sum() > 0:
         module.steps += 1
@@ -628,7 +628,7 @@ def a_loop_that_breaks(x):
     return x
 
 
-@branch(2, later=1, breaks=BREAK * 2)
+@branch()
 def the_counter_of_a_loop_that_breaks(x):
     for i in range(4):  # noqa: B007
         x = x * 1.5

@@ -121,6 +121,12 @@ def a_division_by_zero_raises_as_eager(x):
     return x / x.sum().item(), 3.0 / (x.sum().item() - x.sum().item() + 1)
 
 
+@item(rtol=0, atol=0)
+def quotients(x):
+    s = x.abs().sum().item()
+    return x > 0, 5.0 / s, s / 5.0, 5 / (s + 2), (s + 1) / 7, 1 / (s * 3)
+
+
 @item(breaks=VALUE)
 def zero_divisors(x):
     try:

@@ -1,4 +1,4 @@
-"""Floats and bools that differ by branch: numbers that the graph selects.
+"""Numbers that differ by branch: the graph selects them.
 
 PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is tested.
 """
@@ -232,3 +232,118 @@ def sizes_that_change():
         return y * scale if flag else y + scale, scale
 
     return fn, [(s * torch.rand(n, 6),) for n in (3, 4, 5, 9) for s in (1, -1)]
+
+
+# ---- ints
+
+
+@branch()
+def an_int(x):
+    k = 2 if x.sum() > 0 else 3
+    return x * k, k, k + 1, 2 * k - 7, k / 3, 3 / k, -k, abs(k), k > 2, k == 3, float(k), int(k)
+
+
+@branch(grad=True)
+def an_int_with_gradients(x):
+    k = 2 if x.sum() > 0 else 3
+    return x * k + k, k
+
+
+@branch()
+def a_count_of_rows(x):
+    n = 0
+    for row in x.unbind():
+        if row.sum() > 0:
+            n += 1
+    if n > 2:
+        return x * n, n
+    return x / (n + 1), n
+
+
+@branch()
+def an_int_of_a_tensor_of_ints(x):
+    k = 2 if x.sum() > 0 else 3
+    y = torch.arange(6)
+    return y * k, y + k, k - y, y > k, y == k
+
+
+@branch()
+def min_and_max_of_ints(x):
+    k = 2 if x.sum() > 0 else 30
+    return x * 2, min(k, 7), max(k, 7), max(1, k)
+
+
+@branch()
+def ints_and_floats(x):
+    k, scale = (2, 0.25) if x.sum() > 0 else (-3, 1.5)
+    return x * (k * scale), k * scale, k + scale, k < scale, scale / k
+
+
+@branch()
+def ints_in_text(x):
+    k = 1 if x.sum() > 0 else 2
+    return f"k={k} {k:3d}", x * k
+
+
+@branch(2, later=1, breaks=BREAK)
+def an_int_as_an_index(x):
+    k = 1 if x.sum() > 0 else 2
+    return x[k], [x, x * 2, x * 3][k], torch.zeros(3) + k
+
+
+@branch()
+def an_int_as_a_range(x):
+    k = 1 if x.sum() > 0 else 3
+    for _ in range(k):
+        x = x * 2
+    return x
+
+
+@branch()
+def an_int_in_a_tuple(x):
+    k = 1 if x.sum() > 0 else 3
+    if k in (1, 2):
+        return x * 2
+    return x + k
+
+
+@branch(2, later=1, breaks=BREAK)
+def quotients_of_ints(x):
+    k = 7 if x.sum() > 0 else -9
+    return x * (k // 2), k % 4, divmod(k, 3), k**2, k & 3
+
+
+@branch(2, later=1, breaks=BREAK)
+def ints_too_large_for_a_float(x):
+    k = 1 << 60 if x.sum() > 0 else 1
+    return x * 2, k
+
+
+@branch()
+def products_that_grow_too_large(x):
+    k = 1 << 30 if x.sum() > 0 else 1
+    return x.sum() * (k * k), (x * k).sum()
+
+
+@branch(2, later=1, breaks=BREAK)
+def an_int_and_a_float(x):
+    k = 1 if x.sum() > 0 else 2.0
+    return x * 2, k
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = 0
+
+    def forward(self, x):
+        self.level = 0
+        if x.sum() > 0:
+            self.level = 2
+        return x * self.level
+
+
+@program(1)
+def an_int_of_a_module():
+    model = Counter()
+    return model, [(x,) for x in (UP, DOWN, UP)], lambda: model.level

@@ -77,7 +77,7 @@ class Attempt:
     `guards_conditions`: conditions on numbers in the environment's tensors are guarded.
     `selects`: both branches of a small `torch.cond` are computed, and one result is selected.
     `captures_jumps`: both branches of a jump on a tensor are captured, except at those in `uncaptured_jumps`, which says
-    why. `joins_numbers`: floats and bools that differ by branch become proxies.
+    why. `joins_numbers`: numbers that differ by branch become proxies.
     `trusts_marks`: functions marked with `torch.compiler.allow_in_graph` run natively, as functions of their arguments.
     `records_warnings`: a `catch_warnings(record=True)` is captured; the graph does not break inside of it.
     `assigns_data`: assignments to the `data` of a tensor are captured.
@@ -157,7 +157,7 @@ class FailedAttempt:
     `counts`: the paths of the step counts that were read.
     `selecting`: both branches of a condition were running.
     `jump`: the jump on a tensor whose branches were running. `captured_jumps`: branches of some were captured;
-    `joined_numbers`: with floats or bools that differ.
+    `joined_numbers`: with numbers that differ.
     `marked`: a function marked with `torch.compiler.allow_in_graph` was running.
     `sizes`: the paths of each symbolic size that must be specialized.
     Facts that may suffice instead: `divisors`, of sizes whose remainder is needed; `ranges` of sizes; `equal`, the paths of

@@ -2,9 +2,10 @@
 
 The VM runs both branches of the jump, each in a copy of the frame, to the instruction where they meet: the immediate
 post-dominator of the jump, or the end of the frame if one of them returns. The frame continues there with one value for each
-pair of values that the branches leave on the stack and in live variables (`control_flow.join`).
+pair of values that the branches leave on the stack and in live variables (`control_flow.join`). Two numbers become a proxy.
 
-If values cannot be joined there, the rest of the frame is captured once for each branch, up to `_MAX_COPIED` deep.
+If values cannot be joined there, or the program needs such a number itself, the rest of the frame is captured once for each
+branch, up to `_MAX_COPIED` deep.
 
 The graph may compute both branches, so their only effects may be stores that can be joined (`branch_effects.py`) and
 in-place writes of tensors; they must draw no random numbers and raise nothing. Otherwise the graph breaks at the jump, and

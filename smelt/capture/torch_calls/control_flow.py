@@ -281,7 +281,7 @@ def join(
             _set_alternatives(vm, result, pred, if_true_at, if_false_at)
     found: dict[tuple[int, int], object] = {(id(a), id(b)): result for (a, b), result in zip(pairs, chosen)}
     for pair, tensor in zip(number_pairs, numbers):
-        found[id(pair[0]), id(pair[1])] = NumberProxy(tensor)
+        found[id(pair[0]), id(pair[1])] = NumberProxy(tensor, max(map(_most, pair)))
     if number_pairs:
         vm.conditional_jumps.joined_numbers = vm.env.numbers.has_proxies = True
     joined = _joined(vm, pred, found, if_true, if_false)
@@ -385,7 +385,7 @@ def _distinct(pairs: Sequence[P]) -> list[P]:
 
 
 def _tensor_of(vm: VM, number: Number, like: FakeTensor) -> FakeTensor:
-    """A float or bool as a 0-d tensor on the device of `like`."""
+    """A number as a 0-d tensor on the device of `like`."""
     if isinstance(number, NumberProxy):
         return cast(FakeTensor, number.tensor)
     options = {"dtype": _HOLDS[type(number)], "device": like.device}
@@ -393,7 +393,7 @@ def _tensor_of(vm: VM, number: Number, like: FakeTensor) -> FakeTensor:
 
 
 def _constant_of(vm: VM, number: Number) -> FakeTensor:
-    """A float or bool as a 0-d tensor that no node of the branches computes, unless it is a proxy."""
+    """A number as a 0-d tensor that no node of the branches computes, unless it is a proxy."""
     if isinstance(number, NumberProxy):
         return cast(FakeTensor, number.tensor)
     with vm.trace.paused():
@@ -401,7 +401,12 @@ def _constant_of(vm: VM, number: Number) -> FakeTensor:
     return vm.trace.tape.add_constant(value)
 
 
-_HOLDS = {float: torch.float64, bool: torch.bool}
+_HOLDS = {float: torch.float64, int: torch.int64, bool: torch.bool}
+
+
+def _most(number: Number) -> int:
+    """The largest absolute value of an int."""
+    return number.most if isinstance(number, NumberProxy) else abs(number) if type(number) is int else 0
 
 
 def _joined(

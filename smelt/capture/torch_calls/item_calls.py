@@ -72,11 +72,18 @@ def _conversion(kind: type[float] | type[bool]) -> None:
         value = args[0] if type(args[0]) is NumberProxy else deferred_number(vm, args[0])
         if value is None or (kind is float and value.kind is bool):
             return default(vm, args, kwargs)
-        return value if kind is value.kind else NumberProxy(value.condition())
+        return value.as_float() if kind is float else NumberProxy(value.condition())
 
 
 for _kind in (float, bool):
     _conversion(_kind)
+_to_int = BUILTINS[int]
+
+
+@builtin(int)
+def _int(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    is_int = len(args) == 1 and type(args[0]) is NumberProxy and args[0].kind is int
+    return args[0] if is_int else _to_int(vm, args, kwargs)
 
 
 def _predicate(fn: Callable[..., object], of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -84,8 +91,9 @@ def _predicate(fn: Callable[..., object], of_tensor: Callable[[torch.Tensor], to
 
     @builtin(fn)
     def test(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        if len(args) == 1 and type(args[0]) is NumberProxy and args[0].kind is float:
-            return NumberProxy(of_tensor(args[0].tensor))
+        if len(args) == 1 and type(args[0]) is NumberProxy and args[0].kind is not bool:
+            value = args[0] if fn is abs else args[0].as_float()
+            return NumberProxy(of_tensor(value.tensor), value.most)
         return run_native(vm, fn, args, kwargs) if default is None else default(vm, args, kwargs)
 
 
@@ -107,12 +115,14 @@ def _extreme(fn: Callable[..., object], is_better: Callable[..., object]) -> Non
         if not isinstance(best, NumberProxy) and not isinstance(value, NumberProxy):
             return value if is_better(value, best) else best
         a, b = (v.tensor if isinstance(v, NumberProxy) else v for v in (value, best))
-        return NumberProxy(torch.where(cast(torch.Tensor, is_better(a, b)), a, b))
+        most = max(v.most if isinstance(v, NumberProxy) else abs(v) for v in (value, best))
+        chosen = torch.where(cast(torch.Tensor, is_better(a, b)), a, b)
+        return NumberProxy(chosen, cast(int, most) if chosen.dtype is torch.int64 else 0)
 
     @builtin(fn)
     def extreme(vm: VM, args: Args, kwargs: Kwargs) -> object:
         kinds = {v.kind if isinstance(v, NumberProxy) else type(v) for v in args}
-        if kwargs or kinds != {float} or not any(isinstance(v, NumberProxy) for v in args):
+        if kwargs or kinds not in ({float}, {int}) or not any(isinstance(v, NumberProxy) for v in args):
             return default(vm, args, kwargs)
         return functools.reduce(preferred, cast("tuple[NumberProxy | float, ...]", args))
 

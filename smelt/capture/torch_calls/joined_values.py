@@ -10,7 +10,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.value_kinds import LEAF_TYPES
-from smelt.capture.proxies.number_proxy import NumberProxy
+from smelt.capture.proxies.number_proxy import MAX_EXACT, NumberProxy
 from smelt.capture.torch_calls.subgraph_capture import refuse, with_own_storage
 from smelt.errors import Unsupported
 from smelt.graph.ir import TensorSpec
@@ -28,21 +28,21 @@ class Unjoinable(Unsupported):
 
 
 Pair = tuple[FakeTensor, FakeTensor]
-Number = float | NumberProxy  # a float or bool
+Number = float | NumberProxy  # a float, int or bool
 NumberPair = tuple[Number, Number]
 
 
 @dataclass
 class Pairs:
-    """The corresponding tensors of two results, and the corresponding floats and bools that differ."""
+    """The corresponding tensors of two results, and the corresponding numbers that differ."""
 
     tensors: list[Pair] = field(default_factory=list)
     numbers: list[NumberPair] = field(default_factory=list)
 
 
 def pairs_of(a: object, b: object, same: bool = False, numbers: bool = False) -> Pairs:
-    """The pairs of two results that are otherwise equal; with `same`, without what is one object in both. `numbers`: floats
-    and bools may differ. Raises Unjoinable."""
+    """The pairs of two results that are otherwise equal; with `same`, without what is one object in both. `numbers`:
+    numbers may differ. Raises Unjoinable."""
     found = Pairs()
     pending = [(a, b)]
     while pending:
@@ -78,8 +78,11 @@ def _items_of(a: object, b: object) -> list[tuple[object, object]] | None:
 
 
 def _number_kind(x: object) -> type | None:
-    """The class of a float or bool; None for another value."""
-    return x.kind if isinstance(x, NumberProxy) else type(x) if type(x) in (float, bool) else None
+    """The class of a number that may be a proxy; None for another value."""
+    if isinstance(x, NumberProxy):
+        return x.kind
+    is_small = type(x) is int and abs(x) <= MAX_EXACT
+    return type(x) if type(x) in (float, bool) or is_small else None
 
 
 def _is_same_key(a: object, b: object) -> bool:

@@ -236,7 +236,7 @@ class Assumptions:
     captures_jumps: bool = False  # both branches of a jump on a tensor may be captured
     # the jumps on tensors at which the graph breaks: why
     uncaptured_jumps: Mapping[object, str] = field(default_factory=dict)
-    joins_numbers: bool = True  # floats and bools that differ by branch become proxies
+    joins_numbers: bool = True  # numbers that differ by branch become proxies
     choosing: int = 0  # the number of conditions whose branches are running
     may_break: bool = True  # the graph may break before an instruction that cannot be captured
     records_warnings: bool = True  # a `catch_warnings(record=True)` is captured
@@ -274,7 +274,7 @@ class RecordedTensors:
 @dataclass
 class ConditionalJumps:
     """Jumps on tensors whose branches are captured: the outermost one whose branches are running, how many are running, and
-    how many were captured. `joined_numbers`: floats or bools that differ by branch became proxies."""
+    how many were captured. `joined_numbers`: numbers that differ by branch became proxies."""
 
     running: object = None
     depth: int = 0

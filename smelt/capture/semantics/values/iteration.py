@@ -309,7 +309,8 @@ def _sum(vm: VM, args: Args, kwargs: Kwargs) -> object:
             sum((), kind())  # raises TypeError
     numbers: list[float] = []  # not yet added: from CPython 3.12 on, `sum` adds floats with compensation
     for value in iterate_lazily(vm, args[0]):
-        if PY312 and type(value) in (Float, NumberProxy):
+        is_float = type(value) is Float or (type(value) is NumberProxy and value.kind is float)
+        if PY312 and is_float:
             value = specialize(value) if type(value) is Float else float(cast(float, value))
         if type(value) in _ADDED and type(total) in _ADDED:
             numbers.append(cast(float, value))

@@ -408,6 +408,8 @@ def truth(vm: VM, value: object) -> bool:
     if kind in NUMBERS or kind is UnbackedComparison:
         return bool(value)
     if kind is NumberProxy:
+        if vm.conditional_jumps.joined_numbers:
+            raise text_proxy.unreadable("bool() of a number that a tensor holds", value)
         return bool(cast(NumberProxy, value).condition())
     if kind in SEQUENCE_PROXIES:
         return True
