@@ -5,9 +5,9 @@
 Every program is decided by its seed and kind. Differences are shrunk and printed; benchmarks/results/programs.md says how
 many programs of each kind ran, under which versions, and how many differed. With `--gradients` all tensors require
 gradients, which are compared too; the file is programs-gradients.md, and says also how many backwards were compiled. With
-`--branches` most conditions are on tensors; the file is programs-branches.md. In
-the kinds with changing worlds programs change objects around them through native functions, and between their calls the
-arguments, the module's state, methods and classes change. With SMELT_DEVICE=cuda the worlds' tensors are on a GPU.
+`--branches` most conditions are on tensors, and sizes change at each call; the file is programs-branches.md. In the kinds
+with changing worlds programs change objects around them through native functions, and between their calls the arguments, the
+module's state, methods and classes change. With SMELT_DEVICE=cuda the worlds' tensors are on a GPU.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def report(done: list[Kind], first: int) -> str:
         "# Random programs",
         "",
         f"{datetime.date.today()}, smelt {smelt.__version__}, torch {torch.__version__}, "
-        f"CPython {platform.python_version()}: {ran} programs (seeds from {first}), each called three times with each of "
-        f"two inputs; {different} differ from eager. Written by `python -m benchmarks.sweep_programs`; the programs come "
+        f"CPython {platform.python_version()}: {ran} programs (seeds from {first}), each called six times; "
+        f"{different} differ from eager. Written by `python -m benchmarks.sweep_programs`; the programs come "
         "from tests/harness/generate.py.",
         "",
         "| kind | backend | programs | different | backward graphs compiled | backward autograd's own |",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,14 +30,19 @@ def _arguments(rows: int, n: int, grad: bool) -> tuple[tuple[Any, ...], list[tor
     return (x, n, [a, b], {"a": c, "b": d}), leaves
 
 
-def world(source: str, grad: bool) -> Any:
-    """A factory for the catalogue's harness: the function, three calls with each of two inputs, what it changes outside."""
+_TWICE = ((2, 1), (4, 2))  # the rows of the tensors, and the number, of each call
+_CHANGING = ((2, 1), (4, 2), (3, 5), (7, 1), (2, 2), (5, 3))
+
+
+def world(source: str, grad: bool, sizes: Sequence[tuple[int, int]] = _TWICE) -> Any:
+    """A factory for the catalogue's harness: the function, its calls with inputs of these `sizes` in turn, what it changes
+    outside."""
     name = f"<program {abs(hash(source)):x}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"__name__": "generated"}
     exec(compile(source, name, "exec"), namespace)
 
-    calls = [_arguments(*a, grad) for a in [(2, 1), (4, 2)] * (CALLS // 2)]
+    calls = [_arguments(*sizes[i % len(sizes)], grad) for i in range(CALLS)]
     leaves = [found for _, found in calls]
 
     def state() -> Any:
@@ -72,7 +77,8 @@ def difference_of(source: str, options: Options, backend: str = "eager") -> str 
         compiled.append(smelt.compile(fn, backend=backend))
         return compiled[0]
 
-    make = lambda: world(source, options.grad)  # noqa: E731
+    sizes = _CHANGING if options.branches else _TWICE
+    make = lambda: world(source, options.grad, sizes)  # noqa: E731
     with warnings.catch_warnings(), torch.set_grad_enabled(options.grad):
         warnings.simplefilter("ignore")
         want = list(observe_world(make, lambda fn: fn))
