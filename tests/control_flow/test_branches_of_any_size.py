@@ -325,3 +325,27 @@ def while_loop_operator(x):
         return i + 1, torch.tanh(x @ W * 0.5)
 
     return while_loop(goes_on, step, (torch.zeros((), dtype=torch.long), x))
+
+
+# ---- numbers that later code needs
+
+
+def specialized(backend: str) -> Any:
+    """A row whose number is symbolic where a branch reads it, and specialized afterwards."""
+
+    def factory() -> Any:
+        def fn(x, k, scale):
+            if x.sum() > 0:
+                y = (x @ W).sin() * k * scale
+            else:
+                y = (x @ W).cos() + k
+            return y * [1, 2, 3, 4, 5, 6, 7, 8][k], scale
+
+        numbers = (3, 5, 2, 7, 3)
+        return fn, [(rows(n, up), k, k / 4) for n, k in zip(SIZES, numbers) for up in (True, False)]
+
+    return program(1, later=4, backend=backend)(factory)
+
+
+test_on_the_compiler = specialized("smelt")
+test_operator_by_operator = specialized("eager")
