@@ -227,7 +227,7 @@ def type_as_and_promotion():
     return fn, [(tensor(3), tensor(3, dtype=torch.int64)) for _ in range(3)]
 
 
-@program(graphs=1, breaks=["data-dependent-value", "data-dependent-value"])
+@program(graphs=1, breaks=["data-dependent-value"])
 def item_and_tolist():
     def fn(x):
         return x.sum().item(), x.tolist(), float(x[0]), int(x[1])

@@ -791,7 +791,7 @@ def a_default_that_is_only_made_where_nothing_compiles_before_a_break():
 @program(graphs=2, later=4, breaks=["data-dependent-value"])
 def a_default_that_is_only_made_where_nothing_compiles_after_a_break():
     def fn(x, mask=None):
-        y = x + x.sum().item()
+        y = x + x.sum().tolist()
         if mask is None and not torch.compiler.is_compiling():
             mask = torch.ones(x.shape[0])
         return y * mask[:, None]

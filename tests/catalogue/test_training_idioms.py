@@ -113,7 +113,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
 # ------------------------------------------------------------------------------------------------- precision
 
 
-@script(graphs=4, breaks=("data-dependent-value",))  # whether all was finite
+@script(graphs=4, breaks=("data-dependent-condition",))  # whether all was finite
 def a_step_with_a_gradient_scaler(compile):
     """The scaler makes its tensors in the first step, inside."""
     model = mlp(6, 16, 3)

@@ -41,6 +41,7 @@ def function(inputs):
     y = inputs["y"]
     x = x.cos().cos()
     if x.mean() > 0.5:
+        print("scaled")
         x = x / 1.1
     return x * y
 

@@ -64,9 +64,8 @@ def _comparison(
             return NotImplemented
         condition = vm.call_native(torch.all, (vm.call_native(elementwise, args, kwargs),))
         holds = None if targets is None else assume_branch(vm, frame, condition, *targets)
-        if holds is None:
-            holds = deferred_number(vm, condition)
-        return NotImplemented if holds is None else holds
+        found = deferred_number(vm, condition) if holds is None else holds
+        return NotImplemented if found is None else found
 
     @builtin(function)
     def of_function(vm: VM, args: Args, kwargs: Kwargs) -> object:

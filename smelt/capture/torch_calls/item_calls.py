@@ -17,7 +17,7 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Kwargs, builtin
 from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.semantics.calls.native_calls import run_native
-from smelt.capture.torch_calls import tensor_item, unbacked_reads
+from smelt.capture.torch_calls import unbacked_reads
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -38,8 +38,7 @@ def deferred_number(vm: VM, tensor: object) -> NumberProxy | None:
     constants = vm.trace.constants
     if constants.value(tensor) is not None or vm.trace.call.is_opaque:
         return None
-    known = tensor_item.number(vm, tensor) if tensor.dtype is torch.bool else constants.number(tensor)
-    if known is not None:
+    if tensor.dtype is not torch.bool and constants.number(tensor) is not None:
         return None
     dtype = torch.bool if tensor.dtype is torch.bool else torch.float64
     with torch.no_grad():
