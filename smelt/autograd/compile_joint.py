@@ -22,7 +22,7 @@ from smelt.autograd.freed_graph_outputs import mark_freed
 from smelt.autograd.gradient_liveness import needed_for
 from smelt.autograd.mutation_view_epilogue import EpilogueStep, apply_epilogue, epilogue_steps
 from smelt.autograd.node_data import HistoryData, Layout, NodeData, SavedValue, Substitute
-from smelt.autograd.partition import Partition, partition
+from smelt.autograd.partition import Partition, Saved, partition
 from smelt.autograd.save_costs import NO_HINTS, Hints
 from smelt.autograd.undefined_tangents import without_gradients, without_tangents
 from smelt.autograd.unsegmented_backward import Reach, unsegmented
@@ -226,6 +226,7 @@ class JointNode:
             **self.data.spec(values),
             **({} if with_history is None else self._history.spec(values)),
             "devices": self.devices,
+            "conditions": self.joint.conditions,
             "forward": forward,
             "taken": taken,
             "backward": partial(_compiled_backward, self.joint, compile_backward),
@@ -253,8 +254,7 @@ class JointNode:
             _tuples(joint.conflicts),
             tuple(
                 SavedValue(
-                    s.kind,
-                    s.index,
+                    *self._kind_and_index(s),
                     tuple(readers),
                     _layout(s.spec) if s.kind == "primal" else None,
                     s.is_recomputed_from,
@@ -263,6 +263,14 @@ class JointNode:
                 for s, readers in zip(self.parts.saved, self._readers)
             ),
         )
+
+    def _kind_and_index(self, saved: Saved) -> tuple[str, int]:
+        """The kind and the index of a saved value for the node, to which flags are the first temporaries."""
+        joint = self.joint
+        if saved.kind == "temporary":
+            return saved.kind, joint.n_flags + saved.index
+        is_flag = saved.kind == "output" and saved.index >= joint.n_outputs
+        return ("temporary", saved.index - joint.n_outputs) if is_flag else (saved.kind, saved.index)
 
     @property
     def history(self) -> HistoryData | None:

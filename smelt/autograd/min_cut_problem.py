@@ -46,7 +46,7 @@ class CutProblem:
         self.joint = joint
         self.memory = Memory(joint, hints)
         graph = joint.graph
-        gradients = [n for n in graph.output.args[0][joint.n_outputs :] if n is not None]
+        gradients = [n for n in graph.output.args[0][joint.n_forward :] if n is not None]
         backward_only = self._backward_only(gradients)
         self.names = {n.name for n in graph}
         builder = NodeBuilder(self.names)

@@ -219,7 +219,7 @@ class _Builder:
     def _forward(self) -> Graph:
         joint = self.joint
         primals = joint.graph.placeholders[: joint.n_primals]
-        outputs = joint.graph.output.args[0][: joint.n_outputs]
+        outputs = joint.graph.output.args[0][: joint.n_forward]
         returned = (*outputs, *(saved for _, saved in self.temporaries))
         order = self._alive(self._forward_order(), returned)
         return extract(joint.graph, primals, order, returned)
@@ -310,7 +310,7 @@ class _Builder:
         graph = self.joint.graph
         gradients = [
             None if n is None else self.substitutes.get(n, n)
-            for n in graph.output.args[0][self.joint.n_outputs :]
+            for n in graph.output.args[0][self.joint.n_forward :]
         ]
         available = {*self.inputs, *self.aliases.values(), *self.tangents}
         order: list[Node] = []

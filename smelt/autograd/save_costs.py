@@ -66,7 +66,7 @@ class Memory:
         self.hints = hints
         self.bases: dict[Node, Node] = {}
         graph = joint.graph
-        outputs: tuple[Node | None, ...] = graph.output.args[0][: joint.n_outputs]
+        outputs: tuple[Node | None, ...] = graph.output.args[0][: joint.n_forward]
         for node in graph:
             source = view_source(node)
             self.bases[node] = node if source is None else self.bases[source]

@@ -14,7 +14,7 @@ from smelt.exported.program_file import GraphData, GraphNode, InnerGraphs, Ref
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, OpKind
 from smelt.graph.object_handles import Handle
 from smelt.graph.pytree import map_leaves
-from smelt.graph.subgraphs import Choice, Inner, Loop, Rule
+from smelt.graph.subgraphs import CHOICES, Inner, Loop, Rule, stored_name
 from smelt.torch_private import OpOverload
 
 _GETITEM = "getitem"
@@ -88,7 +88,9 @@ def inner_data(
 ) -> InnerGraphs:
     """Graphs inside a graph as data."""
     carried = rule.carried if isinstance(rule, Loop) else 0
-    return InnerGraphs(rule.name, carried, tuple(as_data(graph, name_of, target_of) for graph in graphs))
+    return InnerGraphs(
+        stored_name(rule), carried, tuple(as_data(graph, name_of, target_of) for graph in graphs)
+    )
 
 
 def inner_graphs(
@@ -97,7 +99,7 @@ def inner_graphs(
     target_from: Callable[[GraphNode], Any] | None = None,
 ) -> tuple[Rule, tuple[Graph, ...]]:
     """The rule and the graphs of `data`. Raises ProgramError for an unknown rule."""
-    rules: dict[str, Rule] = {rule.name: rule for rule in (Choice(), Loop(data.carried))}
+    rules: dict[str, Rule] = {**CHOICES, Loop.name: Loop(data.carried)}
     if data.rule not in rules or len(data.graphs) != 2:
         raise ProgramError(f"a graph with an unknown rule, {data.rule}")
     return rules[data.rule], tuple(restored(graph, state, target_from) for graph in data.graphs)

@@ -41,6 +41,8 @@ def _outside(joint: Joint) -> str | None:
         return "returns a tensor whose graph it has freed"
     if joint.writes:
         return "writes an input with gradients (return the new value)"
+    if joint.conditions:
+        return "reads a tensor that requires grad in one branch of a condition"
     if joint.epilogue or any(source.steps for source in joint.results):
         return "returns a view of an input or of another result (return a copy)"
     if any(source.retained for source in joint.results):

@@ -118,8 +118,8 @@ class GraphData:
 
 @dataclass(frozen=True)
 class InnerGraphs:
-    """The graphs inside a graph (`graph/subgraphs.py`), in an argument of a node. `rule`: "cond", or "while_loop" with
-    `carried` values."""
+    """The graphs inside a graph (`graph/subgraphs.py`), in an argument of a node. `rule`: `stored_name`; a
+    "while_loop" has `carried` values."""
 
     rule: str
     carried: int

@@ -8,7 +8,8 @@ the tensors, except those of the rule itself, then the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,8 +18,9 @@ import torch
 
 from smelt.graph.free_symbols import graphs_in, symbols_in
 from smelt.graph.graph_callable import Compiled, GraphFunction
-from smelt.graph.ir import Graph, TensorSpec
+from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.graph.object_handles import found, handles_in
+from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import empty_like_spec
 from smelt.shapes.expr import Size, Sym
 from smelt.shapes.substitute import substitute, substitution
@@ -30,8 +32,12 @@ Operands = Sequence[Any]  # tensors, then numbers
 
 @dataclass(frozen=True)
 class Choice:
-    """Operands: a condition, then those of both graphs. The first graph runs if the condition holds, else the second."""
+    """Operands: a condition, then those of both graphs. The first graph runs if the condition holds, else the second.
+    `is_statement`: gradients reach only the operands that the executed graph reads; torch's own operator gives zeros for
+    others. `draws`: a graph draws random numbers."""
 
+    is_statement: bool = False
+    draws: bool = False
     name = "cond"
     n_own = 1  # operands that are not the graphs'
 
@@ -58,6 +64,23 @@ class Loop:
 
 
 Rule = Choice | Loop
+
+# The stored names of rules; `Loop` has a number besides.
+CHOICES = {
+    "cond": Choice(),
+    "if": Choice(is_statement=True),
+    "drawing if": Choice(is_statement=True, draws=True),
+}
+
+
+def is_statement(rule: Rule) -> bool:
+    """Whether a rule is that of an `if` of the program."""
+    return isinstance(rule, Choice) and rule.is_statement
+
+
+def stored_name(rule: Rule) -> str:
+    """The name of a rule in files."""
+    return next((name for name, choice in CHOICES.items() if choice == rule), rule.name)
 
 
 def _interpreted(graph: Graph) -> Compiled:
@@ -119,6 +142,18 @@ _library = torch.library.Library("smelt", "FRAGMENT")
 _library.define("run_graphs(int graphs, Tensor[] tensors, Scalar[]? numbers=None) -> Tensor[]")
 _library.impl("run_graphs", _run, "CompositeExplicitAutograd")
 RUN_GRAPHS: OpOverload = torch.ops.smelt.run_graphs.default
+_library.define(
+    "run_drawing_graphs(int graphs, Tensor[] tensors, Scalar[]? numbers=None) -> Tensor[]",
+    tags=torch.Tag.nondeterministic_seeded,
+)
+_library.impl("run_drawing_graphs", _run, "CompositeExplicitAutograd")
+RUN_DRAWING_GRAPHS: OpOverload = torch.ops.smelt.run_drawing_graphs.default
+RUNS = (RUN_GRAPHS, RUN_DRAWING_GRAPHS)
+
+
+def draws(node: Node) -> bool:
+    """Whether an aten node draws random numbers."""
+    return isinstance(node.target, OpOverload) and effects(node.target).random
 
 
 # ---------------------------------------------------------------------------------------------- the torch level
@@ -127,13 +162,11 @@ RUN_GRAPHS: OpOverload = torch.ops.smelt.run_graphs.default
 @dataclass(eq=False)
 class Program:
     """The call at the torch level: `graphs`, run by a rule. Tensors of float types that require gradients are
-    differentiated by running the executed graph again, as torch's own operators do. `exact`: gradients reach no operand that
-    the executed graph does not read, for which torch's operators give zeros. `numbers`: how many of the last results are
-    Python's numbers, which have no gradients."""
+    differentiated by running the executed graph again, as torch's own operators do. `numbers`: how many of the last results
+    are Python's numbers, which have no gradients."""
 
     rule: Rule
     graphs: tuple[Graph, ...]
-    exact: bool = False
     numbers: int = 0
     __name__: str = field(init=False)
 
@@ -168,8 +201,10 @@ class _Differentiated(torch.autograd.Function):
         numbers: Sequence[float],
         *tensors: torch.Tensor,
     ) -> Tensors:
+        generator = _generator_of(program)
         results = program.run([*tensors, *numbers])
         ctx.program, ctx.numbers = program, numbers  # type: ignore[attr-defined]
+        ctx.generator = generator  # type: ignore[attr-defined]
         ctx.save_for_backward(*tensors)
         differentiable = program.differentiable([r.dtype for r in results])
         ctx.mark_non_differentiable(*(r for r, is_one in zip(results, differentiable) if not is_one))
@@ -185,20 +220,39 @@ class _Differentiated(torch.autograd.Function):
             inputs = [t.view_as(t) if t.requires_grad else t for t in ctx.saved_tensors]  # type: ignore[attr-defined]
             if not history:
                 inputs = [t.detach().requires_grad_(t.requires_grad) for t in inputs]
-            results = ctx.program.run([*inputs, *ctx.numbers])  # type: ignore[attr-defined]
+            with _drawing_from(ctx.generator):  # type: ignore[attr-defined]
+                results = ctx.program.run([*inputs, *ctx.numbers])  # type: ignore[attr-defined]
         ends = [(r, g) for r, g in zip(results, tangents) if r.requires_grad]
         sources = [t for t in inputs if t.requires_grad]
-        found: Tensors = [torch.zeros_like(t) for t in sources]
+        zeros = not is_statement(ctx.program.rule)  # type: ignore[attr-defined]
+        found: Sequence[torch.Tensor | None] = [torch.zeros_like(t) if zeros else None for t in sources]
         if ends:
             found = torch.autograd.grad(
                 [r for r, _ in ends],
                 sources,
                 [g for _, g in ends],
                 create_graph=history,
-                materialize_grads=True,
+                allow_unused=True,
+                materialize_grads=zeros,
             )
         gradients = iter(found)
         return (None, None, *(next(gradients) if t.requires_grad else None for t in inputs))
+
+
+def _generator_of(program: Program) -> torch.Tensor | None:
+    """The state of the CPU's generator before a program that draws from it."""
+    return torch.get_rng_state() if isinstance(program.rule, Choice) and program.rule.draws else None
+
+
+@contextmanager
+def _drawing_from(state: torch.Tensor | None) -> Iterator[None]:
+    """Context with the CPU's generator in this state, which it leaves as it was."""
+    if state is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(state)
+        yield
 
 
 def has_gradients(dtype: torch.dtype) -> bool:

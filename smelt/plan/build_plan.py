@@ -16,7 +16,7 @@ import torch
 from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import TensorSpec
 from smelt.graph.pytree import map_leaves
-from smelt.graph.subgraphs import RUN_GRAPHS, Choice
+from smelt.graph.subgraphs import RUNS, Choice
 from smelt.graph.user_kernel_calls import RUN_KERNEL
 from smelt.ops.node_builders import CLONE
 from smelt.ops.registry import REGISTRY
@@ -282,7 +282,7 @@ class _Writer:
             self.steps.append(Aten(variant, args, kwargs, (None,), item.note))
             return
         self._defined.update(o for o in item.outs if o is not None)
-        if item.op is RUN_GRAPHS:
+        if item.op in RUNS:
             return self._run_plans(item)
         expect = self._expected(item)
         visible = is_foreign(item.op) or returns_alias(item.op) or self._writes_input(item)

@@ -18,7 +18,7 @@ import torch
 from smelt.graph import graph_passes
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, free_name
 from smelt.graph.object_handles import Handle
-from smelt.graph.subgraphs import RUN_GRAPHS, Inner, Rule
+from smelt.graph.subgraphs import RUNS, Inner, Rule
 from smelt.graph.tensor_specs import spec_of
 from smelt.plan.size_decisions import Decisions
 from smelt.plan.steps import CPU, Plan, Subplan
@@ -57,7 +57,7 @@ def _subplan(plan: Plan | PlanTemplate, takes: tuple[int, ...], decisions: Decis
 
 def with_subplans(graph: Graph, make_plan: Callable[[Graph], Plan | PlanTemplate]) -> Graph:
     """`graph` with plans, which `make_plan` returns, in place of its subgraphs."""
-    if not any(node.target is RUN_GRAPHS for node in graph):
+    if not any(node.target in RUNS for node in graph):
         return graph
     made, _ = graph_passes.copied(graph.nodes, graph.constants)
     taken = {node.name for node in made} | made.constants.keys()
@@ -72,7 +72,7 @@ def with_subplans(graph: Graph, make_plan: Callable[[Graph], Plan | PlanTemplate
         return added[id(constant)]
 
     for node in made:
-        if node.target is RUN_GRAPHS:
+        if node.target in RUNS:
             handle, tensors, *rest = node.args
             numbers = rest[0] if rest else []
             inner = _with_known_numbers(handle.inner, len(tensors), numbers)

@@ -27,7 +27,7 @@ def joint_of(path: Path, joint: Joint) -> Joint:
 
     Raises ArtifactError if it cannot replace `joint`, with the file and the expectation.
     """
-    graph = graph_of(path, joint.graph, gradients=joint.n_outputs, cse=False)
+    graph = graph_of(path, joint.graph, gradients=joint.n_forward, cse=False)
     tangents = _from_tangents(graph, joint)
     _check_forward(path, graph, joint, tangents)
     backward = _backward_nodes(path, graph, joint, tangents)
@@ -46,7 +46,7 @@ def _from_tangents(graph: Graph, joint: Joint) -> set[Node]:
 
 def _results(graph: Graph, joint: Joint) -> Iterator[tuple[str, Node]]:
     """Values that only the forward may compute, with their names."""
-    for i, node in enumerate(graph.output.args[0][: joint.n_outputs]):
+    for i, node in enumerate(graph.output.args[0][: joint.n_forward]):
         if node is not None:
             yield f"result {i} of forward", node
     for node in graph:

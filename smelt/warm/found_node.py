@@ -56,6 +56,7 @@ class FoundNode:
             **stored.data.spec(values),
             **({} if history is None else history.spec(values)),
             "devices": stored.devices,
+            "conditions": stored.conditions,
             "forward": preserve_input_counters(forward, *stored.counters),
             "backward": backward,
             "name": "SmeltBackward",

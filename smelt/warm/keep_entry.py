@@ -133,7 +133,10 @@ def _node(node: JointNode, traced: Traced) -> bytes:
     """The form of the graph's autograd node."""
     counters = tuple(traced.counters.uncounted), tuple(traced.counters.counted)
     temporaries = tuple(s.name for s in node.parts.saved if s.kind == "temporary")
-    stored = StoredNode(node.data, node.history, node.substitutes, node.devices, counters, temporaries)
+    conditions = node.joint.conditions
+    stored = StoredNode(
+        node.data, node.history, node.substitutes, node.devices, conditions, counters, temporaries
+    )
     try:
         return stored.to_bytes()
     except PlanError as error:

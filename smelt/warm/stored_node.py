@@ -14,7 +14,8 @@ from smelt.warm.stored_entry import Damaged
 
 @dataclass(frozen=True)
 class StoredNode:
-    """The parts of a node. `data`, `history`, `substitutes`, `devices`: of its `JointNode`; `counters`: the inputs
+    """The parts of a node. `data`, `history`, `substitutes`, `devices`: of its `JointNode`; `conditions`: of its `Joint`;
+    `counters`: the inputs
     whose writes do not count, and those whose writes do (`preserve_input_counters`); `temporaries`: names of inputs that the
     backwards may free."""
 
@@ -22,6 +23,7 @@ class StoredNode:
     history: HistoryData | None
     substitutes: tuple[Substitute, ...]
     devices: tuple[torch.device, ...]
+    conditions: tuple[int | None, ...]
     counters: tuple[tuple[int, ...], tuple[int, ...]]
     temporaries: tuple[str, ...]
 

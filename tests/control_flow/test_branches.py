@@ -17,28 +17,10 @@ from torch import nn
 
 import smelt
 from smelt.report import inspect
+from tests.harness.branching import DOWN, MIXED, UP, ZERO, branch
 from tests.harness.catalogue import INLINED, program, since
 
-UP = torch.arange(24.0).reshape(4, 6) / 7 + 0.5
-DOWN, MIXED, ZERO = -UP, UP - 2, UP * 0
 BREAK = ["data-dependent-condition"]
-
-
-def branch(
-    graphs: int = 1, grad: bool = False, **numbers: Any
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """A row for a function of one tensor, whose values change their minds from call to call."""
-
-    def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
-        @functools.wraps(fn)
-        def factory() -> Any:
-            inputs = (UP, DOWN, MIXED, ZERO, UP)
-            return fn, [(x.clone().requires_grad_(grad),) for x in inputs]
-
-        del factory.__wrapped__  # type: ignore[attr-defined]
-        return program(graphs, **numbers)(factory)
-
-    return decorate
 
 
 # ---- what branches leave in variables
@@ -504,7 +486,7 @@ def warns(x):
     return x * 2
 
 
-@branch(2, later=1, breaks=BREAK)
+@branch()
 def random_numbers(x):
     if x.sum() > 0:
         x = x + torch.rand(6)
@@ -955,7 +937,7 @@ def routed() -> Any:
     return module, [(x.clone(),) for x in (UP, DOWN, UP, DOWN)], lambda: [p.grad for p in module.parameters()]
 
 
-@program(2, later=1, breaks=BREAK)
+@program(1)
 def layers_of_one_branch_get_gradients():
     return routed()
 
@@ -968,7 +950,7 @@ def layers_without_gradients():
 # ---- what only one branch may show
 
 
-@program(2, later=1, breaks=BREAK)
+@program(1)
 def inputs_that_nothing_else_reads():
     a, b = (UP.clone().requires_grad_() for _ in range(2))
 

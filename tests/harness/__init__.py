@@ -3,6 +3,7 @@
 whole programs, eager and compiled
     agreement      a function or a sequence of calls: results, arguments, aliasing, exceptions, random state; tolerances
     accuracy       errors against float64, beside eager's
+    branching      rows for programs with branches that tensors decide
     catalogue      `@program`, a row of tests/catalogue: everything reachable is compared, the graphs are counted
     subclasses     subclasses of tensors whose handlers note what they are asked
     wrappers       traceable wrapper subclasses, and what such tensors hold

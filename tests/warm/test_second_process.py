@@ -517,6 +517,11 @@ scale = torch.rand(4)
 def chosen(x):
     return torch.cond(x.sum() > 0, lambda a: first(a).exp() * scale, lambda a: second(a) @ a.t() @ a, (x,))
 
+def decided(x):
+    if x.sum() > 0:
+        return first(x).exp()
+    return second(x) @ x.t()
+
 def looped(x):
     return while_loop(lambda i, a: a.sum() < 60, lambda i, a: (i + 1, a * 2 + scale), (torch.tensor(0), x))
 
@@ -539,6 +544,12 @@ def main():
         given = x.clone().requires_grad_()
         c(given).square().sum().backward()
         outcome[f"gradients {x.sum() > 0}"] = [given.grad.tolist(), first.weight.grad.tolist()]
+    c = smelt.compile(decided, fullgraph=True)
+    for x in (X, -X):
+        first.weight.grad = second.weight.grad = None
+        c(x).square().sum().backward()
+        found = (first.weight.grad, second.weight.grad)
+        outcome[f"decided {x.sum() > 0}"] = [g if g is None else g.tolist() for g in found]
     if sys.argv[1:]:
         given = X.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(c(given).square().sum(), given, create_graph=True)
@@ -552,6 +563,8 @@ def main():
 def test_graphs_inside_of_graphs(tmp_path):
     first, imported = process(tmp_path, SUBGRAPHS, imports=WITH_DYNAMO)
     assert imported
+    for name, used in (("decided True", 0), ("decided False", 1)):
+        assert [g is not None for g in first[name]] == [used == 0, used == 1]
     again, imported = process(tmp_path, SUBGRAPHS, imports=WITH_DYNAMO)
     assert again == first and not imported
 

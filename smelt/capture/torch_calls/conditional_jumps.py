@@ -7,9 +7,9 @@ pair of values that the branches leave on the stack and in live variables (`cont
 If values cannot be joined there, or the program needs such a number itself, the rest of the frame is captured once for each
 branch, up to `_MAX_COPIED` deep.
 
-The graph may compute both branches, so their only effects may be stores that can be joined (`branch_effects.py`) and
-in-place writes of tensors; they must draw no random numbers and raise nothing. Otherwise the graph breaks at the jump, and
-the reason says why.
+The graph may compute both branches, so their only effects may be stores that can be joined (`branch_effects.py`),
+in-place writes of tensors, and random numbers, of which it draws those of one branch; they must raise nothing. Otherwise the
+graph breaks at the jump, and the reason says why.
 """
 
 from __future__ import annotations

@@ -265,10 +265,9 @@ def join(
         results = [[*(pair[side] for pair in pairs), *more[side], *held[side]] for side in (0, 1)]
         other = RecordedFunction(cut_out(vm.trace, second, end), results[1])
         branches = RecordedFunction(cut_out(vm.trace, first), results[0]), other
-        chosen = _as_node(
-            vm, Choice(), branches, [pred], exact=is_statement, written=written, numbers=len(number_pairs)
-        )
-        numbers = chosen[len(chosen) - len(number_pairs) :]
+        rule, n_numbers = Choice(is_statement), len(number_pairs)
+        chosen = _as_node(vm, rule, branches, [pred], written=written, numbers=n_numbers)
+        numbers = chosen[len(chosen) - n_numbers :]
         new: Iterator[FakeTensor] = iter(chosen[len(pairs) :])
         for side in (0, 1):
             for at in found_at:
@@ -574,7 +573,6 @@ def _as_node(
     functions: tuple[RecordedFunction, RecordedFunction],
     first: Sequence[FakeTensor],
     proxies: Sequence[FakeTensor] = (),
-    exact: bool = False,
     written: Collection[int] = (),
     numbers: int = 0,
 ) -> list[FakeTensor]:
@@ -591,7 +589,7 @@ def _as_node(
     targets = _written_operands(trace, operands.tensors, written)
     nodes = [f.torch_node for f in targets if f.torch_node is not None]
     graphs = tuple(replace(f, results=[*targets, *f.results]).graph(placeholders, nodes) for f in functions)
-    program = Program(rule, graphs, exact, numbers)
+    program = Program(rule, graphs, numbers)
     results = record(trace, program, [*first, *operands.tensors, *operands.numbers])
     for target, value in zip(targets, results):
         vm.call_native(torch.Tensor.copy_, (target, value))

@@ -7,6 +7,7 @@ the joint graph, whose backward is a subgraph too.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ from smelt.autograd.unsegmented_backward import unsegmented
 from smelt.errors import Unsupported
 from smelt.graph import graph_passes, torch_settings
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
-from smelt.graph.operator_effects import effects
 from smelt.graph.sample_sizes import syms_of
-from smelt.graph.subgraphs import Program
+from smelt.graph.subgraphs import Program, draws
+from smelt.graph.symbolic_strides import is_contiguous
 from smelt.graph.tensor_specs import empty_like_spec, make_spec, row_major_spec
 from smelt.graph.user_kernel_calls import KernelLaunch
+from smelt.ops.may_raise import must_run
 from smelt.ops.node_builders import CLONE, FULL
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.shapes.expr import Expression
@@ -32,7 +34,6 @@ from smelt.torch_private import (
     DisableTorchDispatch,
     DisableTorchFunction,
     EnableTorchFunction,
-    OpOverload,
     current_dispatch_modes,
     current_function_modes,
     pop_torch_dispatch_stack,
@@ -234,12 +235,13 @@ def trace(
     graph: Graph,
     specs: Sequence[TensorSpec],
     numbers: Sequence[object],
-    sources: frozenset[int],
+    sources: Sequence[int],
     record: Record,
+    may_draw: bool,
 ) -> TracedSubgraph:
     """Trace `graph`, of the torch level, on tensors with these specs and on numbers, with the symbols of `parts`. `sources`:
-    the indices of the tensors that require gradients; `record`: records a nested program. Raises Unsupported for a graph
-    that cannot be a subgraph."""
+    the indices of the tensors that require gradients; `record`: records a nested program; `may_draw`: it may draw random
+    numbers. Raises Unsupported for a graph that cannot be a subgraph."""
     symbols = parts.numbers.symbols
     with parts.call.paused(), _without_modes():
         inner = Trace(parts.call.where)
@@ -257,10 +259,10 @@ def trace(
         finally:
             inner.release_inputs()
     storages = [f.storage_key for f in results]
+    if not may_draw and any(map(draws, traced.aten_graph)):
+        raise refuse("one draws random numbers")
     if traced.mutated or len(set(storages)) < len(storages) or before & {*storages}:
         raise refuse("a subgraph that returns or writes its operands")
-    if any(isinstance(n.target, OpOverload) and effects(n.target).random for n in traced.aten_graph):
-        raise refuse("one draws random numbers")
     traced.release_examples()
     by_node = {n.nodes.get("aten"): n for n in inner.numbers.by_expression.values()}
     return TracedSubgraph(
@@ -321,15 +323,6 @@ def numbers_read(subgraphs: Iterable[TracedSubgraph]) -> Numbers:
     return {n.symbol.expression: n for subgraph in subgraphs for n in subgraph.numbers}
 
 
-def forward_graph(subgraph: TracedSubgraph, numbers: Numbers) -> Graph:
-    """The aten graph of the forward, with an input for each tensor among the operands, then for each of the numbers."""
-    graph, traced = subgraph.traced.aten_graph, subgraph.traced
-    inputs = graph.placeholders
-    primals = dict(zip(map(id, traced.inputs), inputs))
-    _set_inputs(graph, primals, subgraph.fakes, _number_inputs(subgraph, inputs, numbers))
-    return graph
-
-
 def _number_inputs(subgraph: TracedSubgraph, inputs: Sequence[Node], numbers: Numbers) -> list[Node]:
     """The placeholders of `numbers`. `inputs`: those of the tensors and numbers that the subgraph reads."""
     own = inputs[len(subgraph.traced.inputs) :]
@@ -348,45 +341,131 @@ def _set_inputs(
     graph.nodes[:] = [*inputs, *more, *(n for n in graph.nodes if n.op != "placeholder")]
 
 
-def backward_graph(
+Flag = bool | Node  # whether something holds: known, or as a node of the joint graph
+FLAG = make_spec((), (), torch.bool, torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The aten graph of the row-major gradients of operands. Its inputs are all tensors among the operands, the tangents of
+    the results that can have one, with the layouts of these, what the forward has drawn, and `n_numbers` numbers. It
+    recomputes the rest of the forward, as torch's own operators do. `defined`: for each operand whether it has a gradient;
+    `drawn`: nodes of the joint graph."""
+
+    graph: Graph
+    defined: list[Flag]
+    drawn: list[Node]
+    n_numbers: int
+
+    def pad(self, before: Sequence[TensorSpec], after: Sequence[TensorSpec]) -> None:
+        """Add unused inputs before and after those for what was drawn."""
+        nodes, n = self.graph.nodes, len(self.graph.placeholders) - self.n_numbers
+        unused = [_placeholder(f"drawn_elsewhere_{i}", spec) for i, spec in enumerate((*before, *after))]
+        nodes[n:n] = unused[len(before) :]
+        at = n - len(self.drawn)
+        nodes[at:at] = unused[: len(before)]
+
+
+def gradients(
     subgraph: TracedSubgraph,
     results: Sequence[tuple[TensorSpec, bool]],
-    sources: frozenset[int],
+    sources: Sequence[int],
     numbers: Numbers,
     zeros: bool,
-) -> Graph:
-    """The aten graph of the row-major gradients of the operands `sources`. Its inputs are all tensors among the operands,
-    the tangents of the `results` that can have one, with these layouts, and the numbers. It recomputes the forward, as
-    torch's own operators do. `zeros`: operands without a gradient have zeros; else Unsupported is raised for them."""
+) -> Gradients:
+    """The gradients of the operands `sources`, zeros for those that have none. `results`: each with whether it can have a
+    tangent. Unless `zeros`, raises Unsupported where it depends on the tangents which have some."""
     joint = subgraph.traced.joint
     graph = Graph("aten")
     inputs: Sequence[Node] = ()
     primals: dict[int, Node] = {}
     tangents: dict[int, Node] = {}
-    gradients: dict[int, Node | None] = {}
+    found: dict[int, Node | None] = {}
+    flags: dict[int, Node | None] = {}
     if joint is not None:
         _check_joint(joint)
         graph = _only_gradients(joint)
-        inputs = graph.placeholders
-        primals = dict(zip(map(id, subgraph.traced.inputs), inputs))
+        inputs, fakes = graph.placeholders, subgraph.traced.inputs
+        primals = dict(zip(map(id, fakes), inputs))
         tangents = dict(zip(joint.tangents, inputs[joint.n_primals :]))
-        by_input = dict(zip(joint.gradients, graph.output.args[0]))
-        gradients = {id(f): by_input.get(i) for i, f in enumerate(subgraph.traced.inputs)}
+        found = {id(fakes[i]): n for i, n in zip(joint.gradients, graph.output.args[0])}
+        known = joint.graph.output.args[0][joint.n_outputs :]
+        conditions = zip(joint.gradients, joint.conditions)
+        flags = {id(fakes[i]): known[flag] for i, flag in conditions if flag is not None}
         graph.nodes.pop()
     tangent_inputs = []
     for i, (spec, is_differentiable) in enumerate(results):
         if is_differentiable:
             index = joint.results[i].index if joint is not None else -1
             tangent_inputs.append(tangents.get(index) or _placeholder(f"unused_tangent_{i}", spec))
-    more = [*tangent_inputs, *_number_inputs(subgraph, inputs, numbers)]
+    drawn = _without_draws(graph)
+    more = [*tangent_inputs, *drawn.values(), *_number_inputs(subgraph, inputs, numbers)]
     _set_inputs(graph, primals, subgraph.fakes, more)
-    if not zeros and any(gradients.get(id(f)) is None for i, f in enumerate(subgraph.fakes) if i in sources):
-        raise refuse("a branch without a gradient of a tensor that it reads")
-    ends = [
-        _gradient(graph, i, f, gradients.get(id(f))) for i, f in enumerate(subgraph.fakes) if i in sources
-    ]
-    _end(graph, ends)
+    operands = [subgraph.fakes[i] for i in sources]
+    if not zeros:
+        _check_reached(graph, tangent_inputs, [found.get(id(f)) for f in operands])
+    elif flags:
+        raise refuse("a subgraph with gradients that one branch gives")
+    _end(graph, [_gradient(graph, i, f, found.get(id(f))) for i, f in zip(sources, operands)])
     graph_passes.eliminate_dead(graph)
+    defined = [flags.get(id(f)) or found.get(id(f)) is not None for f in operands]
+    nodes = [n for n in joint.graph if n.name in drawn] if joint is not None else []
+    return Gradients(graph, defined, nodes, len(numbers))
+
+
+def _without_draws(graph: Graph) -> dict[str, Node]:
+    """Replace what the graph draws and reads by placeholders; return these, by the names of what was drawn."""
+    drawing = {node for node in graph.nodes if draws(node)}
+    drawn = [
+        n for n in graph.nodes if n in drawing or (n.target is operator.getitem and n.args[0] in drawing)
+    ]
+    graph.nodes[:] = [n for n in graph.nodes if n not in drawn]
+    read = {n for node in graph.nodes for n in argument_nodes(node)}
+    found = {n: _placeholder(f"{n.name}_drawn", n.spec) for n in drawn if n in read}
+    if any(not is_contiguous(n.spec.shape, n.spec.stride) for n in found):
+        raise refuse("one draws random numbers into a tensor that is not row-major")
+    for node in graph.nodes:
+        node.args, node.kwargs = (map_nodes(a, lambda n: found.get(n, n)) for a in (node.args, node.kwargs))
+    return {n.name: placeholder for n, placeholder in found.items()}
+
+
+def _check_reached(graph: Graph, tangents: Sequence[Node], found: Sequence[Node | None]) -> None:
+    """Raise Unsupported unless each gradient that there is depends on all tangents."""
+    reached: dict[Node, frozenset[Node]] = {node: frozenset((node,)) for node in tangents}
+    for node in graph.nodes:
+        reached[node] = reached.get(node, frozenset()).union(*(reached[n] for n in argument_nodes(node)))
+    if not any(found):
+        raise refuse("only one result requires gradients")
+    if any(n is not None and len(reached[n]) < len(tangents) for n in found):
+        raise refuse("branches with results that have gradients of different tensors")
+
+
+def forward_graph(
+    subgraph: TracedSubgraph, numbers: Numbers, more: Sequence[Flag | TensorSpec] = ()
+) -> Graph:
+    """The aten graph of the forward, with an input for each tensor among the operands, then for each of the numbers. It also
+    returns `more`, zeros for a spec."""
+    traced, joint = subgraph.traced, subgraph.traced.joint
+    whole = traced.aten_graph if joint is None else joint.graph
+    nodes = [n for n in whole.nodes[:-1] if joint is None or n not in joint.backward]
+    graph, copy_of = graph_passes.copied(nodes, whole.constants)
+    outputs = whole.output.args[0]
+    indices = range(len(outputs)) if joint is None else [result.index for result in joint.results]
+    returned = [copy_of[outputs[i]] for i in indices]
+    inputs = graph.placeholders
+    primals = dict(zip(map(id, traced.inputs), inputs))
+    _set_inputs(graph, primals, subgraph.fakes, _number_inputs(subgraph, inputs, numbers))
+    for i, value in enumerate(more):
+        if isinstance(value, Node):
+            returned.append(copy_of[value])
+            continue
+        spec, number = (FLAG, value) if isinstance(value, bool) else (value, 0)
+        options = {"dtype": spec.dtype, "device": spec.device}
+        args = list(spec.shape), number
+        returned.append(Node("call_function", FULL, args, options, f"constant_{i}", spec))
+        graph.nodes.append(returned[-1])
+    _end(graph, returned)
+    graph_passes.eliminate_dead(graph, keep=must_run)
     return graph
 
 
@@ -398,7 +477,7 @@ def _check_joint(joint: Joint) -> None:
 
 def _only_gradients(joint: Joint) -> Graph:
     graph, _ = graph_passes.copied(joint.graph.nodes, joint.graph.constants)
-    returned = graph.output.args[0][joint.n_outputs :]
+    returned = graph.output.args[0][joint.n_forward :]
     specs = tuple(None if n is None else n.spec for n in returned)
     graph.nodes[-1] = Node("output", "output", (returned,), {}, "output", specs)
     graph_passes.eliminate_dead(graph)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,20 +16,30 @@ from smelt._native import isinstance
 from smelt.autograd.recompute_classes import class_of
 from smelt.capture.torch_calls import subgraph_capture
 from smelt.capture.torch_calls.subgraph_capture import (
+    FLAG,
     Numbers,
     TracedSubgraph,
     refuse,
     row_major,
     with_own_storage,
 )
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.graph.object_handles import Handle
 from smelt.graph.pytree import map_leaves
-from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner, Program, has_gradients
+from smelt.graph.subgraphs import (
+    RUN_DRAWING_GRAPHS,
+    RUN_GRAPHS,
+    Choice,
+    Inner,
+    Program,
+    draws,
+    is_statement,
+)
 from smelt.graph.tensor_specs import static_sizes
 from smelt.ops.may_raise import must_run
 from smelt.shapes.expr import Expr
 from smelt.torch_private import DisableAutocast, DisableTorchDispatch, DisableTorchFunction
+from smelt.tracing.backward.conditional_gradients import DEFINED_IF
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.recorded_results import fresh_fake, number_of_size
 from smelt.tracing.record.trace_parts import TraceParts
@@ -38,58 +50,57 @@ def record(parts: TraceParts, program: Program, operands: Sequence[object]) -> l
     """Record the call of `program` on `operands`: tensors, then numbers; return its results. Raises Unsupported."""
     tensors = [x for x in operands if isinstance(x, FakeTensor)]
     numbers, own = operands[len(tensors) :], tensors[program.rule.n_own :]
-    sources = frozenset(i for i, f in enumerate(own) if torch.is_grad_enabled() and f.requires_grad)
+    statement = is_statement(program.rule)
+    sources = [i for i, f in enumerate(own) if torch.is_grad_enabled() and f.requires_grad]
     if sources and not isinstance(program.rule, Choice):
         raise refuse("a loop with gradients")
     specs = [f.spec for f in own]
-
-    def traced(sources: frozenset[int]) -> list[TracedSubgraph]:
-        return [subgraph_capture.trace(parts, g, specs, numbers, sources, record) for g in program.graphs]
-
-    subgraphs = traced(frozenset())
+    subgraphs = [
+        subgraph_capture.trace(parts, g, specs, numbers, sources, record, statement) for g in program.graphs
+    ]
+    if any(draws(n) for s in subgraphs for n in s.traced.aten_graph):
+        program.rule = Choice(is_statement=True, draws=True)
     read = subgraph_capture.numbers_read(subgraphs)
-    graphs = [subgraph_capture.forward_graph(s, read) for s in subgraphs]
-    handle = Handle.of(Inner(program.rule, graphs))
     results = _result_specs(program, subgraphs)
+    ends = list(zip(results, program.differentiable([spec.dtype for spec in results])))
+    gradients = [
+        subgraph_capture.gradients(s, ends, sources, read, not statement) for s in subgraphs if sources
+    ]
+    by_source = [*zip(*(g.defined for g in gradients))]  # in each graph
+    flags = [*dict.fromkeys(pair for pair in by_source if statement and len({*pair}) > 1)]
+    drawn = [(i, node) for i, g in enumerate(gradients) for node in g.drawn]
+    graphs = []
+    for i, s in enumerate(subgraphs):
+        own_draws = [node if at == i else node.spec for at, node in drawn]
+        graphs.append(subgraph_capture.forward_graph(s, read, [*(pair[i] for pair in flags), *own_draws]))
     torch_nodes = [f.torch_node or parts.inputs.torch_node(f) for f in tensors]
-    known = [parts.numbers.node(n, parts.tape.torch) if type(n) in NUMBERS else n for n in numbers]
-    node = Node("call_function", program, (*torch_nodes, *known), {}, "")
-    outputs = _run_graphs(parts, node, handle, tensors, read, results, program.rule.name)
+    known_numbers = [parts.numbers.node(n, parts.tape.torch) if type(n) in NUMBERS else n for n in numbers]
+    node = Node("call_function", program, (*torch_nodes, *known_numbers), {}, "")
+    more = [*(FLAG for _ in flags), *(node.spec for _, node in drawn)]
+    handle = Handle.of(Inner(program.rule, graphs))
+    outputs = _run_graphs(parts, node, handle, tensors, read, [*results, *more], program.rule.name)
+    outputs, found = outputs[: len(results)], outputs[len(results) :]
     if sources:
-        subgraphs = traced(sources)
-        differentiable = program.differentiable([spec.dtype for spec in results])
-        if program.exact and not _reach_the_same(program.graphs, sources, differentiable):
-            raise refuse("branches that compute gradients of different tensors")
-        costly = [n for g in handle.inner.graphs for n in g if n.op == "call_function" and not _is_small(n)]
-        if program.exact and len(costly) > _MAX_RECOMPUTED:
-            raise refuse("branches of many operators, which the backward would compute again")
-        read = subgraph_capture.numbers_read(subgraphs)
-        graphs = [
-            subgraph_capture.backward_graph(
-                s, list(zip(results, differentiable)), sources, read, zeros=not program.exact
-            )
-            for s in subgraphs
-        ]
-        backward = _Backward(parts, Handle.of(Inner(program.rule, graphs)), program, read, sources)
+        _check_work(program, graphs)
+        known: dict[object, FakeTensor] = dict(zip(flags, found))
+        defined = {
+            i: not statement or (any(pair) and known.get(pair, True)) for i, pair in zip(sources, by_source)
+        }
+        for i, g in enumerate(gradients):
+            g.pad([n.spec for at, n in drawn if at < i], [n.spec for at, n in drawn if at > i])
+        inner = Handle.of(Inner(program.rule, [g.graph for g in gradients]))
+        backward = _Backward(parts, inner, program, read, defined, found[len(flags) :])
         with DisableTorchFunction(), DisableTorchDispatch():
             outputs = list(_History.apply(backward, outputs, *tensors))  # type: ignore[no-untyped-call]
     parts.torch_recorder.record(node, program, outputs)
     return outputs
 
 
-def _reach_the_same(graphs: Sequence[Graph], sources: frozenset[int], differentiable: Sequence[bool]) -> bool:
-    """Whether each differentiable result depends on all of the operands `sources` in all graphs."""
-    found = []
-    for graph in graphs:
-        reached: dict[Node, frozenset[int]] = {p: sources & {i} for i, p in enumerate(graph.placeholders)}
-        for node in graph.nodes[len(reached) : -1]:
-            if not isinstance(node.spec, TensorSpec) or has_gradients(node.spec.dtype):
-                reached[node] = frozenset().union(*(reached[n] for n in argument_nodes(node)))
-            else:
-                reached[node] = frozenset()
-        results = zip(graph.output.args[0], differentiable, strict=True)
-        found += [reached[n] for n, is_one in results if is_one]
-    return all(each == sources for each in found)
+def _check_work(program: Program, graphs: Sequence[Graph]) -> None:
+    """Raise Unsupported for a statement whose backward would compute much again."""
+    costly = [n for g in graphs for n in g if n.op == "call_function" and not _is_small(n)]
+    if is_statement(program.rule) and len(costly) > _MAX_RECOMPUTED:
+        raise refuse("branches of many operators, which the backward would compute again")
 
 
 def _result_specs(program: Program, subgraphs: Sequence[TracedSubgraph]) -> list[TensorSpec]:
@@ -121,16 +132,24 @@ def _run_graphs(
     with DisableTorchFunction(), DisableTorchDispatch():
         outputs = [fresh_fake(parts.inputs, spec) for spec in specs]
     nodes = [f.aten_node or parts.inputs.aten_node(f) for f in tensors]
-    number_nodes = [parts.numbers.node(n.symbol.number(), parts.tape.aten) for n in numbers.values()]
-    args = handle, nodes, *([number_nodes] if number_nodes else [])
+    with _called_by(parts, source):
+        op = RUN_DRAWING_GRAPHS if any(map(draws, itertools.chain(*inner.graphs))) else RUN_GRAPHS
+        number_nodes = [parts.numbers.node(n.symbol.number(), parts.tape.aten) for n in numbers.values()]
+        args = handle, nodes, *([number_nodes] if number_nodes else [])
+        node = parts.tape.add_operator(op, args, {}, name, tuple(specs))
+        parts.tape.finish_operator(node, outputs)
+    return outputs
+
+
+@contextmanager
+def _called_by(parts: TraceParts, source: Node | None) -> Iterator[None]:
+    """Context in which aten nodes belong to the call `source`, if any."""
     call, before = parts.call, parts.call.node
     call.node = source or before
     try:
-        node = parts.tape.add_operator(RUN_GRAPHS, args, {}, name, tuple(specs))
-        parts.tape.finish_operator(node, outputs)
+        yield
     finally:
         call.node = before
-    return outputs
 
 
 def _both(
@@ -142,18 +161,13 @@ def _both(
     specs: Sequence[TensorSpec],
 ) -> list[FakeTensor]:
     """Record the nodes of both graphs of a `Choice`, and the selection between their results."""
-    call, before = parts.call, parts.call.node
-    call.node = source or before
-    try:
-        with DisableTorchFunction(), DisableAutocast(), torch.no_grad():
-            condition, *operands = tensors
-            holds = condition.reshape(())
-            values = [*operands, *(n.symbol.number() for n in numbers.values())]
-            both = [_inlined(parts, graph, values) for graph in inner.graphs]
-            results = [torch.where(holds, a, b) for a, b in zip(*both)]
-            return [cast(FakeTensor, _with_layout(parts, r, spec)) for r, spec in zip(results, specs)]
-    finally:
-        call.node = before
+    with _called_by(parts, source), DisableTorchFunction(), DisableAutocast(), torch.no_grad():
+        condition, *operands = tensors
+        holds = condition.reshape(())
+        values = [*operands, *(n.symbol.number() for n in numbers.values())]
+        both = [_inlined(parts, graph, values) for graph in inner.graphs]
+        results = [torch.where(holds, a, b) for a, b in zip(*both)]
+        return [cast(FakeTensor, _with_layout(parts, r, spec)) for r, spec in zip(results, specs)]
 
 
 def _inlined(parts: TraceParts, graph: Graph, operands: Sequence[object]) -> list[torch.Tensor]:
@@ -192,24 +206,40 @@ def _is_small(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class _Backward:
-    """Records the gradients of a program. `numbers`: those that its graphs take; `sources`: which of their tensors require
-    gradients."""
+    """Records the gradients of a program. `numbers`: those that its graphs take; `defined`: by operand that requires
+    gradients, whether it has one: known, or a flag in the graph; `drawn`: what the forward has drawn."""
 
     parts: TraceParts
     handle: Handle
     program: Program
     numbers: Numbers
-    sources: frozenset[int]
+    defined: dict[int, FakeTensor | bool]
+    drawn: Sequence[FakeTensor]
 
     def __call__(
         self, tensors: Sequence[FakeTensor], tangents: Sequence[FakeTensor]
     ) -> list[FakeTensor | None]:
         n_own = self.program.rule.n_own
-        specs = [row_major(f.spec) for i, f in enumerate(tensors[n_own:]) if i in self.sources]
-        name, operands = f"{self.program.rule.name}_backward", (*tensors, *tangents)
-        gradients = iter(_run_graphs(self.parts, None, self.handle, operands, self.numbers, specs, name))
-        wanted = (i - n_own in self.sources for i in range(len(tensors)))
-        return [next(gradients) if is_source else None for is_source in wanted]
+        specs = [row_major(tensors[n_own + i].spec) for i in self.defined]
+        name, operands = f"{self.program.rule.name}_backward", (*tensors, *tangents, *self.drawn)
+        values = _run_graphs(self.parts, None, self.handle, operands, self.numbers, specs, name)
+        gradients: list[FakeTensor | None] = [None] * len(tensors)
+        for (i, flag), value in zip(self.defined.items(), values):
+            gradients[n_own + i] = self._defined_if(flag, value)
+        return gradients
+
+    def _defined_if(self, flag: FakeTensor | bool, value: FakeTensor) -> FakeTensor | None:
+        """The gradient `value`, which is undefined unless `flag` holds."""
+        if isinstance(flag, bool):
+            return value if flag else None
+        if not self.parts.backward.is_recorded:
+            raise refuse("the function reads a gradient that one branch gives")
+        with DisableTorchFunction(), DisableTorchDispatch():
+            marked = fresh_fake(self.parts.inputs, value.spec)
+        tape = self.parts.tape
+        node = tape.add_operator(DEFINED_IF, (value.aten_node, flag.aten_node), {}, "gradient", value.spec)
+        tape.finish_operator(node, marked)
+        return marked
 
 
 class _History(torch.autograd.Function):

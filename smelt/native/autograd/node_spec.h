@@ -123,6 +123,8 @@ struct Spec : c10::intrusive_ptr_target {
     size_t n_inputs = 0;   // the minimum of a call
     std::vector<Tangent> tangents;
     std::vector<size_t> gradients;  // indices of inputs
+    // Per gradient of an input, the output (a bool) that decides whether it is defined; nullopt: it always is. Empty: all are.
+    std::vector<std::optional<size_t>> conditions;
     size_t n_leaves = 0;  // so many gradients, the first, are of leaves, in the order in which they arrive
     std::vector<size_t> through;  // indices of outputs that other outputs are computed from
     std::vector<EpilogueStep> taken;

@@ -216,9 +216,18 @@ DoubleBackwardInputs Recorder::double_backward_inputs(const CallResults& outcome
     return made;
 }
 
-c10::intrusive_ptr<Group> Recorder::group(const NodeSpec& made_for, const CallResults& outcome) const {
+edge_list Recorder::defined_edges(const CallResults& outcome) const {
+    edge_list edges = edges_;
+    for (size_t i = 0; i < spec_->conditions.size(); ++i)
+        if (const auto& output = spec_->conditions[i])
+            if (!outcome.results[*output].tensor.item<bool>()) edges[i] = Edge();
+    return edges;
+}
+
+c10::intrusive_ptr<Group> Recorder::group(const NodeSpec& made_for, const edge_list& edges,
+                                          const CallResults& outcome) const {
     auto group = c10::make_intrusive<Group>(spec_, made_for);
-    Attach attach(group, edges_, outcome, versions_);
+    Attach attach(group, edges, outcome, versions_);
     for (size_t k : made_for.tangents) attach(k, outcome.results[spec_->tangents[k].output]);
     if (made_for.is_single()) {
         const at::Tensor& output = outcome.output(*spec_, spec_->tangents[made_for.tangents[0]].output);
@@ -239,10 +248,12 @@ void Recorder::record(CallResults& outcome, c10::function_ref<void(size_t)> take
             continue;
         r.tensor = r.tensor.detach();
     }
+    const edge_list defined = spec_->conditions.empty() ? edge_list() : defined_edges(outcome);
+    const edge_list& edges = spec_->conditions.empty() ? edges_ : defined;
     c10::SmallVector<c10::intrusive_ptr<Group>, 2> groups;
     for (const NodeSpec& made_for : spec_->groups) {
         take(groups.size());
-        groups.push_back(group(made_for, outcome));
+        groups.push_back(group(made_for, edges, outcome));
     }
     for (auto group = groups.begin(); group != groups.end(); ++group)
         if ((*group)->group().whole) (*group)->set_segments({groups.begin(), group});

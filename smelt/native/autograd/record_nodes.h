@@ -77,7 +77,10 @@ class Recorder {
         std::shared_ptr<const RandomState> random_state;
     };
 
-    c10::intrusive_ptr<Group> group(const NodeSpec& made_for, const CallResults& outcome) const;
+    // The edges to inputs whose gradients are defined.
+    edge_list defined_edges(const CallResults& outcome) const;
+    c10::intrusive_ptr<Group> group(const NodeSpec& made_for, const edge_list& edges,
+                                    const CallResults& outcome) const;
     DoubleBackwardInputs double_backward_inputs(const CallResults& outcome) const;
 
     const c10::intrusive_ptr<Spec> spec_;

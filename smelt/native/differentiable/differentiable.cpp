@@ -136,6 +136,8 @@ the history of the outputs. Thread-safe, and may be differentiated from several 
   gradients       indices of the inputs that the backward returns gradients for
   leaves          optional, how many of these, the first, are leaves of autograd's graph, in the order in which their
                   gradients are accumulated
+  conditions      optional, per item of `gradients` the index of a temporary, a bool: if it is false, the gradient is
+                  undefined in this call, and no edge leads to the input. None: it is defined
   saved           the values that the backward reads, each ('primal', input), ('alias', input), ('output', output) or
                   ('temporary', n), optionally followed by the tangents whose gradients read it: others neither unpack nor
                   free it. An alias of an input keeps the input's memory when the program assigns to its `data`; shape,

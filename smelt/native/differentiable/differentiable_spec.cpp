@@ -74,6 +74,7 @@ class Reader {
         if (spec.contains("through"))
             for (py::handle h : spec["through"]) s_.through.push_back(h.cast<size_t>());
         for (py::handle h : spec["saved"]) s_.add_saved(source(h.cast<py::tuple>()));
+        if (spec.contains("conditions")) read_conditions(spec["conditions"]);
         read_groups(spec);
         s_.compiler = owned(callable(spec, "backward"));
         s_.lock = spec.contains("lock") ? owned(spec["lock"])
@@ -104,7 +105,7 @@ class Reader {
                                             "backward", "name"));
         const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups", "contributors",
                                               "direct", "conflicts", "draws", "rewritten", "copied", "leaves",
-                                              "taken", "devices", "layouts", "substitute"));
+                                              "conditions", "taken", "devices", "layouts", "substitute"));
         for (auto item : spec)
             if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,
@@ -145,6 +146,17 @@ class Reader {
         std::vector<Mask> result;
         for (py::handle h : lists) result.push_back(mask(h));
         return result;
+    }
+
+    void read_conditions(py::handle temporaries) {
+        for (py::handle h : temporaries) {
+            s_.conditions.emplace_back();
+            if (h.is_none()) continue;
+            s_.conditions.back() = s_.n_outputs + h.cast<size_t>();
+            s_.n_results = std::max(s_.n_results, *s_.conditions.back() + 1);
+        }
+        if (!s_.conditions.empty() && s_.conditions.size() != s_.gradients.size())
+            raise(PyExc_ValueError, "Differentiable: conditions are per gradient");
     }
 
     static py::object callable(const py::dict& spec, const char* key) {

@@ -23,7 +23,7 @@ from smelt.tracing.record.trace_outputs import EpilogueTensor, OutputSource
 @dataclass(frozen=True)
 class Joint:
     """`graph` takes `primals_1..` (the tensors and numbers of the trace) and `tangents_1..`. It returns the forward's
-    outputs, then the gradients (None where there is none): of primals, then of the `cuts`.
+    outputs and the flags of `conditions`, then the gradients (None where there is none): of primals, then of the `cuts`.
 
     The tangent of a cut stands for all gradients that flow into it, from other outputs as well. Tensors of the
     `epilogue` count as further outputs in `tangents` and `cuts`; their tangents are never defined, as autograd has
@@ -56,6 +56,18 @@ class Joint:
     freed: tuple[FreedValue, ...] = ()  # outputs that require grad but whose graph is freed
     epilogue: tuple[EpilogueTensor, ...] = ()  # in order of computation
     tangent_order: tuple[int, ...] = ()  # the tangents, in the order in which their outputs were computed
+    # conditions[k]: the flag that decides whether gradient k is defined; None: it always is. Empty: all are
+    conditions: tuple[int | None, ...] = ()
+
+    @property
+    def n_flags(self) -> int:
+        """The number of flags."""
+        return len({flag for flag in self.conditions if flag is not None})
+
+    @property
+    def n_forward(self) -> int:
+        """The number of the forward's results: outputs and flags."""
+        return self.n_outputs + self.n_flags
 
 
 @dataclass(frozen=True)

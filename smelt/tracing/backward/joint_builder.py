@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from smelt.graph import graph_passes
 from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.ops.may_raise import must_run
+from smelt.tracing.backward.conditional_gradients import resolve
 from smelt.tracing.backward.custom_function_backward import check_all_linear, check_linear
 from smelt.tracing.backward.freed_graphs import FreedValue
 from smelt.tracing.backward.joint import Joint, RecordedBackward
@@ -99,32 +100,40 @@ class JointBuilder:
         tangents = [self.copy_of[t.aten_node] for t in recorded.tangents if t.aten_node is not None]
         n_values = len(recorded.values)
         nodes = iter(self.returned[n_values:])
-        gradients = [None if g is None else next(nodes) for g in recorded.gradients]
+        found = resolve(graph, tangents, [None if g is None else next(nodes) for g in recorded.gradients])
         of_inputs = [
-            (g, position_of[id(f)]) for g, f in zip(gradients, recorded.sources) if id(f) in position_of
+            (g, condition, position_of[id(f)])
+            for g, condition, f in zip(found.gradients, found.conditions, recorded.sources)
+            if id(f) in position_of
         ]
         if recorded.with_tangent and not of_inputs:
             raise refuse("a result requires gradients, which no input does")
-        of_cuts = gradients[len(recorded.sources) :]
-        returned = (*self.returned[:n_values], *(g for g, _ in of_inputs), *of_cuts)
+        n_sources = len(recorded.sources)
+        flags = list(dict.fromkeys(c for _, c, _ in of_inputs if c is not None))
+        if any(found.conditions[n_sources:]):
+            raise refuse("a gradient of a result, which one branch gives")
+        of_cuts = found.gradients[n_sources:]
+        returned = (*self.returned[:n_values], *flags, *(g for g, _, _ in of_inputs), *of_cuts)
         specs = tuple(None if n is None else n.spec for n in returned)
         output = Node("output", "output", (returned,), {}, "output", specs)
         graph.nodes = [*primals, *tangents, *graph.nodes, output]
+        backward = self.backward | found.masks
         graph_passes.eliminate_dead(graph, keep=self._stays)
         if not {a for node in graph for a in argument_nodes(node)} <= set(graph.nodes):
             raise refuse("the backward reads a tensor or a number that the forward does not")
         if len(tangents) > 1:
             check_linear(graph, tangents, recorded.calls, list(nodes))
         if self.must_be_linear:
-            check_all_linear(graph, tangents, self.backward)
+            check_all_linear(graph, tangents, backward)
         graph_passes.eliminate_detach(graph, everywhere=True)
-        graph_passes.eliminate_common(graph, among=self.backward)
+        graph_passes.eliminate_common(graph, among=backward)
         return Joint(
             graph=graph,
             n_primals=len(primals),
             n_outputs=n_values,
             tangents=recorded.with_tangent,
-            gradients=tuple(i for _, i in of_inputs),
+            gradients=tuple(i for _, _, i in of_inputs),
+            conditions=tuple(None if c is None else flags.index(c) for _, c, _ in of_inputs if flags),
             leaves=sum(f.is_leaf for f in recorded.sources if id(f) in position_of),
             saved_primals=frozenset(
                 position_of[self.input_ids[i]]
@@ -133,7 +142,7 @@ class JointBuilder:
             ),
             saved_outputs=recorded.saved_outputs,
             cuts=recorded.cuts,
-            backward=self.backward & set(graph.nodes),
+            backward=backward & set(graph.nodes),
             results=tuple(r.renumbered(position) for r in recorded.results),
             writes=tuple(
                 (position_of[id(f)], n_values - len(recorded.written) + i)

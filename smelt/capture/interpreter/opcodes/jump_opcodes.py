@@ -64,14 +64,21 @@ def _jump_if_true(vm: VM, frame: Frame, arg: int) -> bool | None:
 
 def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | Outcome:
     """`bool(value)`, or its assumed value, for a jump that pops it; what became of a jump whose branches were captured."""
-    holds = assume_branch(vm, frame, value, if_true, if_false)
-    if holds is None:
-        rest = frame.stack[:-1]
-        outcome = capture_branches(vm, frame, value, Branch(if_true, rest), Branch(if_false, rest))
-        if outcome is not None:
-            return outcome
+    found = _decided(vm, frame, value, if_true, if_false)
+    if type(found) is Outcome:
+        return found
     vm.frames.set_call_site(frame)
-    return vm.truth(value) if holds is None else holds
+    return vm.truth(value) if found is None else found
+
+
+def _decided(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | Outcome | None:
+    """The assumed value of a condition on top of the stack, which the jump pops, or what became of a jump whose branches
+    were captured; else None."""
+    holds = assume_branch(vm, frame, value, if_true, if_false)
+    if holds is not None:
+        return holds
+    rest = frame.stack[:-1]
+    return capture_branches(vm, frame, value, Branch(if_true, rest), Branch(if_false, rest))
 
 
 @opcode("TO_BOOL")
@@ -82,17 +89,14 @@ def _to_bool(vm: VM, frame: Frame, arg: int) -> bool | None:
         return None
     pc = frame.pc
     name, target = frame.code.names[pc], frame.instructions[pc][1]
-    holds = None
+    found = None
     if name in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
         if_true, if_false = (target, pc + 1) if name == "POP_JUMP_IF_TRUE" else (pc + 1, target)
-        holds = assume_branch(vm, frame, value, if_true, if_false)
-        if holds is None:
-            rest = frame.stack[:-1]
-            outcome = capture_branches(vm, frame, value, Branch(if_true, rest), Branch(if_false, rest))
-            if outcome is not None:
-                return outcome.value
+        found = _decided(vm, frame, value, if_true, if_false)
+    if type(found) is Outcome:
+        return found.value
     vm.frames.set_call_site(frame, TRUE)
-    frame.stack[-1] = vm.truth(value) if holds is None else holds
+    frame.stack[-1] = vm.truth(value) if found is None else found
     return None
 
 
@@ -130,30 +134,26 @@ for _condition in ("TRUE", "FALSE", "NONE", "NOT_NONE"):
     HANDLERS[f"POP_JUMP_BACKWARD_IF_{_condition}"] = _back_if(HANDLERS[f"POP_JUMP_FORWARD_IF_{_condition}"])
 
 
-@opcode("JUMP_IF_FALSE_OR_POP")
-def _jump_if_false_or_pop(vm: VM, frame: Frame, arg: int) -> bool | None:
-    kept, popped = Branch(arg, [*frame.stack]), Branch(frame.pc, frame.stack[:-1])
-    outcome = capture_branches(vm, frame, frame.stack[-1], popped, kept)
-    if outcome is not None:
-        return outcome.value
-    if vm.truth(frame.stack[-1]):
-        frame.stack.pop()
-    else:
-        frame.pc = arg
-    return None
+def _jump_or_pop(jumps_if: bool) -> Handler:
+    """The handler of a jump that keeps a value of the truth `jumps_if`, and pops another one."""
+
+    def handler(vm: VM, frame: Frame, arg: int) -> bool | None:
+        kept, popped = Branch(arg, [*frame.stack]), Branch(frame.pc, frame.stack[:-1])
+        branches = (kept, popped) if jumps_if else (popped, kept)
+        outcome = capture_branches(vm, frame, frame.stack[-1], *branches)
+        if outcome is not None:
+            return outcome.value
+        if vm.truth(frame.stack[-1]) is jumps_if:
+            frame.pc = arg
+        else:
+            frame.stack.pop()
+        return None
+
+    return handler
 
 
-@opcode("JUMP_IF_TRUE_OR_POP")
-def _jump_if_true_or_pop(vm: VM, frame: Frame, arg: int) -> bool | None:
-    kept, popped = Branch(arg, [*frame.stack]), Branch(frame.pc, frame.stack[:-1])
-    outcome = capture_branches(vm, frame, frame.stack[-1], kept, popped)
-    if outcome is not None:
-        return outcome.value
-    if vm.truth(frame.stack[-1]):
-        frame.pc = arg
-    else:
-        frame.stack.pop()
-    return None
+opcode("JUMP_IF_FALSE_OR_POP")(_jump_or_pop(False))
+opcode("JUMP_IF_TRUE_OR_POP")(_jump_or_pop(True))
 
 
 @opcode("GET_ITER", "GET_YIELD_FROM_ITER")
