@@ -844,8 +844,8 @@ def requires_grad_is_asked_for(x):
     return y * z if z.requires_grad else y - z
 
 
-@branch(2, later=1, grad=True, breaks=BREAK)
-def branches_that_the_backward_would_compute_again(x):
+@branch(grad=True)
+def branches_of_many_products(x):
     if x.sum() > 0:
         for _ in range(5):
             x = (x @ x.T / 9).softmax(-1) @ x

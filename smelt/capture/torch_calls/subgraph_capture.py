@@ -8,7 +8,7 @@ the joint graph, whose backward is a subgraph too.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -34,6 +34,7 @@ from smelt.torch_private import (
     DisableTorchDispatch,
     DisableTorchFunction,
     EnableTorchFunction,
+    OpOverload,
     current_dispatch_modes,
     current_function_modes,
     pop_torch_dispatch_stack,
@@ -342,27 +343,28 @@ def _set_inputs(
 
 
 Flag = bool | Node  # whether something holds: known, or as a node of the joint graph
+EMPTY: OpOverload = torch.ops.aten.empty_strided.default
 FLAG = make_spec((), (), torch.bool, torch.device("cpu"))
 
 
 @dataclass(frozen=True)
 class Gradients:
     """The aten graph of the row-major gradients of operands. Its inputs are all tensors among the operands, the tangents of
-    the results that can have one, with the layouts of these, what the forward has drawn, and `n_numbers` numbers. It
+    the results that can have one, with the layouts of these, what the forward has kept, and `n_numbers` numbers. It
     recomputes the rest of the forward, as torch's own operators do. `defined`: for each operand whether it has a gradient;
-    `drawn`: nodes of the joint graph."""
+    `kept`: nodes of the joint graph."""
 
     graph: Graph
     defined: list[Flag]
-    drawn: list[Node]
+    kept: list[Node]
     n_numbers: int
 
     def pad(self, before: Sequence[TensorSpec], after: Sequence[TensorSpec]) -> None:
-        """Add unused inputs before and after those for what was drawn."""
+        """Add unused inputs before and after those for what was kept."""
         nodes, n = self.graph.nodes, len(self.graph.placeholders) - self.n_numbers
-        unused = [_placeholder(f"drawn_elsewhere_{i}", spec) for i, spec in enumerate((*before, *after))]
+        unused = [_placeholder(f"kept_elsewhere_{i}", spec) for i, spec in enumerate((*before, *after))]
         nodes[n:n] = unused[len(before) :]
-        at = n - len(self.drawn)
+        at = n - len(self.kept)
         nodes[at:at] = unused[: len(before)]
 
 
@@ -372,9 +374,11 @@ def gradients(
     sources: Sequence[int],
     numbers: Numbers,
     zeros: bool,
+    is_costly: Callable[[Node], bool],
 ) -> Gradients:
     """The gradients of the operands `sources`, zeros for those that have none. `results`: each with whether it can have a
-    tangent. Unless `zeros`, raises Unsupported where it depends on the tangents which have some."""
+    tangent. Unless `zeros`, raises Unsupported where it depends on the tangents which have some, and keeps results of
+    operators that are costly."""
     joint = subgraph.traced.joint
     graph = Graph("aten")
     inputs: Sequence[Node] = ()
@@ -398,8 +402,10 @@ def gradients(
         if is_differentiable:
             index = joint.results[i].index if joint is not None else -1
             tangent_inputs.append(tangents.get(index) or _placeholder(f"unused_tangent_{i}", spec))
-    drawn = _without_draws(graph)
-    more = [*tangent_inputs, *drawn.values(), *_number_inputs(subgraph, inputs, numbers)]
+    forward = [n for n in joint.graph if n not in joint.backward] if joint is not None else []
+    costly = {n.name for n in forward if draws(n) or (not zeros and n.op == "call_function" and is_costly(n))}
+    kept = _without(graph, costly)
+    more = [*tangent_inputs, *kept.values(), *_number_inputs(subgraph, inputs, numbers)]
     _set_inputs(graph, primals, subgraph.fakes, more)
     operands = [subgraph.fakes[i] for i in sources]
     if not zeros:
@@ -409,24 +415,31 @@ def gradients(
     _end(graph, [_gradient(graph, i, f, found.get(id(f))) for i, f in zip(sources, operands)])
     graph_passes.eliminate_dead(graph)
     defined = [flags.get(id(f)) or found.get(id(f)) is not None for f in operands]
-    nodes = [n for n in joint.graph if n.name in drawn] if joint is not None else []
-    return Gradients(graph, defined, nodes, len(numbers))
+    return Gradients(graph, defined, [n for n in forward if n.name in kept], len(numbers))
 
 
-def _without_draws(graph: Graph) -> dict[str, Node]:
-    """Replace what the graph draws and reads by placeholders; return these, by the names of what was drawn."""
-    drawing = {node for node in graph.nodes if draws(node)}
-    drawn = [
-        n for n in graph.nodes if n in drawing or (n.target is operator.getitem and n.args[0] in drawing)
+def _without(graph: Graph, costly: Container[str]) -> dict[str, Node]:
+    """Replace the results of these nodes that others read by placeholders; return these, by the names of the results."""
+    sources = {node for node in graph.nodes if node.name in costly}
+    results = [
+        n for n in graph.nodes if n in sources or (n.target is operator.getitem and n.args[0] in sources)
     ]
-    graph.nodes[:] = [n for n in graph.nodes if n not in drawn]
-    read = {n for node in graph.nodes for n in argument_nodes(node)}
-    found = {n: _placeholder(f"{n.name}_drawn", n.spec) for n in drawn if n in read}
-    if any(not is_contiguous(n.spec.shape, n.spec.stride) for n in found):
-        raise refuse("one draws random numbers into a tensor that is not row-major")
+    removed = {n for n in results if draws(n) or not isinstance(n.spec, TensorSpec) or _is_kept(n)}
+    removed |= {n for n in results if n.target is operator.getitem and n.args[0] in removed}
+    read = {a for n in graph.nodes if n not in removed for a in argument_nodes(n)}
+    found = {n: _placeholder(f"{n.name}_kept", n.spec) for n in results if n in removed and n in read}
+    if any(not _is_kept(n) for n in found):
+        raise refuse("a result of one that is not row-major")
+    graph.nodes[:] = [n for n in graph.nodes if n not in removed]
     for node in graph.nodes:
         node.args, node.kwargs = (map_nodes(a, lambda n: found.get(n, n)) for a in (node.args, node.kwargs))
     return {n.name: placeholder for n, placeholder in found.items()}
+
+
+def _is_kept(node: Node) -> bool:
+    """Whether a result may be kept: as a row-major tensor, which the other branch creates uninitialized."""
+    spec = node.spec
+    return isinstance(spec, TensorSpec) and is_contiguous(spec.shape, spec.stride)
 
 
 def _check_reached(graph: Graph, tangents: Sequence[Node], found: Sequence[Node | None]) -> None:
@@ -444,7 +457,7 @@ def forward_graph(
     subgraph: TracedSubgraph, numbers: Numbers, more: Sequence[Flag | TensorSpec] = ()
 ) -> Graph:
     """The aten graph of the forward, with an input for each tensor among the operands, then for each of the numbers. It also
-    returns `more`, zeros for a spec."""
+    returns `more`, uninitialized memory for a spec."""
     traced, joint = subgraph.traced, subgraph.traced.joint
     whole = traced.aten_graph if joint is None else joint.graph
     nodes = [n for n in whole.nodes[:-1] if joint is None or n not in joint.backward]
@@ -459,10 +472,14 @@ def forward_graph(
         if isinstance(value, Node):
             returned.append(copy_of[value])
             continue
-        spec, number = (FLAG, value) if isinstance(value, bool) else (value, 0)
+        spec = FLAG if isinstance(value, bool) else with_own_storage(value)
         options = {"dtype": spec.dtype, "device": spec.device}
-        args = list(spec.shape), number
-        returned.append(Node("call_function", FULL, args, options, f"constant_{i}", spec))
+        args: list[object]
+        if isinstance(value, bool):
+            target, args = FULL, [[], value]
+        else:
+            target, args = EMPTY, [list(spec.shape), list(spec.stride)]
+        returned.append(Node("call_function", target, tuple(args), options, f"constant_{i}", spec))
         graph.nodes.append(returned[-1])
     _end(graph, returned)
     graph_passes.eliminate_dead(graph, keep=must_run)

@@ -64,43 +64,39 @@ def record(parts: TraceParts, program: Program, operands: Sequence[object]) -> l
     results = _result_specs(program, subgraphs)
     ends = list(zip(results, program.differentiable([spec.dtype for spec in results])))
     gradients = [
-        subgraph_capture.gradients(s, ends, sources, read, not statement) for s in subgraphs if sources
+        subgraph_capture.gradients(
+            s, ends, sources, read, not statement, is_costly=lambda n: not _is_small(n)
+        )
+        for s in subgraphs
+        if sources
     ]
     by_source = [*zip(*(g.defined for g in gradients))]  # in each graph
     flags = [*dict.fromkeys(pair for pair in by_source if statement and len({*pair}) > 1)]
-    drawn = [(i, node) for i, g in enumerate(gradients) for node in g.drawn]
+    kept = [(i, node) for i, g in enumerate(gradients) for node in g.kept]
     graphs = []
     for i, s in enumerate(subgraphs):
-        own_draws = [node if at == i else node.spec for at, node in drawn]
-        graphs.append(subgraph_capture.forward_graph(s, read, [*(pair[i] for pair in flags), *own_draws]))
+        own_kept = [node if at == i else node.spec for at, node in kept]
+        graphs.append(subgraph_capture.forward_graph(s, read, [*(pair[i] for pair in flags), *own_kept]))
     torch_nodes = [f.torch_node or parts.inputs.torch_node(f) for f in tensors]
     known_numbers = [parts.numbers.node(n, parts.tape.torch) if type(n) in NUMBERS else n for n in numbers]
     node = Node("call_function", program, (*torch_nodes, *known_numbers), {}, "")
-    more = [*(FLAG for _ in flags), *(node.spec for _, node in drawn)]
+    more = [*(FLAG for _ in flags), *(node.spec for _, node in kept)]
     handle = Handle.of(Inner(program.rule, graphs))
     outputs = _run_graphs(parts, node, handle, tensors, read, [*results, *more], program.rule.name)
     outputs, found = outputs[: len(results)], outputs[len(results) :]
     if sources:
-        _check_work(program, graphs)
         known: dict[object, FakeTensor] = dict(zip(flags, found))
         defined = {
             i: not statement or (any(pair) and known.get(pair, True)) for i, pair in zip(sources, by_source)
         }
         for i, g in enumerate(gradients):
-            g.pad([n.spec for at, n in drawn if at < i], [n.spec for at, n in drawn if at > i])
+            g.pad([n.spec for at, n in kept if at < i], [n.spec for at, n in kept if at > i])
         inner = Handle.of(Inner(program.rule, [g.graph for g in gradients]))
         backward = _Backward(parts, inner, program, read, defined, found[len(flags) :])
         with DisableTorchFunction(), DisableTorchDispatch():
             outputs = list(_History.apply(backward, outputs, *tensors))  # type: ignore[no-untyped-call]
     parts.torch_recorder.record(node, program, outputs)
     return outputs
-
-
-def _check_work(program: Program, graphs: Sequence[Graph]) -> None:
-    """Raise Unsupported for a statement whose backward would compute much again."""
-    costly = [n for g in graphs for n in g if n.op == "call_function" and not _is_small(n)]
-    if is_statement(program.rule) and len(costly) > _MAX_RECOMPUTED:
-        raise refuse("branches of many operators, which the backward would compute again")
 
 
 def _result_specs(program: Program, subgraphs: Sequence[TracedSubgraph]) -> list[TensorSpec]:
@@ -183,7 +179,6 @@ def _inlined(parts: TraceParts, graph: Graph, operands: Sequence[object]) -> lis
 
 
 _MAX_SELECTED_NODES = 32  # of both graphs
-_MAX_RECOMPUTED = 8  # operators of both graphs that are not cheap
 _MAX_TRANSCENDENTAL = (
     2048  # elements: sin and cos of 4,096 take 1.3 times as long as one of them in a plan of its own
 )
@@ -207,21 +202,21 @@ def _is_small(node: Node) -> bool:
 @dataclass(frozen=True)
 class _Backward:
     """Records the gradients of a program. `numbers`: those that its graphs take; `defined`: by operand that requires
-    gradients, whether it has one: known, or a flag in the graph; `drawn`: what the forward has drawn."""
+    gradients, whether it has one: known, or a flag in the graph; `kept`: results of the forward."""
 
     parts: TraceParts
     handle: Handle
     program: Program
     numbers: Numbers
     defined: dict[int, FakeTensor | bool]
-    drawn: Sequence[FakeTensor]
+    kept: Sequence[FakeTensor]
 
     def __call__(
         self, tensors: Sequence[FakeTensor], tangents: Sequence[FakeTensor]
     ) -> list[FakeTensor | None]:
         n_own = self.program.rule.n_own
         specs = [row_major(tensors[n_own + i].spec) for i in self.defined]
-        name, operands = f"{self.program.rule.name}_backward", (*tensors, *tangents, *self.drawn)
+        name, operands = f"{self.program.rule.name}_backward", (*tensors, *tangents, *self.kept)
         values = _run_graphs(self.parts, None, self.handle, operands, self.numbers, specs, name)
         gradients: list[FakeTensor | None] = [None] * len(tensors)
         for (i, flag), value in zip(self.defined.items(), values):
