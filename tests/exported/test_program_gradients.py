@@ -283,9 +283,17 @@ def flagged(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+WEIGHT = torch.ones(4, 4, requires_grad=True)
+
+
+def weight_of_one_branch(x: torch.Tensor) -> torch.Tensor:
+    return x @ WEIGHT if x.sum() > 0 else x * 2
+
+
 @pytest.mark.parametrize(
     "f, message",
     [
+        (weight_of_one_branch, "reads a tensor that requires grad in one branch of a condition"),
         (view_of_input, "returns a view of an input or of another result"),
         (two_views, "returns a view of an input or of another result"),
         (flagged, "sets requires_grad or retain_grad of its inputs"),
