@@ -97,16 +97,14 @@ class _SizeProducer:
         env, values, node = run.env, run.values, self.node
         args, kwargs = (map_nodes(a, env.__getitem__) for a in (node.args, node.kwargs))
         with torch_settings.beneath_autograd():
-            result = node.target(*args, **kwargs)
-        env[node] = result
-        for item in self.items:
-            env[item] = result[item.args[1]]
-        for sym, holder, dim in self.sources:
-            size = values[sym] = env[holder].shape[dim]
-            if size < sym.lo and size not in self.small:
-                raise OtherSizes(f"smelt: a graph for {sym} >= {sym.lo} was called with {size}")
-        _check(self.conditions, values)
-        with torch_settings.beneath_autograd():
+            result = env[node] = node.target(*args, **kwargs)
+            for item in self.items:
+                env[item] = result[item.args[1]]
+            for sym, holder, dim in self.sources:
+                size = values[sym] = env[holder].shape[dim]
+                if size < sym.lo and size not in self.small:
+                    raise OtherSizes(f"smelt: a graph for {sym} >= {sym.lo} was called with {size}")
+            _check(self.conditions, values)
             for holder in self.items or [node]:
                 env[holder] = _laid_out(env[holder], holder.spec, values)
 
@@ -139,10 +137,9 @@ def _laid_out(tensor: torch.Tensor, spec: TensorSpec, values: Values) -> torch.T
     """The tensor with the strides that the graph assumes."""
     if spec.stride == contiguous_stride(spec.shape) and tensor.is_contiguous():
         return tensor
-    wanted = substitute(spec, values)
-    if tensor.stride() == wanted.stride or not tensor.numel():
+    if tensor.stride() == substitute(spec.stride, values) or not tensor.numel():
         return tensor
-    return empty_like_spec(wanted, tensor.device).copy_(tensor)
+    return empty_like_spec(substitute(spec, values), tensor.device).copy_(tensor)
 
 
 def run_in_parts(traced: Traced, compile_subgraph: CompileSubgraph) -> Compiled:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -145,7 +145,5 @@ def restored() -> Iterator[None]:
 def beneath_autograd() -> Iterator[None]:
     """Run the context beneath autograd and autocast, where aten nodes were recorded. The grad mode stays: kernels of
     recurrent layers use it to decide whether to save values for their backward."""
-    with ExitStack() as stack:
-        stack.enter_context(below_autograd())
-        stack.enter_context(DisableAutocast())
+    with below_autograd(), DisableAutocast():
         yield
