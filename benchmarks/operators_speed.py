@@ -1,4 +1,4 @@
-"""`make bench`: every operator of torch's database by itself, smelt beside eager in one run, slowest rows first.
+"""Every operator of torch's database by itself: smelt beside eager in one run, slowest rows first.
 
     python -m benchmarks.operators_speed [--only NAME ...] [--dtype float32 ...] [--size 1kB ...] [--large] [--resume]
     python -m benchmarks.operators_speed --threads 8 --out DIR
@@ -11,7 +11,7 @@ threads time passed), and a ratio is eager's time over smelt's: below 1, smelt i
 by longer blocks, and the better ratio counts.
 
 Left out: operators that cannot be tiled so (a shape is an argument), or whose call takes longer than a second. Each row is
-kept in `build/operators-speed-THREADS.jsonl` as it comes, from which `--resume` goes on.
+kept in `build/operators-speed-THREADS.jsonl` as it comes: `--resume` goes on from there, and adds other dtypes and sizes.
 """
 
 from __future__ import annotations
@@ -374,16 +374,17 @@ def main() -> None:
     kept = Path(f"build/operators-speed-{options.threads}.jsonl")
     kept.parent.mkdir(exist_ok=True)
     found = [json.loads(line) for line in kept.read_text().splitlines()] if options.resume else []
-    known = {f["name"] for f in found}
+    how = json.dumps(asdict(what))
+    known = {f["name"] for f in found if f["what"] == json.loads(how)}
     named = [(i, name_of(op)) for i, op in enumerate(database())]
     todo = [i for i, name in named if name not in known and (not options.only or name in options.only)]
     with kept.open("a" if options.resume else "w") as file:
-        command = ["benchmarks.operators_speed", "--worker", json.dumps(asdict(what))]
+        command = ["benchmarks.operators_speed", "--worker", how]
         for index, row in in_workers(command, todo):
             if isinstance(row, str):
                 row = {"name": dict(named)[index], "rows": [{"failed": f"worker died: {row}"}]}
-            found.append(row)
-            file.write(json.dumps(row) + "\n")
+            found.append({**row, "what": json.loads(how)})
+            file.write(json.dumps(found[-1]) + "\n")
             file.flush()
     torch.set_num_threads(options.threads)
     if options.only:
