@@ -269,6 +269,13 @@ class Plan:
     def release(self) -> int:
         """Free the CUDA graphs, and the arenas that no call uses; return their bytes. The next call allocates a new one."""
 
+def loop_history(steps: int, states: Sequence[Sequence[torch.Tensor]], /) -> torch.Tensor:
+    """A 0-d int64 tensor, the number of steps of a loop, whose memory owns the values with which each step but the first
+    began. A copy of it does not."""
+
+def loop_states(history: torch.Tensor, /) -> list[list[torch.Tensor]]:
+    """The values that a history owns. Raises RuntimeError for another tensor."""
+
 class PlanTemplate:
     """A symbolic plan, which creates Plans for sizes; in its `spec` (slot,) replaces a number that depends on sizes.
 

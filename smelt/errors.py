@@ -101,6 +101,11 @@ class OtherSizes(SmeltError):
     not see it."""
 
 
+FEW_STEPS = (
+    "smelt: a loop took fewer steps than its gradients need"  # in a failed check, handled as OtherSizes
+)
+
+
 class MarkedSizeError(SmeltError, ValueError):
     """The program specializes a size that is marked as dynamic (`smelt.mark_dynamic`); torch.compile raises
     ConstraintViolationError there. The message names the tensor, the dimension and the line."""

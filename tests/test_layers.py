@@ -81,6 +81,7 @@ ORDER = Layers(
             "scopes",
             "cells",
             "number_semantics",
+            "held_numbers",
             "result_polyfills",
         ],
         "smelt.tracing": [

@@ -10,11 +10,11 @@ from typing import Any, cast
 import torch
 
 from smelt.errors import ExportError, ProgramError
-from smelt.exported.program_file import GraphData, GraphNode, InnerGraphs, Ref
+from smelt.exported.program_file import GraphData, GraphNode, InnerGraphs, Ref, StepGraphs
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, OpKind
 from smelt.graph.object_handles import Handle
 from smelt.graph.pytree import map_leaves
-from smelt.graph.subgraphs import CHOICES, Inner, Loop, Rule, stored_name
+from smelt.graph.subgraphs import CHOICES, Choice, Inner, Loop, LoopBackward, Rule, stored_name
 from smelt.torch_private import OpOverload
 
 _GETITEM = "getitem"
@@ -40,7 +40,8 @@ def as_data(
                 f"the graph calls {node.name}, a user kernel, which programs cannot hold{_at(node.line)}. "
                 "Write it with torch functions"
             )
-        return inner_data(leaf.inner.rule, leaf.inner.graphs, name_of, target_of)
+        inner = leaf.inner
+        return inner_data(inner.rule, inner.graphs, name_of, target_of, inner.held)
 
     nodes = []
     for node in graph:
@@ -63,7 +64,8 @@ def restored(
 
         def value_of(ref: Ref | InnerGraphs, known: list[Node] = known) -> Node | Handle:
             if isinstance(ref, InnerGraphs):
-                return Handle.of(Inner(*inner_graphs(ref, state, target_from)))
+                held = ref.held if isinstance(ref, StepGraphs) else ()
+                return Handle.of(Inner(*inner_graphs(ref, state, target_from), held))
             if not 0 <= ref.index < len(known):
                 raise ProgramError("a graph whose nodes are out of order")
             return known[ref.index]
@@ -85,12 +87,15 @@ def inner_data(
     graphs: Iterable[Graph],
     name_of: Callable[[torch.Tensor], str],
     target_of: Callable[[Node], Any] | None = None,
+    held: tuple[tuple[int, ...], ...] = (),
 ) -> InnerGraphs:
     """Graphs inside a graph as data."""
-    carried = rule.carried if isinstance(rule, Loop) else 0
-    return InnerGraphs(
-        stored_name(rule), carried, tuple(as_data(graph, name_of, target_of) for graph in graphs)
-    )
+    carried = 0 if isinstance(rule, Choice) else rule.carried
+    tangents = rule.tangents if isinstance(rule, LoopBackward) else 0
+    data = tuple(as_data(graph, name_of, target_of) for graph in graphs)
+    if tangents or any(held):
+        return StepGraphs(stored_name(rule), carried, data, held, tangents)
+    return InnerGraphs(stored_name(rule), carried, data)
 
 
 def inner_graphs(
@@ -99,8 +104,10 @@ def inner_graphs(
     target_from: Callable[[GraphNode], Any] | None = None,
 ) -> tuple[Rule, tuple[Graph, ...]]:
     """The rule and the graphs of `data`. Raises ProgramError for an unknown rule."""
-    rules: dict[str, Rule] = {**CHOICES, Loop.name: Loop(data.carried)}
-    if data.rule not in rules or len(data.graphs) != 2:
+    tangents = data.tangents if isinstance(data, StepGraphs) else 0
+    loops = Loop(data.carried), Loop(data.carried, True), LoopBackward(tangents, data.carried)
+    rules: dict[str, Rule] = {**CHOICES, **{rule.name: rule for rule in loops}}
+    if data.rule not in rules or (len(data.graphs) != 2 and not isinstance(rules[data.rule], LoopBackward)):
         raise ProgramError(f"a graph with an unknown rule, {data.rule}")
     return rules[data.rule], tuple(restored(graph, state, target_from) for graph in data.graphs)
 

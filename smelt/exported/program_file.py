@@ -118,12 +118,20 @@ class GraphData:
 
 @dataclass(frozen=True)
 class InnerGraphs:
-    """The graphs inside a graph (`graph/subgraphs.py`), in an argument of a node. `rule`: `stored_name`; a
-    "while_loop" has `carried` values."""
+    """The graphs inside a graph (`graph/subgraphs.py`), in an argument of a node. `rule`: `stored_name`; that of a loop has
+    `carried` values."""
 
     rule: str
     carried: int
     graphs: tuple[GraphData, ...]
+
+
+@dataclass(frozen=True)
+class StepGraphs(InnerGraphs):
+    """The graphs of a loop that take numbers in tensors, or of its backward. `held`: for each graph, these tensors."""
+
+    held: tuple[tuple[int, ...], ...]
+    tangents: int
 
 
 @dataclass(frozen=True)
@@ -191,7 +199,7 @@ RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     for number, cls in {
         1: Parameter, 2: Method, 3: Ref, 4: GraphNode, 5: GraphData, 6: TargetData, 7: Weight, 8: Tables, 9: TensorRule,
         10: Rule, 11: SizeRule, 12: ResultNode, 13: TensorSpec,
-        14: NumberOf, 15: Layout, 16: SavedValue, 17: BackwardData, 18: Gradients, 19: InnerGraphs,
+        14: NumberOf, 15: Layout, 16: SavedValue, 17: BackwardData, 18: Gradients, 19: InnerGraphs, 20: StepGraphs,
     }.items()
 }  # fmt: skip
 _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}

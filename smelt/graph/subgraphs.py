@@ -8,7 +8,7 @@ the tensors, except those of the rule itself, then the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from smelt._native import loop_history, loop_states
 from smelt.graph.free_symbols import graphs_in, symbols_in
 from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.ir import Graph, Node, TensorSpec
@@ -49,21 +50,52 @@ class Choice:
 @dataclass(frozen=True)
 class Loop:
     """Operands: `carried` loop-carried values, then invariants. While the first graph returns true, the second returns the
-    next carried values; both take all operands."""
+    next carried values; both take all operands. `is_recorded`: a last result is the history of the values, for the backward
+    (`_native.loop_history`)."""
 
     carried: int
-    name = "while_loop"
+    is_recorded: bool = False
     n_own = 0
+
+    @property
+    def name(self) -> str:
+        """Its name in graphs and plans."""
+        return "recorded_while_loop" if self.is_recorded else "while_loop"
 
     def __call__(self, graphs: Sequence[Compiled], operands: Operands) -> Tensors:
         goes_on, step = graphs
         values, others = tuple(operands[: self.carried]), tuple(operands[self.carried :])
+        states = []
         while bool(goes_on((*values, *others))[0]):
+            if self.is_recorded:
+                states.append(values)
             values = tuple(step((*values, *others)))
-        return values
+        return (*values, loop_history(len(states), states[1:])) if self.is_recorded else values
 
 
-Rule = Choice | Loop
+@dataclass(frozen=True)
+class LoopBackward:
+    """Operands: the history of a loop, `tangents` of its results, then its own operands. The graphs take these, with the
+    values of a step, and return the next tangents, then what the step adds to the gradients of invariants. They run for the
+    steps in reverse order; the last graph for all that remain."""
+
+    tangents: int
+    carried: int
+    name = "while_loop_backward"
+    n_own = 1
+
+    def __call__(self, graphs: Sequence[Compiled], operands: Operands) -> Tensors:
+        history, *operands = operands
+        first = operands[self.tangents : self.tangents + self.carried]
+        others = operands[self.tangents + self.carried :]
+        gradients, sums = operands[: self.tangents], list[torch.Tensor]()
+        states = [first, *loop_states(history)][: int(history)]
+        for i, state in enumerate(reversed(states)):
+            results = graphs[min(i, len(graphs) - 1)]((*gradients, *state, *others))
+            gradients, added = list(results[: self.tangents]), results[self.tangents :]
+            sums = [a + b for a, b in zip(sums, added)] if sums else list(added)
+        return (*gradients, *sums)
+
 
 # The stored names of rules; `Loop` has a number besides.
 CHOICES = {
@@ -83,25 +115,35 @@ def stored_name(rule: Rule) -> str:
     return next((name for name, choice in CHOICES.items() if choice == rule), rule.name)
 
 
-def _interpreted(graph: Graph) -> Compiled:
-    function = GraphFunction(graph)
+Rule = Choice | Loop | LoopBackward
+
+
+def _interpreted(graph: Graph, held: Sequence[int]) -> Compiled:
+    function: Callable[..., Tensors] = GraphFunction(graph)
     if graph.level == "torch":
         return lambda tensors: function(*tensors)
     specs = [p.spec for p in graph.placeholders]
-    return lambda operands: function(*(x if _fits(x, s) else _copied(x, s) for x, s in zip(operands, specs)))
+
+    def call(operands: Operands) -> Tensors:
+        laid_out = (x if _fits(x, s) else _copied(x, s) for x, s in zip(operands, specs))
+        return function(*laid_out, *(operands[i].item() for i in held))
+
+    return call
 
 
 class Inner:
     """The payload of `run_graphs`: aten `graphs`, run by a rule. A call interprets them; in a graph that is being compiled,
-    plans take their place (`plan/subplans.py`)."""
+    plans take their place (`plan/subplans.py`). `held`: for each graph, the tensors whose numbers are its inputs after the
+    operands."""
 
-    def __init__(self, rule: Rule, graphs: Sequence[Graph]) -> None:
+    def __init__(self, rule: Rule, graphs: Sequence[Graph], held: Sequence[Sequence[int]] = ()) -> None:
         self.rule = rule
         self.graphs = tuple(graphs)
+        self.held = tuple(map(tuple, held)) or ((),) * len(graphs)
 
     @cached_property
     def _functions(self) -> tuple[Compiled, ...]:
-        return tuple(map(_interpreted, self.graphs))
+        return tuple(map(_interpreted, self.graphs, self.held))
 
     def __call__(self, operands: Operands) -> list[torch.Tensor]:
         """The results, which share memory neither with each other nor with the operands."""
@@ -118,7 +160,7 @@ class Inner:
 def _with_sizes(inner: Inner, values: Mapping[Sym, Size]) -> Inner:
     if not any(sym in values for graph in inner.graphs for sym in symbols_in(graph)):
         return inner
-    return Inner(inner.rule, [substitute(graph, values) for graph in inner.graphs])
+    return Inner(inner.rule, [substitute(graph, values) for graph in inner.graphs], inner.held)
 
 
 def _fits(operand: Any, spec: Any) -> bool:
@@ -163,11 +205,13 @@ def draws(node: Node) -> bool:
 class Program:
     """The call at the torch level: `graphs`, run by a rule. Tensors of float types that require gradients are
     differentiated by running the executed graph again, as torch's own operators do. `numbers`: how many of the last results
-    are Python's numbers, which have no gradients."""
+    are Python's numbers, which have no gradients. `least_steps`: the steps of a loop after which gradients reach all
+    tensors that require them."""
 
     rule: Rule
     graphs: tuple[Graph, ...]
     numbers: int = 0
+    least_steps: int = 0
     __name__: str = field(init=False)
 
     def __post_init__(self) -> None:

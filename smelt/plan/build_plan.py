@@ -16,7 +16,7 @@ import torch
 from smelt.graph.input_writes import WRITE_INPUT
 from smelt.graph.ir import TensorSpec
 from smelt.graph.pytree import map_leaves
-from smelt.graph.subgraphs import RUNS, Choice
+from smelt.graph.subgraphs import RUNS, Loop
 from smelt.graph.user_kernel_calls import RUN_KERNEL
 from smelt.ops.node_builders import CLONE
 from smelt.ops.registry import REGISTRY
@@ -303,7 +303,7 @@ class _Writer:
         handle, tensors = item.args
         inner: Subplans = handle.inner  # type: ignore[attr-defined]
         operands = [self.register(ref.id) for ref in tensors]  # type: ignore[attr-defined]
-        condition = operands.pop(0) if isinstance(inner.rule, Choice) else None
+        condition = None if isinstance(inner.rule, Loop) else operands.pop(0)
         self.steps.append(
             RunPlans(
                 inner.rule,

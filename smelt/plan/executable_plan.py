@@ -22,7 +22,7 @@ from smelt.errors import NeedsFixedSize, PlanError
 from smelt.graph.ir import TensorSpec
 from smelt.graph.object_handles import Handle, handles_in
 from smelt.graph.pytree import leaves
-from smelt.graph.subgraphs import Loop
+from smelt.graph.subgraphs import Choice, LoopBackward
 from smelt.graph.tensor_specs import static_sizes
 from smelt.plan import profiler_names
 from smelt.plan.arena_placement import Interval
@@ -210,7 +210,8 @@ def _layouts(specs: Sequence[TensorSpec | None], writer: _Writer) -> Spec:
 
 def _run_plans(s: RunPlans, writer: _Writer) -> Spec:
     plans = tuple(map(writer.inner.add, s.plans))
-    carried = s.rule.carried if isinstance(s.rule, Loop) else 0
+    carried = 0 if isinstance(s.rule, Choice) else s.rule.carried
+    tangents = s.rule.tangents if isinstance(s.rule, LoopBackward) else 0
     outs = tuple(map(_register, s.outs))
     layouts = _layouts(s.layouts, writer), _layouts(s.expect, writer)
     condition = _register(s.condition)
@@ -223,6 +224,7 @@ def _run_plans(s: RunPlans, writer: _Writer) -> Spec:
         s.operands,
         outs,
         *layouts,
+        tangents,
         profiler_names.of_rule(s),
     )
 

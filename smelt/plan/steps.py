@@ -140,7 +140,8 @@ class Subplan:
 
 @dataclass(frozen=True)
 class RunPlans:
-    """A higher-order operator (`graph/subgraphs.py`): `rule` decides which of `plans` run. `condition`: of a `Choice`.
+    """A higher-order operator (`graph/subgraphs.py`): `rule` decides which of `plans` run. `condition`: of a `Choice`, or
+    the history of a loop.
 
     `layouts`: those of the operands, on which the plans rely; the executor copies a tensor with other strides. Results
     share memory neither with each other nor with operands. `outs`, `expect`: as in `Aten`.

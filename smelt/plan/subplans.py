@@ -91,28 +91,30 @@ def _with_known_numbers(inner: Inner, n_tensors: int, numbers: Sequence[Any]) ->
     first = n_tensors - inner.rule.n_own
 
     def folded(graph: Graph) -> Graph:
-        inputs = graph.placeholders[first:]
+        inputs = graph.placeholders[first : first + len(numbers)]
         made, copy_of = graph_passes.copied(graph.nodes, graph.constants)
         pairs = zip(inputs, numbers, strict=True)
         known = {copy_of[p]: n for p, n in pairs if not isinstance(n, Node)}
         graph_passes.substitute(made, known)
         return made
 
-    return Inner(inner.rule, [folded(graph) for graph in inner.graphs])
+    return Inner(inner.rule, [folded(graph) for graph in inner.graphs], inner.held)
 
 
 def _planned(
     inner: Inner, make_plan: Callable[[Graph], Plan | PlanTemplate]
 ) -> tuple[Subplans, Sequence[torch.Tensor]]:
     """The plans of subgraphs, and the constants that follow the operands."""
-    operands = tuple(map(_layout, inner.graphs[0].placeholders))
+    held = inner.held[0]
+    placeholders = inner.graphs[0].placeholders
+    operands = tuple(map(_layout, placeholders[: len(placeholders) - len(held)]))
     constants: dict[int, torch.Tensor] = {}
     plans = []
-    for plan in map(make_plan, inner.graphs):
+    for plan, held in zip(map(make_plan, inner.graphs), inner.held):
         constants |= {id(c): c for c in plan.constants}
         order = list(constants)
-        takes = (*range(len(operands)), *(len(operands) + order.index(id(c)) for c in plan.constants))
-        plans.append((plan, takes))
+        positions = (len(operands) + order.index(id(c)) for c in plan.constants)
+        plans.append((plan, (*range(len(operands)), *held, *positions)))
     found = list(constants.values())
     layouts = (*operands, *(spec_of(c, c.device) for c in found))
     return Subplans(inner.rule, tuple(plans), layouts), found

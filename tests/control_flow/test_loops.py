@@ -5,28 +5,9 @@ PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from tests.harness.catalogue import program
-
-UP = torch.arange(24.0).reshape(4, 6) / 100 + 0.5
-BREAK = ["data-dependent-condition"]
-
-
-def loop(graphs: int = 1, grad: bool = False, **numbers: Any) -> Any:
-    """A row for a function of one tensor, whose values decide how many steps are made."""
-
-    def decorate(fn: Any) -> Any:
-        def factory() -> Any:
-            inputs = (UP, -UP, UP * 30, UP * 0.01, UP)
-            return fn, [(x.clone().requires_grad_(grad),) for x in inputs]
-
-        factory.__name__, factory.__module__ = fn.__name__, fn.__module__
-        return program(graphs, **numbers)(factory)
-
-    return decorate
+from tests.harness.loop_programs import BREAK, loop
 
 
 @loop()
@@ -47,7 +28,7 @@ def a_loop_that_breaks_on_a_tensor(x):
     return x
 
 
-@loop(3, breaks=BREAK * 2)
+@loop()
 def a_loop_that_counts(x):
     n = 0
     while x.abs().sum() < 50:
@@ -100,7 +81,7 @@ def products_in_a_loop(x):
     return m
 
 
-@loop(2, breaks=BREAK * 2)
+@loop()
 def variables_are_exchanged(x):
     a, b = x * 0, x * 0 + 1
     while b.max() < 50:
@@ -108,7 +89,7 @@ def variables_are_exchanged(x):
     return a, b
 
 
-@loop(4, breaks=BREAK * 4)
+@loop()
 def two_conditions_end_a_loop(x):
     y = x * 0
     while x.abs().sum() < 50 and y.sum() > -20:
@@ -213,7 +194,7 @@ def return_ends_a_loop(x):
             return x + 1
 
 
-@loop(2, grad=True, breaks=BREAK * 2)
+@loop(grad=True)
 def a_loop_with_gradients(x):
     while x.abs().sum() < 50:
         x = x * 1.5

@@ -5,6 +5,7 @@ whole programs, eager and compiled
     accuracy       errors against float64, beside eager's
     branching      rows for programs with branches that tensors decide
     catalogue      `@program`, a row of tests/catalogue: everything reachable is compared, the graphs are counted
+    loop_programs  rows for programs with a loop that a tensor ends
     subclasses     subclasses of tensors whose handlers note what they are asked
     wrappers       traceable wrapper subclasses, and what such tensors hold
     settings       settings of torch that a test must not leave behind

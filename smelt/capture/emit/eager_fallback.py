@@ -21,7 +21,7 @@ import torch
 from smelt import events
 from smelt._native import isinstance
 from smelt.capture.semantics.calls.argument_binding import arguments_source
-from smelt.errors import ArtifactError, OtherSizes
+from smelt.errors import FEW_STEPS, ArtifactError, OtherSizes
 from smelt.graph.graph_passes import has_effect
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.operator_effects import effects
@@ -91,7 +91,7 @@ def rerun_eagerly(
     raise: the graph was wrong, unless it was compiled for other sizes."""
     if isinstance(failure, StopRecomputation):
         raise failure
-    if isinstance(failure, OtherSizes):
+    if isinstance(failure, OtherSizes) or FEW_STEPS in str(failure):
         return _rerun_other_sizes(original, failure, args, kwargs)
     result = original(*args, **kwargs)
     log.warning(
@@ -101,7 +101,7 @@ def rerun_eagerly(
 
 
 def _rerun_other_sizes(
-    original: Callable[..., object], failure: OtherSizes, args: tuple[object, ...], kwargs: dict[str, object]
+    original: Callable[..., object], failure: Exception, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     events.emit("unbacked-mismatch", original.__qualname__, failure=failure)
     return original(*args, **kwargs)

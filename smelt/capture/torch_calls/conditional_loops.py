@@ -1,39 +1,46 @@
 """Loops that a condition on a tensor ends: `while error.max() > tolerance: ...` as one node of the graph.
 
-At a jump that enters such a loop, the VM runs the body twice in copies of the frame: first to find the variables that
-change, then on proxies of them. Only tensors may change, and keep their layouts. Loops over iterators are nested branches
-(`conditional_jumps.py`); others break the graph.
+At a jump that enters such a loop, the VM runs its body in copies of the frame: first to find the variables that change,
+then on proxies of them. Tensors keep their layouts; ints and floats become numbers that 0-d tensors hold
+(`held_numbers.py`), and so does the next number of a `for` loop over a range.
+
+A loop may have several tests that leave it (`while a and b`, `break`). A step computes all of them and then selects, for
+each variable, its value at the first test that fails. So what follows a test must not raise. Loops over other iterators are
+nested branches (`conditional_jumps.py`), or break the graph.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 
-from smelt.capture.base.bytecode import Code
-from smelt.capture.base.value_kinds import NULL
+from smelt.capture.base.value_kinds import LEAF_TYPES, NULL
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.finalizers import has_finalizer
-from smelt.capture.graph_breaks.live_locals import successors
-from smelt.capture.torch_calls import control_flow
+from smelt.capture.proxies.number_proxy import NumberProxy
+from smelt.capture.semantics import held_numbers
+from smelt.capture.semantics.values.asserted_conditions import assume
+from smelt.capture.torch_calls import control_flow, loop_nodes
 from smelt.capture.torch_calls.branch_effects import CreatedObjects, EnvironmentContents, IteratorCopies
 from smelt.capture.torch_calls.frame_copies import Branch, live_variables, reachable_state, run_copy
+from smelt.capture.torch_calls.loop_statements import LoopStatement, Test, statement_at
 from smelt.capture.torch_calls.subgraph_capture import refuse
 from smelt.capture.vm.vm import VM
+from smelt.errors import FEW_STEPS
+from smelt.guards.leaf_equality import same_leaf
+from smelt.ops.may_raise import must_run
 from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.symbolic.sym_nodes import Symbol
+from smelt.tracing.symbolic.unbacked_numbers import HeldNumber
 
-_GOES_ON = frozenset(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "NOP", "NOT_TAKEN"))
-
-
-@dataclass(frozen=True)
-class _Test:
-    """An instruction that decides whether the loop goes on, and whether it does if its operand is true."""
-
-    at: int
-    if_true: bool
+_MAX_PASSES = 8  # to find the variables that change, and the numbers that operators receive
+_MAX_UNROLLED = 16  # steps of a `for` loop over a range, which are nested branches
+_RANGE_ITERATOR = type(iter(range(0)))
 
 
 def capture_loop(vm: VM, frame: Frame, condition: FakeTensor, if_true: Branch, if_false: Branch) -> bool:
@@ -41,9 +48,10 @@ def capture_loop(vm: VM, frame: Frame, condition: FakeTensor, if_true: Branch, i
     Unsupported for a loop that cannot be captured."""
     jump = frame.pc - (frame.code.names[frame.pc - 1] != "TO_BOOL")
     for body, end, goes_on in ((if_true, if_false, True), (if_false, if_true, False)):
-        tests = _tests(frame.code, jump, body.at, end.at)
-        if tests:
-            return _captured(vm, frame, condition if goes_on else _negated(vm, condition), body, end, tests)
+        statement = statement_at(frame.code, jump, body.at, end.at)
+        if statement is not None:
+            holds = condition if goes_on else _negated(vm, condition)
+            return _Loop(vm, frame, statement, body, end).capture(holds)
     return False
 
 
@@ -51,132 +59,304 @@ def _negated(vm: VM, condition: FakeTensor) -> FakeTensor:
     return cast(FakeTensor, vm.call_native(torch.logical_not, (condition,)))
 
 
-def _captured(
-    vm: VM, frame: Frame, condition: FakeTensor, body: Branch, end: Branch, tests: Sequence[_Test]
-) -> bool:
-    if frame.namespace is not None:
-        raise refuse("a loop in a class body")
-    before = [*frame.locals]
-    recorded = control_flow.begin_recording(vm)
-    after, _ = _step(vm, frame, body, tests, before)
-    if after is None:
-        control_flow.discard(vm, recorded)
-        return False
-    live = {*live_variables(frame, body.at), *live_variables(frame, end.at)}
-    changed = [slot for slot in sorted(live) if after[slot] is not before[slot]]
-    first = [before[slot] for slot in changed]
-    if not all(type(x) is FakeTensor and type(after[slot]) is FakeTensor for x, slot in zip(first, changed)):
-        raise refuse("the loop changes a variable that is not a tensor")
-    control_flow.discard(vm, recorded)
-    carried = [
-        *cast("list[FakeTensor]", first),
-        cast(FakeTensor, vm.call_native(torch.Tensor.reshape, (condition, ()))),
-    ]
-    recorded = control_flow.begin_recording(vm)
-    proxies = control_flow.proxies(vm, carried)
-    inside = [*before]
-    for slot, proxy in zip(changed, proxies):
-        inside[slot] = proxy
-    after, goes_on = _step(vm, frame, body, tests, inside)
-    if after is None or any(after[slot] is not inside[slot] for slot in live - {*changed}):
-        raise refuse("other variables of the loop change in its second step")
-    results = [cast(FakeTensor, after[slot]) for slot in changed]
-    finals = control_flow.end_loop(vm, recorded, carried, proxies, [*results, cast(FakeTensor, goes_on)])
-    dropped = [
-        v for slot, v in enumerate(after) if v is not inside[slot] and slot not in changed and v is not NULL
-    ]
-    if any(map(has_finalizer, dropped)):
-        raise refuse("a variable of the loop holds an object with a finalizer")
-    frame.locals[:] = [b if a is b else NULL for a, b in zip(after, before)]
-    for slot, final in zip(changed, finals):
-        frame.locals[slot] = final
-    frame.stack[:], frame.pc = end.stack, end.at
-    return True
-
-
-def _step(
-    vm: VM, frame: Frame, body: Branch, tests: Sequence[_Test], variables: Sequence[object]
-) -> tuple[list[object] | None, object]:
-    """The variables after one iteration, and the loop condition as a tensor; None if the body advances an iterator."""
-    created, environment = CreatedObjects(vm.env.sources.find, reachable_state(vm)), EnvironmentContents(vm)
-    iterators = IteratorCopies()
-    if any(hasattr(type(x), "__next__") and iterators.copy(x) is x for x in body.stack):
-        return None, None
-    at, stack, slots = run_copy(vm, frame, body, [test.at for test in tests], iterators, variables)
-    if iterators.advanced(stack):
-        return None, None
-    if created.take_contents() or environment.take_contents():
-        raise refuse("a step of the loop changes an object")
-    test = next(test for test in tests if test.at == at)
-    condition = control_flow.as_condition(vm, stack[-1])
-    if type(condition) is not FakeTensor or condition.elem.numel() != 1 or condition.subclass is not None:
-        raise refuse("the loop condition is not a tensor of one element")
-    goes_on = vm.call_native(torch.Tensor.reshape, (condition, ()))
-    return slots, goes_on if test.if_true else vm.call_native(torch.logical_not, (goes_on,))
-
-
-def _tests(code: Code, jump: int, body: int, end: int) -> list[_Test]:
-    """The conditional jumps that decide whether the loop that begins at `body` goes on, if `jump` is one of them or decides
-    whether it begins, and `end` is outside of it; else none. Loops over iterators have none."""
-    loops = _loops_of(code)
-    around = [loop for loop in loops if jump in loop.body]
-    first = _past_jumps(code, body)
-    if around:
-        loop = min(around, key=lambda loop: len(loop.body))
-    else:
-        loop = next((loop for loop in loops if _past_jumps(code, loop.head) == first), _Loop(-1, frozenset()))
-    if code.names[loop.head] == "FOR_ITER" or body not in loop.body or end in loop.body:
-        return []
-    found = []
-    for at in loop.body:
-        name, following = code.names[at], successors(code, at)
-        if "POP_JUMP" not in name or name.endswith("NONE"):
-            continue
-        for goes_on, leaves, if_true in ((*following, False), (*reversed(following), True)):
-            if leaves not in loop.body and _past_jumps(code, goes_on) == first:
-                test = at - 1 if code.names[at - 1] == "TO_BOOL" else at
-                found.append(_Test(test, if_true is name.endswith("TRUE")))
-    return found
+def _both(vm: VM, a: FakeTensor, b: FakeTensor) -> FakeTensor:
+    return cast(FakeTensor, vm.call_native(torch.logical_and, (a, b)))
 
 
 @dataclass(frozen=True)
+class _Exit:
+    """A test that data decide: whether the loop goes on, as a 0-d tensor, and the variables there."""
+
+    goes_on: FakeTensor
+    values: list[object]
+
+
+@dataclass
+class _Carried:
+    """What changes in a loop, by position in the list of variables: the proxies of tensors, and numbers. `computed`: numbers
+    computed from these that operators receive. `first`: the tensors with which the loop begins, in this order.
+    `differentiable`: some require gradients."""
+
+    slots: list[int] = field(default_factory=list)
+    numbers: dict[int, HeldNumber] = field(default_factory=dict)
+    computed: list[Symbol] = field(default_factory=list)
+    first: list[FakeTensor] = field(default_factory=list)
+    differentiable: bool = False
+
+
 class _Loop:
-    """A natural loop: its first instruction, and all of its instructions."""
+    """A loop that is captured in a frame. Its variables are those of the frame, and the next number of its range."""
 
-    head: int
-    body: frozenset[int]
+    def __init__(self, vm: VM, frame: Frame, statement: LoopStatement, body: Branch, end: Branch) -> None:
+        self._vm = vm
+        self._frame = frame
+        self._statement = statement
+        self._body = body
+        self._end = end
+        self._range = _remaining(vm, body.stack[-1]) if statement.iterates and body.stack else None
+
+    def capture(self, condition: FakeTensor) -> bool:
+        """Capture the loop, whose condition holds first if `condition` is true."""
+        vm, frame = self._vm, self._frame
+        if self._statement.iterates and (self._range is None or len(self._range) <= _MAX_UNROLLED):
+            return False
+        if frame.namespace is not None:
+            raise refuse("a loop in a class body")
+        entered = self._enter(condition)
+        if entered is None:
+            return False
+        before = [*frame.locals, None if self._range is None else self._range.start]
+        live = {*live_variables(frame, self._body.at), *live_variables(frame, self._end.at)}
+        if self._range is not None:
+            live.add(len(frame.locals))
+        carried = _Carried()
+        for _ in range(_MAX_PASSES):
+            carried.first = [*self._first(carried, before), entered]
+            recorded = control_flow.begin_recording(vm)
+            proxies = control_flow.proxies(vm, carried.first, carried.differentiable)
+            inside = self._inside(carried, before, proxies)
+            exits, last = self._step(inside)
+            if not exits:
+                vm.trace.numbers.drop(vm.trace.numbers.computed_from(carried.numbers.values()))
+                control_flow.discard(vm, recorded)
+                return False
+            found = self._changes(carried, live, inside, [*(e.values for e in exits), last])
+            if not found:
+                return self._finish(recorded, carried, proxies, exits, inside, last)
+            control_flow.discard(vm, recorded)
+        raise refuse("other variables of the loop change in each of its steps")
+
+    def _enter(self, condition: FakeTensor) -> FakeTensor | None:
+        """The condition of the first step, a 0-d tensor, which further tests before the loop may be part of; None where the
+        loop does not run then."""
+        vm, frame = self._vm, self._frame
+        whole = _scalar(vm, condition)
+        for test in self._statement.entry:
+            start = len(vm.trace.tape.entries)
+            _, stack, slots = run_copy(vm, frame, self._body, [test.at], IteratorCopies())
+            if any(a is not b for a, b in zip(slots, frame.locals)) or self._may_raise(start):
+                raise refuse("a further condition of the loop assigns a variable, or may raise")
+            goes_on = self._outcome(test, stack[-1])
+            if goes_on is False:
+                return None
+            if goes_on is not True:
+                whole = _both(vm, whole, goes_on)
+            self._body = Branch(test.stays, stack[:-1])
+        return whole
+
+    def _may_raise(self, start: int) -> bool:
+        return any(must_run(entry.node) for entry in self._vm.trace.tape.entries[start:])
+
+    def _first(self, carried: _Carried, before: Sequence[object]) -> list[FakeTensor]:
+        """The tensors with which the loop begins."""
+        vm = self._vm
+        first = {
+            slot: held_numbers.first_tensor(vm, before[slot], self._name(slot)) for slot in carried.numbers
+        }
+        held = {number: first[slot] for slot, number in carried.numbers.items()}
+        computed = [held_numbers.tensor_of(vm, symbol.number(), held) for symbol in carried.computed]
+        return [
+            *(cast(FakeTensor, first.get(slot, before[slot])) for slot in carried.slots),
+            *computed,
+        ]
+
+    def _inside(
+        self, carried: _Carried, before: Sequence[object], proxies: Sequence[FakeTensor]
+    ) -> list[object]:
+        """The variables within a step."""
+        inside = [*before]
+        for slot, proxy in zip(carried.slots, proxies):
+            held = carried.numbers.get(slot)
+            if held is not None:
+                held.carrier = proxy
+            inside[slot] = proxy if held is None else held_numbers.symbolic(self._vm, held)
+        return inside
+
+    def _changes(
+        self, carried: _Carried, live: set[int], inside: Sequence[object], after: Sequence[Sequence[object]]
+    ) -> bool:
+        """Whether more variables change than those carried, or operators receive more numbers. Adds these. Raises
+        Unsupported for a variable that cannot be carried."""
+        changed = [s for s in sorted(live) if any(not _is_same(v[s], inside[s]) for v in after)]
+        added = [slot for slot in changed if slot not in carried.slots]
+        for slot in added:
+            values = [inside[slot], *(v[slot] for v in after)]
+            if all(map(held_numbers.is_number, values)):
+                carried.numbers[slot] = held_numbers.held_number(self._vm, self._name(slot), inside[slot])
+            elif not all(type(value) is FakeTensor for value in values):
+                raise refuse(
+                    f"`{self._name(slot)}` changes in the loop, which is no tensor, int or float throughout"
+                )
+            carried.differentiable |= torch.is_grad_enabled() and any(
+                type(value) is FakeTensor and value.requires_grad for value in values
+            )
+        carried.slots += added
+        numbers = self._vm.trace.numbers
+        received = numbers.computed_from(carried.numbers.values())
+        known = {symbol.expression for symbol in carried.computed}
+        symbols = [n.symbol for n in received if "torch" in n.nodes]
+        computed = [s for s in symbols if s.expression.op != "leaf" and s.expression not in known]
+        carried.computed += computed
+        turned = [
+            held_numbers.set_least(number, [v[slot] for v in after])
+            for slot, number in carried.numbers.items()
+        ]
+        found = bool(added or computed) or any(turned)
+        if found:
+            numbers.drop(received)
+        return found
+
+    def _name(self, slot: int) -> str:
+        names = self._frame.code.local_names
+        return names[slot] if slot < len(names) else "the range"
+
+    # ---- one step
+
+    def _step(self, variables: Sequence[object]) -> tuple[list[_Exit], list[object]]:
+        """The tests of a step that data decide, and the variables at its end; no tests where the loop is not captured as
+        one: it advances an iterator, or ends."""
+        vm, frame = self._vm, self._frame
+        *slots, following = variables
+        branch, exits, start = self._body, list[_Exit](), None
+        while True:
+            created, environment = (
+                CreatedObjects(vm.env.sources.find, reachable_state(vm)),
+                EnvironmentContents(vm),
+            )
+            iterators = IteratorCopies()
+            if any(hasattr(type(x), "__next__") and iterators.copy(x) is x for x in branch.stack):
+                return [], []
+            at, stack, slots = run_copy(vm, frame, branch, [*self._statement.tests], iterators, slots)
+            if iterators.advanced(stack):
+                return [], []
+            stack, slots = ([*map(iterators.original, values)] for values in (stack, slots))
+            if created.take_contents() or environment.take_contents():
+                raise refuse("a step of the loop changes an object")
+            test = self._statement.tests[at]
+            goes_on = self._outcome(test, stack[-1], following)
+            if goes_on is False:
+                return [], []
+            if goes_on is not True:
+                exits.append(_Exit(goes_on, [*slots, following]))
+                start = len(vm.trace.tape.entries) if start is None else start
+            if test.is_last:
+                break
+            if test.iterates:
+                assert self._range is not None
+                stack.append(following)
+                following = vm.binary(operator.add, following, self._range.step)
+            branch = Branch(test.stays, stack if test.iterates else stack[:-1])
+        if start is not None and self._may_raise(start):
+            raise refuse("a step of the loop may raise after a condition that ends the loop")
+        return exits, [*slots, following]
+
+    def _outcome(self, test: Test, value: object, following: object = None) -> bool | FakeTensor:
+        """Whether the loop goes on after a test: a bool, or a 0-d tensor where data decide."""
+        vm = self._vm
+        if test.iterates:
+            assert self._range is not None
+            compare = operator.lt if self._range.step > 0 else operator.gt
+            value = vm.binary(compare, following, self._range.stop)
+        elif isinstance(value, NumberProxy):
+            value = value.condition()
+        elif held_numbers.is_held(value):
+            value = vm.binary(operator.ne, value, 0)
+        condition = control_flow.as_condition(vm, value)
+        if type(condition) is not FakeTensor:
+            return vm.truth(condition) is test.if_true
+        if condition.elem.numel() != 1 or condition.subclass is not None:
+            raise refuse("a condition of the loop is not a tensor of one element")
+        goes_on = _scalar(vm, condition)
+        return goes_on if test.if_true else _negated(vm, goes_on)
+
+    # ---- the end
+
+    def _finish(
+        self,
+        recorded: control_flow.RecordedPair,
+        carried: _Carried,
+        proxies: Sequence[FakeTensor],
+        exits: Sequence[_Exit],
+        inside: Sequence[object],
+        last: Sequence[object],
+    ) -> bool:
+        """Record the loop, and continue after it."""
+        vm, frame = self._vm, self._frame
+        results = [self._selected(carried, slot, exits, last) for slot in carried.slots]
+        by_slot = dict(zip(carried.slots, results))
+        held = {number: by_slot[slot] for slot, number in carried.numbers.items()}
+        results += (held_numbers.tensor_of(vm, symbol.number(), held) for symbol in carried.computed)
+        results.append(_whole_condition(vm, exits))
+        received = vm.trace.numbers.computed_from(carried.numbers.values())
+        proxy_of = {
+            symbol.expression: p for symbol, p in zip(carried.computed, proxies[len(carried.slots) :])
+        }
+        proxy_of |= {
+            held_numbers.leaf_of(vm, n): cast(FakeTensor, n.carrier) for n in carried.numbers.values()
+        }
+        numbers = {n.nodes["torch"]: proxy_of[n.symbol.expression] for n in received if "torch" in n.nodes}
+        names = [None if slot in carried.numbers else self._name(slot) for slot in carried.slots]
+        first = carried.first
+        finals, enough = loop_nodes.end_loop(vm, recorded, first, proxies, results, names, numbers)
+        if enough is not None and not assume(vm, frame, enough, FEW_STEPS):
+            raise refuse("a loop whose gradients need a step")
+        self._check_dropped(carried, inside, last)
+        vm.trace.numbers.drop(received)
+        before = [*frame.locals]
+        frame.locals[:] = [b if _is_same(a, b) else NULL for a, b in zip(last, before)]
+        for slot, final in zip(carried.slots, finals):
+            if slot < len(before):
+                number = carried.numbers.get(slot)
+                frame.locals[slot] = final if number is None else held_numbers.final_number(number, final)
+        if carried.numbers:
+            vm.env.numbers.has_proxies = True
+        frame.stack[:], frame.pc = self._end.stack, self._end.at
+        return True
+
+    def _selected(
+        self, carried: _Carried, slot: int, exits: Sequence[_Exit], last: Sequence[object]
+    ) -> FakeTensor:
+        """The value of a variable after a step: that at the first test that ends the loop, or that at the end."""
+        number = carried.numbers.get(slot)
+        if number is not None:
+            for values in (*(e.values for e in exits), last):
+                held_numbers.check_next(values[slot], number, self._name(slot))
+        value, chosen = last[slot], self._tensor(last[slot], number)
+        for test in reversed(exits):
+            other = test.values[slot]
+            if not _is_same(other, value):
+                operands = (test.goes_on, chosen, self._tensor(other, number))
+                value = chosen = cast(FakeTensor, self._vm.call_native(torch.where, operands))
+        return chosen
+
+    def _tensor(self, value: object, number: HeldNumber | None) -> FakeTensor:
+        return cast(FakeTensor, value) if number is None else held_numbers.tensor_of(self._vm, value)
+
+    def _check_dropped(self, carried: _Carried, inside: Sequence[object], last: Sequence[object]) -> None:
+        dropped = [
+            v
+            for slot, v in enumerate(last)
+            if not _is_same(v, inside[slot]) and slot not in carried.slots and v is not NULL
+        ]
+        if any(map(has_finalizer, dropped)):
+            raise refuse("a variable of the loop holds an object with a finalizer")
 
 
-def _loops_of(code: Code) -> Sequence[_Loop]:
-    """`_loops`, computed once."""
-    if code.loops is None:
-        code.loops = _loops(code)
-    return cast("Sequence[_Loop]", code.loops)
+def _whole_condition(vm: VM, exits: Sequence[_Exit]) -> FakeTensor:
+    return functools.reduce(functools.partial(_both, vm), (e.goes_on for e in exits))
 
 
-def _loops(code: Code) -> list[_Loop]:
-    """The natural loops of the control flow graph without exception handlers."""
-    before: dict[int, list[int]] = {}
-    for at in range(len(code.names)):
-        for following in successors(code, at):
-            before.setdefault(following, []).append(at)
-    loops = []
-    for head, sources in before.items():
-        pending = [at for at in sources if at >= head and "BACKWARD" in code.names[at]]
-        body = {head} if pending else set[int]()
-        while pending:
-            at = pending.pop()
-            if at not in body:
-                body.add(at)
-                pending += before.get(at, ())
-        if body:
-            loops.append(_Loop(head, frozenset(body)))
-    return loops
+def _scalar(vm: VM, condition: FakeTensor) -> FakeTensor:
+    return cast(FakeTensor, vm.call_native(torch.Tensor.reshape, (condition, ())))
 
 
-def _past_jumps(code: Code, at: int) -> int:
-    seen: set[int] = set()
-    while code.names[at] in _GOES_ON and at not in seen:
-        seen.add(at)
-        at = successors(code, at)[0]
-    return at
+def _is_same(a: object, b: object) -> bool:
+    return a is b or (type(a) in LEAF_TYPES and same_leaf(a, b))
+
+
+def _remaining(vm: VM, iterator: object) -> range | None:
+    """What an iterator over a range still gives; None for another iterator, and one that the environment holds."""
+    if type(iterator) is not _RANGE_ITERATOR or id(iterator) in vm.env.sources:
+        return None
+    _, (whole,), *state = cast("tuple[object, tuple[range], int]", iterator.__reduce__())
+    return whole[state[0] or 0 :] if state else whole

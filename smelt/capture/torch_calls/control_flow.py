@@ -13,7 +13,7 @@ functions of a loop.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import TypeVar, cast
@@ -25,6 +25,7 @@ from smelt.capture.base.call_handlers import SUBSTITUTED_CALLS, SUBSTITUTES, Arg
 from smelt.capture.base.value_kinds import MISSING
 from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.reconstruction.reconstruction_order import contents_of_created
+from smelt.capture.semantics import held_numbers
 from smelt.capture.semantics.calls import torch_polyfills as polyfills
 from smelt.capture.torch_calls import subgraph_capture, unbacked_reads
 from smelt.capture.torch_calls.joined_values import (
@@ -41,6 +42,7 @@ from smelt.capture.torch_calls.subgraph_nodes import are_cheap, record
 from smelt.capture.vm.vm import VM
 from smelt.errors import RefusedOperator
 from smelt.graph import torch_settings
+from smelt.graph.ir import Node
 from smelt.graph.subgraphs import Choice, Loop, Program, Rule, has_gradients
 from smelt.guards.source import Source
 from smelt.ops.may_raise import must_run
@@ -157,17 +159,13 @@ def _begin(vm: VM, args: Args, kwargs: Kwargs) -> RecordedPair | None:
 def as_condition(vm: VM, value: object) -> object:
     """`value`, an unbacked comparison or a tensor of one element, as a tensor of bools."""
     if type(value) is UnbackedComparison:
-        return vm.call_native(_COMPARED[value.op], tuple(_as_tensor(vm, size) for size in value.sizes))
+        return vm.call_native(_COMPARED[value.op], held_numbers.compared_tensors(vm, *value.operands))
     if type(value) is FakeTensor and value.dtype is not torch.bool and value.elem.numel() == 1:
         return vm.call_native(torch.Tensor.bool, (value,))
     return value
 
 
 _COMPARED = {"lt": torch.lt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne}
-
-
-def _as_tensor(vm: VM, number: object) -> object:
-    return vm.call_native(torch.full, ((), number), {"dtype": torch.int64})
 
 
 def _is_in_vmap(vm: VM, pred: torch.Tensor) -> bool:
@@ -234,7 +232,7 @@ def join(
     pairs, number_pairs = _distinct(found_pairs.tensors), _distinct(found_pairs.numbers)
     if is_statement:
         check_containers(if_true, if_false, exists)
-    before = _Existing(vm, first.entries)
+    before = ExistingTensors(vm, first.entries)
     if any(map(before.shares, itertools.chain(*pairs))) and not (is_statement and vm.trace.copies.allowed):
         later = ", which later code writes or compares" if is_statement else ""
         raise subgraph_capture.refuse(f"they return an existing tensor{later}")
@@ -277,7 +275,7 @@ def join(
             raise subgraph_capture.refuse("without gradients, they give a tensor that requires them")
     for result, (if_true_at, if_false_at) in zip(chosen, found_at):
         if if_true_at or if_false_at:
-            _set_alternatives(vm, result, pred, if_true_at, if_false_at)
+            set_alternatives(vm, result, pred, if_true_at, if_false_at)
     found: dict[tuple[int, int], object] = {(id(a), id(b)): result for (a, b), result in zip(pairs, chosen)}
     for pair, tensor in zip(number_pairs, numbers):
         found[id(pair[0]), id(pair[1])] = NumberProxy(tensor, max(map(_most, pair)))
@@ -295,7 +293,7 @@ def discard(vm: VM, functions: RecordedPair) -> None:
     vm.assumptions.choosing -= 1
 
 
-class _Existing:
+class ExistingTensors:
     """The tensors that exist before two branches: of the first `count` entries of the tape, and more."""
 
     def __init__(self, vm: VM, count: int, more: Iterable[FakeTensor] = ()) -> None:
@@ -319,14 +317,14 @@ class _Existing:
         return [*fake.alternatives]
 
 
-def _check_joinable(pairs: Sequence[tuple[FakeTensor, FakeTensor]], before: _Existing) -> None:
+def _check_joinable(pairs: Sequence[tuple[FakeTensor, FakeTensor]], before: ExistingTensors) -> None:
     """Raise Unsupported where the program could distinguish one tensor for both branches from the tensor of either."""
     for side in zip(*pairs):
         new = [f.storage_key for f in side if not before.shares(f)]
         if len(set(new)) < len(new):
             raise subgraph_capture.refuse("branches with results that share memory")
     for a, b in pairs:
-        if any(class_of_fake(f) is not torch.Tensor or _attributes(f) for f in (a, b)):
+        if any(class_of_fake(f) is not torch.Tensor or has_attributes(f) for f in (a, b)):
             raise subgraph_capture.refuse("their results are parameters, or tensors with attributes")
         if any(f.spec.offset != 0 and not before.shares(f) for f in (a, b)):
             raise subgraph_capture.refuse("their results are parts of other tensors")
@@ -338,11 +336,12 @@ def _check_joinable(pairs: Sequence[tuple[FakeTensor, FakeTensor]], before: _Exi
         raise subgraph_capture.refuse("only some of their results require gradients")
 
 
-def _attributes(fake: FakeTensor) -> bool:
+def has_attributes(fake: FakeTensor) -> bool:
+    """Whether the program has set attributes of a tensor."""
     return any(name != "_is_param" for name in fake.__dict__)
 
 
-def _set_alternatives(
+def set_alternatives(
     vm: VM,
     result: FakeTensor,
     pred: FakeTensor,
@@ -362,7 +361,7 @@ def _set_alternatives(
 
 
 def _drop_inner_alternatives(
-    before: _Existing,
+    before: ExistingTensors,
     results: Sequence[FakeTensor],
     found: Sequence[list[tuple[FakeTensor, FakeTensor]]],
 ) -> None:
@@ -430,7 +429,7 @@ def _joined(
         return entries
     if type(result) not in INTS or (type(result) is type(other) is int and result == other):
         return result
-    chosen = _selected(vm, pred, *(cast(FakeTensor, _as_tensor(vm, number)) for number in (result, other)))
+    chosen = _selected(vm, pred, *(held_numbers.tensor_of(vm, number) for number in (result, other)))
     read = unbacked_reads.numbers(vm, chosen)
     if read is None:
         raise subgraph_capture.refuse("branches that return different numbers")
@@ -485,46 +484,12 @@ def _loop_values(vm: VM, args: Args, kwargs: Kwargs) -> tuple[FakeTensor, ...]:
     return proxies(vm, cast("Sequence[FakeTensor]", functions.arguments[2]))
 
 
-def proxies(vm: VM, carried: Sequence[FakeTensor]) -> tuple[FakeTensor, ...]:
-    """Proxies with the layouts of the carried tensors, while a loop is recorded."""
-    return tuple(subgraph_capture.proxy_like(vm.trace, f) for f in carried)
-
-
-def end_loop(
-    vm: VM,
-    functions: RecordedPair,
-    carried: Sequence[FakeTensor],
-    inside: Sequence[FakeTensor],
-    results: Sequence[FakeTensor],
-) -> list[FakeTensor]:
-    """The final values of a loop statement whose step, recorded on the proxies `inside`, gives `results`. The last of them
-    decides whether the loop goes on. Raises Unsupported."""
-    check_quiet(vm, functions)
-    start, tape = functions.marks[0], vm.trace.tape
-    subgraph_capture.check_nodes(tape.torch.graph.nodes[start.torch :])
-    if vm.trace.writes.calls[start.writes :]:
-        raise subgraph_capture.refuse("a step of the loop writes in place")
-    before = _Existing(vm, start.entries, inside)
-    if not vm.trace.copies.allowed:
-        raise subgraph_capture.refuse("later code writes or compares a result of the loop")
-    if any(f.device.type != "cpu" for f in carried):
-        raise subgraph_capture.refuse("a loop on a GPU")
-    if any(f.requires_grad for f in (*carried, *results)):
-        raise subgraph_capture.refuse("a variable of the loop requires gradients")
-    if any(map(before.shares, results)) or len({f.storage_key for f in results}) < len(results):
-        raise subgraph_capture.refuse("a variable of the loop takes the tensor of another one")
-    if any(_attributes(f) or class_of_fake(f) is not torch.Tensor for f in (*carried, *results)):
-        raise subgraph_capture.refuse("a variable of the loop is no plain tensor")
-    layouts = [[subgraph_capture.with_own_storage(f.spec) for f in values] for values in (carried, results)]
-    if layouts[0] != layouts[1]:
-        raise subgraph_capture.refuse("a variable of the loop changes its type or layout")
-    step = RecordedFunction(cut_out(vm.trace, start), results)
-    test = RecordedFunction([], [inside[-1]])
-    final = _as_node(vm, Loop(len(carried)), (test, step), carried, inside)[:-1]
-    for result, first in zip(final, carried):  # the loop may have no step
-        _set_alternatives(vm, result, carried[-1], [], [(carried[-1], first)])
-    vm.assumptions.choosing -= 1
-    return final
+def proxies(vm: VM, carried: Sequence[FakeTensor], differentiable: bool = False) -> tuple[FakeTensor, ...]:
+    """Proxies with the layouts of the carried tensors, while a loop is recorded. `differentiable`: those of float types
+    require gradients."""
+    return tuple(
+        subgraph_capture.proxy_like(vm.trace, f, differentiable and has_gradients(f.dtype)) for f in carried
+    )
 
 
 @function(cast(FunctionType, polyfills.end_loop))
@@ -579,21 +544,40 @@ def _as_node(
     """Record a program on the tensors `first` and all operands that its two functions read; return its results. The operands
     in the storages `written` take the values that the functions leave in them. `numbers`: how many of the last results stand
     for Python's numbers."""
-    trace = vm.trace
-    own = [f.torch_node for f in proxies if f.torch_node is not None]
-    for result in itertools.chain(*(each.results for each in functions)):
-        if result.torch_node is None:  # an input that nothing has read
-            trace.inputs.torch_node(result)
-    operands = subgraph_capture.operands(trace, functions, own)
-    placeholders = [*own, *operands.nodes]
-    targets = _written_operands(trace, operands.tensors, written)
-    nodes = [f.torch_node for f in targets if f.torch_node is not None]
-    graphs = tuple(replace(f, results=[*targets, *f.results]).graph(placeholders, nodes) for f in functions)
-    program = Program(rule, graphs, numbers)
-    results = record(trace, program, [*first, *operands.tensors, *operands.numbers])
+    program, operands, targets = program_of(vm, rule, functions, first, proxies, written, numbers)
+    results = record(vm.trace, program, operands)
     for target, value in zip(targets, results):
         vm.call_native(torch.Tensor.copy_, (target, value))
     return results[len(targets) :]
+
+
+def program_of(
+    vm: VM,
+    rule: Rule,
+    functions: tuple[RecordedFunction, RecordedFunction],
+    first: Sequence[FakeTensor],
+    proxies: Sequence[FakeTensor] = (),
+    written: Collection[int] = (),
+    numbers: int = 0,
+    held: Mapping[Node, FakeTensor] | None = None,
+) -> tuple[Program, list[object], list[FakeTensor]]:
+    """A program on the tensors `first` and all operands that its two functions read, these operands, and the tensors whose
+    last values are its first results: those in the storages `written`. `held`: the proxies that hold the numbers which the
+    functions take."""
+    trace = vm.trace
+    own = [f.torch_node for f in proxies if f.torch_node is not None]
+    holders = {n: f.torch_node for n, f in (held or {}).items() if f.torch_node is not None}
+    for result in itertools.chain(*(each.results for each in functions)):
+        if result.torch_node is None:  # an input that nothing has read
+            trace.inputs.torch_node(result)
+    operands = subgraph_capture.operands(trace, functions, [*own, *holders])
+    placeholders = [*own, *operands.nodes]
+    targets = _written_operands(trace, operands.tensors, written)
+    nodes = [f.torch_node for f in targets if f.torch_node is not None]
+    graphs = tuple(
+        replace(f, results=[*targets, *f.results]).graph(placeholders, nodes, holders) for f in functions
+    )
+    return Program(rule, graphs, numbers), [*first, *operands.tensors, *operands.numbers], targets
 
 
 def _written_operands(

@@ -28,7 +28,7 @@ from smelt.graph.user_kernel_calls import KernelLaunch
 from smelt.ops.may_raise import must_run
 from smelt.ops.node_builders import CLONE, FULL
 from smelt.reasons import DATA_DEPENDENT, Reason
-from smelt.shapes.expr import Expression
+from smelt.shapes.expr import Expression, Sym
 from smelt.shapes.substitute import substitute
 from smelt.torch_private import (
     DisableTorchDispatch,
@@ -53,6 +53,8 @@ from smelt.tracing.record.trace import Trace
 from smelt.tracing.record.trace_parts import TraceParts
 from smelt.tracing.record.traced import Traced
 from smelt.tracing.symbolic.symbolic_layouts import SymbolicLayout
+from smelt.tracing.symbolic.symbolic_numbers import Symbols
+from smelt.tracing.symbolic.unbacked_numbers import HeldNumber, held_leaves
 
 
 def refuse(what: str) -> Unsupported:
@@ -123,12 +125,21 @@ class RecordedFunction:
             f.torch_node for f in self.results if f.torch_node is not None and f.torch_node not in own
         )
 
-    def graph(self, placeholders: Sequence[Node], written: Sequence[Node] = ()) -> Graph:
+    def graph(
+        self,
+        placeholders: Sequence[Node],
+        written: Sequence[Node] = (),
+        holders: Mapping[Node, Node] | None = None,
+    ) -> Graph:
         """The function as a graph with inputs for the nodes `placeholders`. Copies take the place of those that the function
-        returns, and of those that are `written`."""
+        returns, and of those that are `written`. `holders`: the placeholders that hold the numbers which it reads."""
         graph = Graph("torch")
         inputs = {p: _placeholder(f"operand_{i}", p.spec) for i, p in enumerate(placeholders)}
         copies = inputs | {p: _clone(inputs[p]) for p in written}
+        read = {n for node in self.nodes for n in argument_nodes(node)}
+        for number, holder in (holders or {}).items():
+            if number in read:
+                copies[number] = Node("call_method", "item", (inputs[holder],), {}, number.name, number.spec)
         for node in self.nodes:
             args, kwargs = (map_nodes(a, copies.__getitem__) for a in (node.args, node.kwargs))
             copies[node] = Node(node.op, node.target, args, kwargs, node.name, node.spec, node.line)
@@ -182,10 +193,12 @@ def _end(graph: Graph, results: Sequence[Node]) -> None:
     graph.nodes.append(Node("output", "output", (tuple(results),), {}, "output", specs))
 
 
-def proxy_like(parts: TraceParts, fake: FakeTensor) -> FakeTensor:
+def proxy_like(parts: TraceParts, fake: FakeTensor, requires_grad: bool = False) -> FakeTensor:
     """A proxy with the layout of `fake` and its own storage, which no node computes."""
     with parts.call.paused(), DisableTorchDispatch():
         proxy = fresh_fake(parts.inputs, with_own_storage(fake.spec))
+        if requires_grad:
+            proxy.requires_grad_()
     node = proxy.aten_node = _placeholder("carried", proxy.spec)
     proxy.torch_node = _placeholder("carried", proxy.spec)
     parts.tape.entries.append(TapeEntry(node, proxy))  # until its function is cut out
@@ -224,11 +237,13 @@ Record = Callable[[TraceParts, Program, Sequence[object]], Sequence[FakeTensor]]
 
 @dataclass(frozen=True)
 class TracedSubgraph:
-    """A traced subgraph. `fakes`: its operands that are tensors; `numbers`: those that the graphs take after them."""
+    """A traced subgraph. `fakes`: its operands that are tensors; `numbers`: those that the graphs take after them. The
+    tensors at `held` hold the last of these."""
 
     traced: Traced
     fakes: list[FakeTensor]
     numbers: list[NumberInput]
+    held: tuple[int, ...]
 
 
 def trace(
@@ -265,10 +280,26 @@ def trace(
     if traced.mutated or len(set(storages)) < len(storages) or before & {*storages}:
         raise refuse("a subgraph that returns or writes its operands")
     traced.release_examples()
-    by_node = {n.nodes.get("aten"): n for n in inner.numbers.by_expression.values()}
-    return TracedSubgraph(
-        traced, fakes, [by_node[p] for p in traced.aten_graph.placeholders[len(traced.inputs) :]]
-    )
+    inputs: Iterable[NumberInput] = inner.numbers.by_expression.values()
+    by_node = {n.nodes.get("aten"): n for n in inputs}
+    taken = [by_node[p] for p in traced.aten_graph.placeholders[len(traced.inputs) :]]
+    held = tuple(i for n in taken if (i := _holder(n, fakes)) is not None)
+    return TracedSubgraph(traced, fakes, taken, held)
+
+
+def _holder(number: NumberInput, fakes: Sequence[FakeTensor]) -> int | None:
+    """The operand that holds a number among the inputs of a graph; None for a number from outside."""
+    expression = number.symbol.expression
+    held = [i for key in held_leaves(expression) for i, f in enumerate(fakes) if f is key.carrier]
+    if held and expression.op != "leaf":
+        raise refuse("a subgraph that computes with a number")
+    return held[0] if held else None
+
+
+def _number(inner: Trace, holder: FakeTensor, kind: type) -> object:
+    """The number that an operand holds, as an input of the subgraph."""
+    held = HeldNumber(Sym("number"), "a number that a loop computes", 1, holder)
+    return cast(Symbols, inner.numbers.symbols).leaf(held, kind(1))
 
 
 def _operand(inner: Trace, spec: TensorSpec, requires_grad: bool) -> FakeTensor:
@@ -289,6 +320,8 @@ def _replay(inner: Trace, graph: Graph, operands: Sequence[object], record: Reco
         args, kwargs = (map_nodes(a, values.__getitem__) for a in (node.args, node.kwargs))
         if isinstance(node.target, Program):
             values[node] = record(inner, node.target, args)
+        elif node.target == "item":
+            values[node] = _number(inner, cast(FakeTensor, args[0]), node.spec.type)
         elif node.op == "call_method":
             values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
         else:
@@ -320,17 +353,20 @@ Numbers = Mapping[Expression, NumberInput]
 
 
 def numbers_read(subgraphs: Iterable[TracedSubgraph]) -> Numbers:
-    """The numbers that the subgraphs take."""
-    return {n.symbol.expression: n for subgraph in subgraphs for n in subgraph.numbers}
+    """The numbers from outside that the subgraphs take."""
+    found = (n for subgraph in subgraphs for n in subgraph.numbers if _holder(n, subgraph.fakes) is None)
+    return {n.symbol.expression: n for n in found}
 
 
 def _number_inputs(subgraph: TracedSubgraph, inputs: Sequence[Node], numbers: Numbers) -> list[Node]:
-    """The placeholders of `numbers`. `inputs`: those of the tensors and numbers that the subgraph reads."""
+    """The placeholders of `numbers`, then of those that tensors hold. `inputs`: those of the tensors and numbers that the
+    subgraph reads."""
     own = inputs[len(subgraph.traced.inputs) :]
     known = {n.symbol.expression: node for n, node in zip(subgraph.numbers, own)}
+    held = (n for n in subgraph.numbers if _holder(n, subgraph.fakes) is not None)
     return [
-        known.get(e) or _placeholder(f"unused_number_{i}", NumberSpec(type(number.symbol.value)))
-        for i, (e, number) in enumerate(numbers.items())
+        known.get(n.symbol.expression) or _placeholder(f"unused_number_{i}", NumberSpec(type(n.symbol.value)))
+        for i, n in enumerate((*numbers.values(), *held))
     ]
 
 
@@ -405,7 +441,8 @@ def gradients(
     forward = [n for n in joint.graph if n not in joint.backward] if joint is not None else []
     costly = {n.name for n in forward if draws(n) or (not zeros and n.op == "call_function" and is_costly(n))}
     kept = _without(graph, costly)
-    more = [*tangent_inputs, *kept.values(), *_number_inputs(subgraph, inputs, numbers)]
+    number_inputs = _number_inputs(subgraph, inputs, numbers)
+    more = [*tangent_inputs, *kept.values(), *number_inputs]
     _set_inputs(graph, primals, subgraph.fakes, more)
     operands = [subgraph.fakes[i] for i in sources]
     if not zeros:
@@ -415,7 +452,7 @@ def gradients(
     _end(graph, [_gradient(graph, i, f, found.get(id(f))) for i, f in zip(sources, operands)])
     graph_passes.eliminate_dead(graph)
     defined = [flags.get(id(f)) or found.get(id(f)) is not None for f in operands]
-    return Gradients(graph, defined, [n for n in forward if n.name in kept], len(numbers))
+    return Gradients(graph, defined, [n for n in forward if n.name in kept], len(number_inputs))
 
 
 def _without(graph: Graph, costly: Container[str]) -> dict[str, Node]:
@@ -456,8 +493,8 @@ def _check_reached(graph: Graph, tangents: Sequence[Node], found: Sequence[Node 
 def forward_graph(
     subgraph: TracedSubgraph, numbers: Numbers, more: Sequence[Flag | TensorSpec] = ()
 ) -> Graph:
-    """The aten graph of the forward, with an input for each tensor among the operands, then for each of the numbers. It also
-    returns `more`, uninitialized memory for a spec."""
+    """The aten graph of the forward, with an input for each tensor among the operands, each of the numbers, and each that a
+    tensor holds. It also returns `more`, uninitialized memory for a spec."""
     traced, joint = subgraph.traced, subgraph.traced.joint
     whole = traced.aten_graph if joint is None else joint.graph
     nodes = [n for n in whole.nodes[:-1] if joint is None or n not in joint.backward]

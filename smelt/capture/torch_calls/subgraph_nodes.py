@@ -15,6 +15,7 @@ from torch.autograd.function import FunctionCtx
 from smelt._native import isinstance
 from smelt.autograd.recompute_classes import class_of
 from smelt.capture.torch_calls import subgraph_capture
+from smelt.capture.torch_calls.loop_gradients import HISTORY, LoopCall, differentiated, with_layout
 from smelt.capture.torch_calls.subgraph_capture import (
     FLAG,
     Numbers,
@@ -31,7 +32,9 @@ from smelt.graph.subgraphs import (
     RUN_GRAPHS,
     Choice,
     Inner,
+    Loop,
     Program,
+    Rule,
     draws,
     is_statement,
 )
@@ -52,11 +55,14 @@ def record(parts: TraceParts, program: Program, operands: Sequence[object]) -> l
     numbers, own = operands[len(tensors) :], tensors[program.rule.n_own :]
     statement = is_statement(program.rule)
     sources = [i for i, f in enumerate(own) if torch.is_grad_enabled() and f.requires_grad]
-    if sources and not isinstance(program.rule, Choice):
-        raise refuse("a loop with gradients")
+    rule: Rule = program.rule
+    if sources and isinstance(rule, Loop):
+        rule = Loop(rule.carried, is_recorded=True)
+    joint_sources = sources if isinstance(rule, Choice) else []  # a loop's steps are differentiated apart
     specs = [f.spec for f in own]
     subgraphs = [
-        subgraph_capture.trace(parts, g, specs, numbers, sources, record, statement) for g in program.graphs
+        subgraph_capture.trace(parts, g, specs, numbers, joint_sources, record, statement)
+        for g in program.graphs
     ]
     if any(draws(n) for s in subgraphs for n in s.traced.aten_graph):
         program.rule = Choice(is_statement=True, draws=True)
@@ -68,7 +74,7 @@ def record(parts: TraceParts, program: Program, operands: Sequence[object]) -> l
             s, ends, sources, read, not statement, is_costly=lambda n: not _is_small(n)
         )
         for s in subgraphs
-        if sources
+        if joint_sources
     ]
     by_source = [*zip(*(g.defined for g in gradients))]  # in each graph
     flags = [*dict.fromkeys(pair for pair in by_source if statement and len({*pair}) > 1)]
@@ -80,9 +86,16 @@ def record(parts: TraceParts, program: Program, operands: Sequence[object]) -> l
     torch_nodes = [f.torch_node or parts.inputs.torch_node(f) for f in tensors]
     known_numbers = [parts.numbers.node(n, parts.tape.torch) if type(n) in NUMBERS else n for n in numbers]
     node = Node("call_function", program, (*torch_nodes, *known_numbers), {}, "")
+    if isinstance(rule, Loop) and rule.is_recorded:
+        handle = Handle.of(Inner(rule, graphs, [s.held for s in subgraphs]))
+        *outputs, history = run_graphs(parts, node, handle, tensors, read, [*results, HISTORY], rule.name)
+        call = LoopCall(parts, program, history, numbers, read, frozenset(sources))
+        outputs = differentiated(call, outputs, tensors, record, run_graphs)
+        parts.torch_recorder.record(node, program, outputs)
+        return outputs
     more = [*(FLAG for _ in flags), *(node.spec for _, node in kept)]
-    handle = Handle.of(Inner(program.rule, graphs))
-    outputs = _run_graphs(parts, node, handle, tensors, read, [*results, *more], program.rule.name)
+    handle = Handle.of(Inner(program.rule, graphs, [s.held for s in subgraphs]))
+    outputs = run_graphs(parts, node, handle, tensors, read, [*results, *more], program.rule.name)
     outputs, found = outputs[: len(results)], outputs[len(results) :]
     if sources:
         known: dict[object, FakeTensor] = dict(zip(flags, found))
@@ -110,7 +123,7 @@ def _result_specs(program: Program, subgraphs: Sequence[TracedSubgraph]) -> list
     return found[0]
 
 
-def _run_graphs(
+def run_graphs(
     parts: TraceParts,
     source: Node | None,
     handle: Handle,
@@ -163,7 +176,7 @@ def _both(
         values = [*operands, *(n.symbol.number() for n in numbers.values())]
         both = [_inlined(parts, graph, values) for graph in inner.graphs]
         results = [torch.where(holds, a, b) for a, b in zip(*both)]
-        return [cast(FakeTensor, _with_layout(parts, r, spec)) for r, spec in zip(results, specs)]
+        return [cast(FakeTensor, with_layout(parts, r, spec)) for r, spec in zip(results, specs)]
 
 
 def _inlined(parts: TraceParts, graph: Graph, operands: Sequence[object]) -> list[torch.Tensor]:
@@ -217,7 +230,7 @@ class _Backward:
         n_own = self.program.rule.n_own
         specs = [row_major(tensors[n_own + i].spec) for i in self.defined]
         name, operands = f"{self.program.rule.name}_backward", (*tensors, *tangents, *self.kept)
-        values = _run_graphs(self.parts, None, self.handle, operands, self.numbers, specs, name)
+        values = run_graphs(self.parts, None, self.handle, operands, self.numbers, specs, name)
         gradients: list[FakeTensor | None] = [None] * len(tensors)
         for (i, flag), value in zip(self.defined.items(), values):
             gradients[n_own + i] = self._defined_if(flag, value)
@@ -258,12 +271,5 @@ class _History(torch.autograd.Function):
             raise refuse("second derivatives of a subgraph")
         pairs = zip(tangents, ctx.layouts)  # type: ignore[attr-defined]
         parts = ctx.record.parts  # type: ignore[attr-defined]
-        laid_out = [_with_layout(parts, t, spec) for t, spec in pairs if spec is not None]
+        laid_out = [with_layout(parts, t, spec) for t, spec in pairs if spec is not None]
         return (None, None, *ctx.record(ctx.saved_tensors, laid_out))  # type: ignore[attr-defined]
-
-
-def _with_layout(parts: TraceParts, tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    if cast(FakeTensor, tensor).spec.stride == spec.stride:
-        return tensor
-    shape, stride = ([number_of_size(parts.inputs, n) for n in sizes] for sizes in (spec.shape, spec.stride))
-    return torch.empty_strided(shape, stride, dtype=spec.dtype, device=spec.device).copy_(tensor)

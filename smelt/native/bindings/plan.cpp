@@ -244,7 +244,15 @@ int init_plan(PyObject* module) {
     PyObject* type = PyType_FromSpec(&plan_spec);
     if (!type) return -1;
     plan_type = reinterpret_cast<PyTypeObject*>(type);  // never freed
-    return PyModule_AddObjectRef(module, "Plan", type);
+    if (PyModule_AddObjectRef(module, "Plan", type) < 0) return -1;
+    try {
+        auto m = py::reinterpret_borrow<py::module_>(module);
+        m.def("loop_history", &loop_history).def("loop_states", &loop_states);
+    } catch (py::error_already_set& error) {
+        error.restore();
+        return -1;
+    }
+    return 0;
 }
 
 }  // namespace plan

@@ -86,18 +86,23 @@ struct Aten {
 struct Plan;
 struct SizedProgram;
 
-// A higher-order operator. Without `loops` the first plan runs if the condition holds, else the second. A loop runs the second
-// while the first returns true; the first `carried` operands are the values that change.
+// A higher-order operator. `cond`: the first plan runs if the condition holds, else the second. `loop`: the second runs while
+// the first returns true; the first `carried` operands are the values that change. `recorded_loop`: its last result is a
+// `LoopHistory`. `loop_backward`: the plans run for the steps in reverse order, the last plan for all that remain. Operands: the
+// first `tangents` are those of the loop's results, then the operands of the loop; `condition` is the history. The plans return
+// the next tangents, then what is added to the gradients of other operands.
 struct RunPlans {
+    enum class Rule { cond, loop, recorded_loop, loop_backward };
     struct Inner {
         std::shared_ptr<Plan> plan;                 // null: `sized` makes one for the sizes of a program
         std::shared_ptr<const SizedProgram> sized;  // null: the plan has fixed sizes
         std::vector<size_t> takes;                  // operands
     };
-    bool loops;
+    Rule rule;
     size_t carried;
-    std::vector<Inner> plans;  // two
-    Reg condition;             // -1: of a loop
+    size_t tangents;
+    std::vector<Inner> plans;
+    Reg condition;  // -1: of a loop
     std::vector<Reg> operands;
     std::vector<Layout> layouts;  // of the operands, on which the plans rely
     std::vector<Reg> outs;

@@ -389,20 +389,23 @@ class Reader {
         return made;
     }
 
+    static const Program& program_of(const RunPlans::Inner& inner) {
+        return inner.sized ? inner.sized->program : *inner.plan->program;
+    }
+
     // Whether the inputs of an inner plan that are numbers take 0-d tensors.
     static bool takes_numbers(const RunPlans& r, const RunPlans::Inner& inner) {
-        const Program& p = inner.sized ? inner.sized->program : *inner.plan->program;
+        const Program& p = program_of(inner);
         for (size_t i = 0; i < p.n_inputs; ++i)
             if (p.is_number[i] && !r.layouts[inner.takes[i]].shape.empty()) return false;
         return true;
     }
 
     RunPlans run_plans(const Items& s) {
-        if (s.size() != 10) throw FormatError("Plan: inner plans with other fields");
-        const std::string& rule = values::text(s[1]);
+        // Programs stored by versions without loops that have a backward lack `tangents`.
+        if (s.size() != 10 && s.size() != 11) throw FormatError("Plan: inner plans with other fields");
         RunPlans r{};
-        r.loops = rule == "while_loop";
-        if (!r.loops && rule != "cond") throw FormatError("Plan: an unknown rule, " + rule);
+        r.rule = inner_rule(values::text(s[1]));
         r.operands = registers(s[5]);
         r.carried = values::index(s[2], r.operands.size() + 1);
         r.plans = values::each(s[3], [&](const Value& v) { return inner_plan(v, r.operands.size()); });
@@ -417,18 +420,42 @@ class Reader {
             r.expect.emplace_back();
             if (!e.is_none()) r.expect[i] = inner_layout(e, i, Field::result_shape, Field::result_stride);
         }
-        names_.run_plans.push_back(values::text(s[9]));
-        const auto returns = [&](size_t i) {
-            const RunPlans::Inner& inner = r.plans[i];
-            return (inner.sized ? inner.sized->program : *inner.plan->program).outputs.size();
-        };
-        bool fits = r.plans.size() == 2 && r.layouts.size() == r.operands.size() &&
-                    r.expect.size() == r.outs.size() && (r.condition < 0) == r.loops;
-        fits = fits && returns(1) == r.outs.size() && returns(0) == (r.loops ? 1 : r.outs.size());
-        for (const RunPlans::Inner& inner : r.plans) fits = fits && takes_numbers(r, inner);
-        if (!fits || (r.loops && r.carried != r.outs.size()))
+        r.tangents = s.size() == 11 ? values::index(s[9], r.operands.size() + 1) : 0;
+        names_.run_plans.push_back(values::text(s.back()));
+        if (r.layouts.size() != r.operands.size() || r.expect.size() != r.outs.size() || !fits(r))
             throw FormatError("Plan: inner plans that do not fit their step");
         return r;
+    }
+
+    static RunPlans::Rule inner_rule(const std::string& rule) {
+        if (rule == "cond") return RunPlans::Rule::cond;
+        if (rule == "while_loop") return RunPlans::Rule::loop;
+        if (rule == "recorded_while_loop") return RunPlans::Rule::recorded_loop;
+        if (rule == "while_loop_backward") return RunPlans::Rule::loop_backward;
+        throw FormatError("Plan: an unknown rule, " + rule);
+    }
+
+    // Whether the plans take and return what the rule needs.
+    static bool fits(const RunPlans& r) {
+        const auto returns = [&](size_t i) { return program_of(r.plans[i]).outputs.size(); };
+        const auto returns_all = [&](const RunPlans::Inner& inner) {
+            return program_of(inner).outputs.size() == r.outs.size();
+        };
+        const size_t outs = r.outs.size();
+        for (const RunPlans::Inner& inner : r.plans)
+            if (!takes_numbers(r, inner)) return false;
+        switch (r.rule) {
+            case RunPlans::Rule::cond:
+                return r.plans.size() == 2 && r.condition >= 0 && returns(0) == outs && returns(1) == outs;
+            case RunPlans::Rule::loop:
+            case RunPlans::Rule::recorded_loop:
+                return r.plans.size() == 2 && r.condition < 0 && returns(0) == 1 && returns(1) == r.carried &&
+                       outs == r.carried + (r.rule == RunPlans::Rule::recorded_loop);
+            case RunPlans::Rule::loop_backward:
+                return !r.plans.empty() && std::all_of(r.plans.begin(), r.plans.end(), returns_all) &&
+                       r.condition >= 0 && r.tangents <= outs && r.tangents + r.carried <= r.operands.size();
+        }
+        return false;
     }
 
     static bool takes_tensor(const c10::Type& type) {

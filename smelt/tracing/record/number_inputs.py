@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,7 +22,7 @@ from smelt.tracing.symbolic.numbers_in_containers import has_symbols, specialize
 from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, size_of, specialize, wrap_symbolic
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
-from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber, unbacked_leaf_of
+from smelt.tracing.symbolic.unbacked_numbers import HeldNumber, UnbackedNumber, held_leaves, unbacked_leaf_of
 
 
 @dataclass
@@ -81,6 +81,16 @@ class NumberInputs:
         if symbol.size is None:
             symbol.symbols.check()
         return self.input(symbol).node(builder)
+
+    def computed_from(self, held: Collection[HeldNumber]) -> list[NumberInput]:
+        """The numbers that operators received and that are computed from some of these."""
+        inputs = self.by_expression.values()
+        return [n for n in inputs if any(key in held for key in held_leaves(n.symbol.expression))]
+
+    def drop(self, numbers: Iterable[NumberInput]) -> None:
+        """Drop inputs, after the loop that takes them."""
+        for number in numbers:
+            del self.by_expression[number.symbol.expression]
 
     def input(self, symbol: Symbol) -> NumberInput:
         """The graph input for a symbolic number: one per expression."""

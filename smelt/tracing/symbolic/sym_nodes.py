@@ -14,9 +14,9 @@ from smelt.tracing.symbolic.unbacked_numbers import unbacked_leaf_of
 
 
 class UnbackedComparison:
-    """The result of the program's comparison of unbacked sizes: `op` (`lt`, `eq`) of the two sizes is `holds`."""
+    """The result of the program's comparison of unbacked numbers: `op` (`lt`, `eq`) of the two numbers is `holds`."""
 
-    def __init__(self, symbols: Any, op: str, a: Size, b: Size, holds: bool) -> None:
+    def __init__(self, symbols: Any, op: str, a: Symbol, b: Symbol, holds: bool) -> None:
         self._symbols, self._op, self._a, self._b, self._holds = symbols, op, a, b, holds
 
     @property
@@ -25,21 +25,28 @@ class UnbackedComparison:
         return self._op if self._holds else {"lt": "ge", "eq": "ne"}[self._op]
 
     @property
-    def sizes(self) -> tuple[Any, Any]:
+    def operands(self) -> tuple[Any, Any]:
         """The two numbers that it compares."""
-        return self._symbols.number(self._a), self._symbols.number(self._b)
+        return self._a.number(), self._b.number()
 
     @property
     def expression(self) -> Expression:
         """The expression that Python computes for it."""
         return self._symbols.comparison(self.op, self._a, self._b)
 
+    @property
+    def is_of_sizes(self) -> bool:
+        """Whether both numbers are sizes."""
+        return self._a.size is not None and self._b.size is not None
+
     def assume(self, outcome: bool) -> None:
-        """Assume this outcome from now on; the graph checks it."""
-        self._symbols.assume(self._op, self._a, self._b, outcome is self._holds)
+        """Assume this outcome from now on; the graph checks it. Raises Unsupported for numbers that are no sizes."""
+        if not self.is_of_sizes:
+            raise self._symbols.comparison_error(self.op, self._a, self._b)
+        self._symbols.assume(self._op, self._a.size, self._b.size, outcome is self._holds)
 
     def __bool__(self) -> bool:
-        raise self._symbols.unbacked.comparison_error(self._op, self._a, self._b)
+        raise self._symbols.comparison_error(self._op, self._a, self._b)
 
 
 class Symbol:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -56,9 +56,11 @@ from smelt.tracing.symbolic.unbacked_numbers import (
     NumberCondition,
     UnbackedFacts,
     UnbackedNumber,
+    held_leaves,
     unbacked_leaf_of,
 )
 
+T = TypeVar("T")
 MAX_SIZE = 100  # operations of an expression; a larger one is specialized
 
 
@@ -319,18 +321,30 @@ class Symbols:
         return wrapped(self._sizes[sym])
 
     def program_comparison(self, op: str, a: Symbol, b: Symbol) -> Any:
-        """A comparison by the program: UnbackedComparison where unbacked sizes decide it."""
+        """A comparison by the program: UnbackedComparison where unbacked sizes, or numbers in tensors, decide it."""
+        canonical, left, right = _canonical_comparison(op, a, b)
+        holds = op in ("lt", "gt", "eq")
         if a.size is None or b.size is None or not self.unbacked.occurs_in(a.size, b.size):
             number = unbacked_leaf_of(a.expression) or unbacked_leaf_of(b.expression)
             if number is None or self._decides_for_torch:
                 return self.call(op, a, b)
-            what = self._table.call(op, a.expression, b.expression)
-            raise Unsupported(Reason(DATA_DEPENDENT, f"{what} decides, where {number.sym} is {number.what}"))
+            if held_leaves(a.expression) or held_leaves(b.expression):
+                return UnbackedComparison(self, canonical, left, right, holds)
+            raise self.comparison_error(op, a, b)
         self.check()
-        specialize, left, right = _canonical_comparison(op, a.size, b.size)
-        outcome, holds = self._known_outcome(specialize, left, right), op in ("lt", "gt", "eq")
+        outcome = self._known_outcome(*_canonical_comparison(op, a.size, b.size))
         return (
-            UnbackedComparison(self, specialize, left, right, holds) if outcome is None else outcome is holds
+            UnbackedComparison(self, canonical, left, right, holds) if outcome is None else outcome is holds
+        )
+
+    def comparison_error(self, op: str, a: Symbol, b: Symbol) -> Unsupported:
+        """The error for a comparison by the program that unbacked numbers decide."""
+        if a.size is not None and b.size is not None:
+            return self.unbacked.comparison_error(op, a.size, b.size)
+        number = unbacked_leaf_of(a.expression) or unbacked_leaf_of(b.expression)
+        what = self.comparison(op, a, b)
+        return Unsupported(
+            Reason(DATA_DEPENDENT, f"{what} decides, where {number} is {number and number.what}")
         )
 
     def require_equal(self, key: Any, other: Any) -> None:
@@ -473,9 +487,9 @@ class Symbols:
             return None
         return DeferredComparison(self, self._table.call(op, a.expression, b.expression), op, a.size, b.size)
 
-    def comparison(self, op: str, a: Size, b: Size) -> Expression:
-        """The expression of a comparison of sizes."""
-        return self._table.call(op, self.symbol_of_size(a).expression, self.symbol_of_size(b).expression)
+    def comparison(self, op: str, a: Symbol, b: Symbol) -> Expression:
+        """The expression of a comparison."""
+        return self._table.call(op, a.expression, b.expression)
 
     def expect(self, op: str, a: Size, b: Size, outcome: bool) -> bool:
         """`compare`, but where unbacked sizes decide it, `outcome` is assumed."""
@@ -620,7 +634,7 @@ class Symbols:
         self._require(expression, kind)
 
 
-def _canonical_comparison(op: str, a: Size, b: Size) -> tuple[str, Size, Size]:
+def _canonical_comparison(op: str, a: T, b: T) -> tuple[str, T, T]:
     """The `lt` or `eq` that decides a comparison: with the same outcome, or for `ge`, `le` and `ne` the opposite
     one."""
     left, right = (b, a) if op in ("gt", "le") else (a, b)

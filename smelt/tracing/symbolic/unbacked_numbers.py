@@ -9,6 +9,7 @@ call (`capture/emit/eager_fallback.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,15 @@ class UnbackedNumber:
 
     def __str__(self) -> str:
         return str(self.sym)
+
+
+@dataclass(eq=False)
+class HeldNumber(UnbackedNumber):
+    """The number in `carrier`, a 0-d tensor of int64 or float64: a counter of a loop. It is no size. `first`: its first
+    value, if known; `least`: a lower bound."""
+
+    first: float = -math.inf
+    least: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,11 @@ class UnbackedFacts:
         found = self.among(sorted(free_syms(a) | free_syms(b), key=str))
         names = " and ".join(f"{n.sym} is {n.what}" for n in found)
         return Unsupported(Reason(DATA_DEPENDENT, f"{a} {sign} {b} decides, where {names}"))
+
+
+def held_leaves(expression: Expression) -> list[HeldNumber]:
+    """The numbers in the expression that tensors hold."""
+    return [key for key in leaves(expression) if isinstance(key, HeldNumber)]
 
 
 def unbacked_leaf_of(expression: Expression) -> UnbackedNumber | None:

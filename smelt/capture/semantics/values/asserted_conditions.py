@@ -32,7 +32,7 @@ def assume_branch(vm: VM, frame: Frame, value: object, if_true: int, if_false: i
     exception is handled in the captured code, or if the graph cannot check the condition. Records the check."""
     if type(value) is NumberProxy:
         value = value.condition()
-    if type(value) is UnbackedComparison:
+    if type(value) is UnbackedComparison and value.is_of_sizes:
         return _assume_size_branch(frame, value, if_true, if_false)
     if (
         type(value) is not FakeTensor
@@ -57,11 +57,11 @@ def _assume_size_branch(frame: Frame, value: UnbackedComparison, if_true: int, i
     return raises[1]
 
 
-def assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
-    """Record the check that `condition` holds; False if the graph cannot check it."""
+def assume(vm: VM, frame: Frame, condition: FakeTensor, message: str | None = None) -> bool:
+    """Record the check that `condition` holds; False if the graph cannot check it. `message`: that of its failure."""
     checkable = _may_assume(vm, frame, condition)
     if checkable:
-        _record_check(vm, condition)
+        _record_check(vm, condition, message)
     return checkable
 
 
@@ -72,9 +72,10 @@ def _may_assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
     return not any(_is_handled(f) for f in _enclosing_frames(frame))
 
 
-def _record_check(vm: VM, condition: object) -> None:
+def _record_check(vm: VM, condition: object, message: str | None = None) -> None:
     """Record a check on the CPU, which waits as eager does: a failed check on a GPU would end the process."""
-    vm.call_native(assert_async, (vm.call_native(_cpu, (condition,)),))
+    arguments = () if message is None else (message,)
+    vm.call_native(assert_async, (vm.call_native(_cpu, (condition,)), *arguments))
     vm.assumptions.assumed = True
 
 
