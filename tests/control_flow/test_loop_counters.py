@@ -327,7 +327,7 @@ def a_counter_is_a_factor_after_its_loop(x):
     return x * n
 
 
-@loop(2, later=1, breaks=["data-dependent-value"])
+@loop()
 def as_many_steps_as_counted(x):
     n = 0
     while x.abs().sum() < 50:

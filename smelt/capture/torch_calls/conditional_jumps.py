@@ -38,7 +38,7 @@ from smelt.capture.torch_calls.branch_effects import (
     IteratorCopies,
     StoredKey,
 )
-from smelt.capture.torch_calls.conditional_loops import capture_loop
+from smelt.capture.torch_calls.conditional_loops import capture_loop, capture_range
 from smelt.capture.torch_calls.frame_copies import (
     Branch,
     MeetingPointMissed,
@@ -56,6 +56,7 @@ from smelt.torch_private import maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
+from smelt.tracing.symbolic.symbolic_ranges import SymbolicRange
 
 _MAX_DEPTH = 16  # of branches within branches
 _MAX_CAPTURED = 1024  # conditions of one graph: 1,000 in an unrolled loop take four seconds to compile
@@ -108,6 +109,31 @@ def capture_branches(
         state.running = None
     state.captured += 1
     return outcome
+
+
+def capture_range_loop(vm: VM, frame: Frame) -> bool:
+    """Capture the `for` loop over the range on the stack, if its length is unbacked, and continue after it; False for
+    another range or loop. Raises Unsupported where the loop cannot be captured."""
+    values = cast(SymbolicRange, frame.stack[-1])
+    at = frame.pc - 1
+    jump = frame.user_code, at - frame.prologue, torch.is_grad_enabled()
+    if not values.is_unbacked or frame.code.names[frame.pc] != "FOR_ITER" or not _captures(vm):
+        return False
+    state = vm.conditional_jumps
+    if jump in vm.assumptions.uncaptured_jumps or state.depth >= _MAX_DEPTH:
+        return False
+    state.running = state.running or jump
+    state.depth += 1
+    captured = capture_range(vm, frame, values.bounds)
+    state.depth -= 1
+    if not state.depth:
+        state.running = None
+    state.captured += captured
+    return captured
+
+
+def _captures(vm: VM) -> bool:
+    return vm.assumptions.captures_jumps and maybe_current_level() is None and control_flow.may_record(vm)
 
 
 _PREFIX = "bool() of a tensor; its branches are not captured: "

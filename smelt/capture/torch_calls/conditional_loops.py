@@ -15,10 +15,12 @@ import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
+from smelt._native import isinstance
+from smelt.capture.base.bytecode import ENDED_ITERATOR
 from smelt.capture.base.value_kinds import LEAF_TYPES, NULL
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.finalizers import has_finalizer
@@ -28,7 +30,7 @@ from smelt.capture.semantics.values.asserted_conditions import assume
 from smelt.capture.torch_calls import control_flow, loop_nodes
 from smelt.capture.torch_calls.branch_effects import CreatedObjects, EnvironmentContents, IteratorCopies
 from smelt.capture.torch_calls.frame_copies import Branch, live_variables, reachable_state, run_copy
-from smelt.capture.torch_calls.loop_statements import LoopStatement, Test, statement_at
+from smelt.capture.torch_calls.loop_statements import LoopStatement, Test, exhausted, range_loop, statement_at
 from smelt.capture.torch_calls.subgraph_capture import refuse
 from smelt.capture.vm.vm import VM
 from smelt.errors import FEW_STEPS
@@ -53,6 +55,18 @@ def capture_loop(vm: VM, frame: Frame, condition: FakeTensor, if_true: Branch, i
             holds = condition if goes_on else _negated(vm, condition)
             return _Loop(vm, frame, statement, body, end).capture(holds)
     return False
+
+
+def capture_range(vm: VM, frame: Frame, bounds: Sequence[object]) -> bool:
+    """Capture the `for` loop over a range with these bounds, whose iterator the current instruction takes, and continue
+    after it; False if the loop is none that can be captured. Raises Unsupported for a loop that cannot be captured."""
+    statement = range_loop(frame.code, frame.pc)
+    if statement is None:
+        return False
+    body = Branch(frame.pc + 1, [*frame.stack])
+    end = Branch(exhausted(frame.code, frame.pc), frame.stack[: len(frame.stack) - 1 + ENDED_ITERATOR])
+    loop = _Loop(vm, frame, statement, body, end, _Range(*cast("tuple[object, object, int]", bounds)))
+    return loop.capture(None)
 
 
 def _negated(vm: VM, condition: FakeTensor) -> FakeTensor:
@@ -84,25 +98,55 @@ class _Carried:
     differentiable: bool = False
 
 
+class _Range(NamedTuple):
+    """The numbers that a loop takes."""
+
+    start: object
+    stop: object
+    step: int
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its loop is unrolled."""
+        start, stop, step = self
+        plain = type(start) is int and type(stop) is int
+        return plain and len(range(cast(int, start), cast(int, stop), step)) <= _MAX_UNROLLED
+
+
 class _Loop:
     """A loop that is captured in a frame. Its variables are those of the frame, and the next number of its range."""
 
-    def __init__(self, vm: VM, frame: Frame, statement: LoopStatement, body: Branch, end: Branch) -> None:
+    def __init__(
+        self,
+        vm: VM,
+        frame: Frame,
+        statement: LoopStatement,
+        body: Branch,
+        end: Branch,
+        values: _Range | None = None,
+    ) -> None:
+        """`values`: the range of a loop that begins with the next of them."""
         self._vm = vm
         self._frame = frame
         self._statement = statement
         self._body = body
+        self._stop: FakeTensor | None = None
         self._end = end
-        self._range = _remaining(vm, body.stack[-1]) if statement.iterates and body.stack else None
+        self._begins_with_item = values is not None
+        if values is None and statement.iterates and body.stack:
+            values = _remaining(vm, body.stack[-1])
+        self._range = values
 
-    def capture(self, condition: FakeTensor) -> bool:
-        """Capture the loop, whose condition holds first if `condition` is true."""
+    def capture(self, condition: FakeTensor | None) -> bool:
+        """Capture the loop, whose condition holds first if `condition` is true; None: that of its range."""
         vm, frame = self._vm, self._frame
-        if self._statement.iterates and (self._range is None or len(self._range) <= _MAX_UNROLLED):
+        if self._statement.iterates and (self._range is None or self._range.is_short):
             return False
         if frame.namespace is not None:
             raise refuse("a loop in a class body")
-        entered = self._enter(condition)
+        if self._range is not None and type(self._range.stop) is not int:
+            self._stop = held_numbers.tensor_of(vm, self._range.stop)
+        entered = self._first_comparison() if condition is None else self._enter(condition)
         if entered is None:
             return False
         before = [*frame.locals, None if self._range is None else self._range.start]
@@ -143,6 +187,13 @@ class _Loop:
                 whole = _both(vm, whole, goes_on)
             self._body = Branch(test.stays, stack[:-1])
         return whole
+
+    def _first_comparison(self) -> FakeTensor:
+        assert self._range is not None
+        goes_on = self._outcome(Test(0, 0, True, iterates=True), None, self._range.start)
+        if type(goes_on) is FakeTensor:
+            return goes_on
+        return cast(FakeTensor, self._vm.call_native(torch.full, ((), goes_on), {"dtype": torch.bool}))
 
     def _may_raise(self, start: int) -> bool:
         return any(must_run(entry.node) for entry in self._vm.trace.tape.entries[start:])
@@ -218,6 +269,8 @@ class _Loop:
         vm, frame = self._vm, self._frame
         *slots, following = variables
         branch, exits, start = self._body, list[_Exit](), None
+        if self._begins_with_item:
+            branch, following = self._with_item(branch, following)
         while True:
             created, environment = (
                 CreatedObjects(vm.env.sources.find, reachable_state(vm)),
@@ -241,22 +294,30 @@ class _Loop:
                 start = len(vm.trace.tape.entries) if start is None else start
             if test.is_last:
                 break
-            if test.iterates:
-                assert self._range is not None
-                stack.append(following)
-                following = vm.binary(operator.add, following, self._range.step)
             branch = Branch(test.stays, stack if test.iterates else stack[:-1])
+            if test.iterates:
+                branch, following = self._with_item(branch, following)
         if start is not None and self._may_raise(start):
             raise refuse("a step of the loop may raise after a condition that ends the loop")
         return exits, [*slots, following]
+
+    def _with_item(self, branch: Branch, following: object) -> tuple[Branch, object]:
+        """A branch with the next number of the range on the stack, and the number after it."""
+        assert self._range is not None
+        after = self._vm.binary(operator.add, following, self._range.step)
+        return Branch(branch.at, [*branch.stack, following]), after
 
     def _outcome(self, test: Test, value: object, following: object = None) -> bool | FakeTensor:
         """Whether the loop goes on after a test: a bool, or a 0-d tensor where data decide."""
         vm = self._vm
         if test.iterates:
             assert self._range is not None
-            compare = operator.lt if self._range.step > 0 else operator.gt
-            value = vm.binary(compare, following, self._range.stop)
+            rises = self._range.step > 0
+            if self._stop is not None:
+                number = held_numbers.tensor_of(vm, following)
+                value = vm.call_native(torch.lt if rises else torch.gt, (number, self._stop))
+            else:
+                value = vm.binary(operator.lt if rises else operator.gt, following, self._range.stop)
         elif isinstance(value, NumberProxy):
             value = value.condition()
         elif held_numbers.is_held(value):
@@ -354,9 +415,10 @@ def _is_same(a: object, b: object) -> bool:
     return a is b or (type(a) in LEAF_TYPES and same_leaf(a, b))
 
 
-def _remaining(vm: VM, iterator: object) -> range | None:
+def _remaining(vm: VM, iterator: object) -> _Range | None:
     """What an iterator over a range still gives; None for another iterator, and one that the environment holds."""
     if type(iterator) is not _RANGE_ITERATOR or id(iterator) in vm.env.sources:
         return None
     _, (whole,), *state = cast("tuple[object, tuple[range], int]", iterator.__reduce__())
-    return whole[state[0] or 0 :] if state else whole
+    left = whole[state[0] or 0 :] if state else whole
+    return _Range(left.start, left.stop, left.step)

@@ -46,6 +46,19 @@ def statement_at(code: Code, jump: int, stays: int, leaves: int) -> LoopStatemen
     return _entered(code, (), stays, leaves)
 
 
+def range_loop(code: Code, head: int) -> LoopStatement | None:
+    """The `for` loop that begins with the FOR_ITER at `head`, which ends a step."""
+    loop = next((loop for loop in _loops_of(code) if loop.head == head), None)
+    if loop is None:
+        return None
+    return _statement(code, loop, (), head + 1, exhausted(code, head), popped=1)
+
+
+def exhausted(code: Code, head: int) -> int:
+    """The instruction after the `for` loop with this FOR_ITER, whose iterator has ended."""
+    return cast(int, code.instructions[head][1]) + LOOP_END
+
+
 def _entered(code: Code, entry: tuple[Test, ...], stays: int, leaves: int) -> LoopStatement | None:
     """The loop that begins at `stays`, or after further tests there that else jump to `leaves`."""
     first = _past_jumps(code, stays)
@@ -62,8 +75,9 @@ def _entered(code: Code, entry: tuple[Test, ...], stays: int, leaves: int) -> Lo
 
 
 def _statement(
-    code: Code, loop: NaturalLoop, entry: tuple[Test, ...], stays: int, leaves: int
+    code: Code, loop: NaturalLoop, entry: tuple[Test, ...], stays: int, leaves: int, popped: int = 0
 ) -> LoopStatement | None:
+    """The loop as a statement. `popped`: whether its iterator is no longer on the stack at `leaves`."""
     if stays not in loop.body or leaves in loop.body:
         return None
     first = _past_jumps(code, stays)
@@ -71,14 +85,14 @@ def _statement(
     tests = {}
     for at in loop.body:
         for test, end in _ways(code, at):
-            if test.stays in loop.body and end not in loop.body and _is_same_end(code, end, leaves):
+            if test.stays in loop.body and end not in loop.body and _is_same_end(code, end, leaves, -popped):
                 is_last = _past_jumps(code, test.stays) == first
                 tests[test.at] = Test(test.at, test.stays, test.if_true, is_last)
     if iterates:
-        exhausted = code.instructions[loop.head][1] + LOOP_END
-        if not _is_same_end(code, exhausted, leaves, popped=1):
+        if not _is_same_end(code, exhausted(code, loop.head), leaves, 1 - popped):
             return None
-        tests[loop.head] = Test(loop.head, loop.head + 1, True, iterates=True)
+        is_last = _past_jumps(code, loop.head + 1) == first
+        tests[loop.head] = Test(loop.head, loop.head + 1, True, is_last, iterates=True)
     if not any(test.is_last for test in tests.values()):
         return None
     return LoopStatement(entry, tests, iterates)

@@ -28,6 +28,7 @@ from smelt.tracing.record.trace_inputs import Inputs
 from smelt.tracing.record.trace_parts import TraceParts
 from smelt.tracing.record.traced import SizeInput, Traced, UnbackedSizes, needs_grad
 from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
+from smelt.tracing.symbolic.unbacked_numbers import held_leaves
 
 
 def build(
@@ -135,8 +136,8 @@ def _split_unbacked(
     symbols = parts.numbers.symbols
     if symbols is None or not symbols.unbacked.numbers:
         return None, list(numbers)
-    backed = [n for n in numbers if not n.is_unbacked]
-    unbacked = [n for n in numbers if n.is_unbacked]
+    backed = [n for n in numbers if not n.is_unbacked or _is_held(n)]
+    unbacked = [n for n in numbers if n.is_unbacked and not _is_held(n)]
     expressions = [symbols.in_size_symbols(n.symbol.expression) for n in unbacked]
     if None in expressions:
         raise Unsupported(Reason(DATA_DEPENDENT, "a number of the program combined with an unbacked one"))
@@ -144,6 +145,12 @@ def _split_unbacked(
     hints = {sym: number.hint for sym, number in facts.numbers.items()}
     sizes = UnbackedSizes(hints, tuple(facts.conditions), tuple(e for e in expressions if e is not None))
     return sizes, [*backed, *unbacked]
+
+
+def _is_held(number: NumberInput) -> bool:
+    """Whether the number is one that a tensor holds, which a step of a loop takes like those of the program."""
+    expression = number.symbol.expression
+    return expression.op == "leaf" and bool(held_leaves(expression))
 
 
 def _used_symbols(

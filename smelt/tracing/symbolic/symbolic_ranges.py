@@ -18,6 +18,7 @@ from smelt.shapes.constant_ranges import constant_range
 from smelt.shapes.expr import free_syms
 from smelt.tracing.symbolic.numpy_numbers import PROXY_OF
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, is_size, specialize
+from smelt.tracing.symbolic.unbacked_numbers import unbacked_leaf_of
 
 
 class SymbolicRange:
@@ -27,6 +28,12 @@ class SymbolicRange:
 
     def __init__(self, start: Any, stop: Any, step: int) -> None:
         self.bounds = start, stop, step
+
+    @property
+    def is_unbacked(self) -> bool:
+        """Whether only the running graph knows its length."""
+        unknown: list[Any] = [n for n in self.bounds if type(n) is not int]
+        return any(type(n) not in NUMBERS or unbacked_leaf_of(n.node.expression) is not None for n in unknown)
 
     def specialize(self) -> range:
         """The range of this call, with its numbers specialized."""

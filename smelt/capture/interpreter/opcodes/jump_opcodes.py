@@ -10,9 +10,10 @@ from smelt.capture.interpreter.opcodes.operator_opcodes import TRUE
 from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.proxies.opaque_proxy import OpaqueProxy
 from smelt.capture.semantics.values.asserted_conditions import assume_branch
-from smelt.capture.torch_calls.conditional_jumps import Outcome, capture_branches
+from smelt.capture.torch_calls.conditional_jumps import Outcome, capture_branches, capture_range_loop
 from smelt.capture.torch_calls.frame_copies import Branch
 from smelt.capture.vm.vm import VM
+from smelt.tracing.symbolic.symbolic_ranges import SymbolicRange
 
 
 @opcode("JUMP_FORWARD", "JUMP_BACKWARD_NO_INTERRUPT")
@@ -158,6 +159,8 @@ opcode("JUMP_IF_TRUE_OR_POP")(_jump_or_pop(True))
 
 @opcode("GET_ITER", "GET_YIELD_FROM_ITER")
 def _get_iter(vm: VM, frame: Frame, arg: int) -> None:
+    if type(frame.stack[-1]) is SymbolicRange and capture_range_loop(vm, frame):
+        return
     vm.frames.set_call_site(frame)
     frame.stack[-1] = vm.get_iter(frame.stack[-1])
 
