@@ -368,6 +368,81 @@ def a_counter_that_is_an_argument():
     return fn, [(UP, 0), (UP, 5), (UP * 9, 7), (-UP, -3), (UP, 1 << 40), (UP, 1 << 55)]
 
 
+@loop()
+def quotients_of_a_counter(x):
+    n = 0
+    while x.abs().sum() < 50:
+        x = x * 1.5
+        n += 1
+    return x, n % 3, n // 2, 7 // (n + 1), -7 % (n + 1), -n // 2, -n % 4, n % -4
+
+
+@loop()
+def a_counter_is_a_divisor(x):
+    n = 0
+    while x.abs().sum() < 50:
+        x = x * 1.5
+        n += 1
+    return x, 7 % n if x.sum() > 0 else n
+
+
+@loop()
+def an_item_of_a_step(x):
+    t, last = 0.0, 1.0
+    while x.abs().sum() < 50:
+        x = x * 1.5
+        last = x.max().item()
+        t += last
+    return x, t, last
+
+
+@loop()
+def a_branch_reads_a_counter(x):
+    n = 0
+    while x.abs().sum() < 50:
+        if x.max() > 2:
+            x = x * 1.5 + n
+        else:
+            x = x * 2.0 - n * 0.25
+        n += 1
+    return x, n
+
+
+@loop(grad=True)
+def a_gradient_through_counters_of_branches(x):
+    n = 0
+    while x.abs().sum() < 50:
+        if x.max() > 2:
+            x = x * 1.5 + n
+        else:
+            x = x * 2.0 - n * 0.25
+        n += 1
+    return x * n
+
+
+@program(1, later=1)
+def a_loop_on_symbolic_sizes():
+    def fn(x):
+        y, n = x, 0
+        while y.abs().sum() < 50:
+            y = y * 1.5 + y.shape[0]
+            n += 1
+        return y * n
+
+    return fn, [(UP[:k].clone().requires_grad_(),) for k in (2, 3, 4, 3)]
+
+
+@program(1)
+def a_range_of_selected_elements():
+    def fn(x, mask):
+        chosen = x[mask]
+        for i in range(chosen.shape[0]):
+            chosen = chosen * 1.1 + i
+        return chosen
+
+    return fn, [(torch.arange(9.0), torch.arange(9) < n) for n in (5, 3, 0, 9, 1)]
+
+
 def test_a_reason_names_the_variable():
     def doubles(x):
         n = 1

@@ -331,6 +331,15 @@ def an_int_and_a_float(x):
     return x * 2, k
 
 
+@program(1, later=3, breaks=BREAK)
+def an_int_with_one_that_changes():
+    def fn(x, k):
+        n = 1 if x.sum() > 0 else 2
+        return x * n, n + k, k * n
+
+    return fn, [(UP, 3), (DOWN, 4), (UP, 5)]
+
+
 class Counter(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.proxies.text_proxy import unreadable
-from smelt.tracing.symbolic.sym_numbers import NUMBERS
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int
 
 MAX_EXACT = 1 << 53  # up to here, an integer is exact as a float
 _FLOATS = (torch.float32, torch.float64)
@@ -88,11 +88,12 @@ _NEVER_EQUAL = frozenset({str, bytes, type(None), tuple, list, dict})  # classes
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 _EXACT = (operator.add, operator.sub, operator.mul)  # in Python and on tensors
 _DIVISIONS = (operator.truediv, operator.itruediv)
+_ROUNDED_DOWN = (operator.floordiv, operator.mod)  # of ints
 _LOGIC = (operator.and_, operator.or_, operator.xor)
 _AUGMENTED = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
-    operator.itruediv: operator.truediv, operator.iand: operator.and_, operator.ior: operator.or_,
-    operator.ixor: operator.xor,
+    operator.itruediv: operator.truediv, operator.ifloordiv: operator.floordiv, operator.imod: operator.mod,
+    operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor,
 }  # fmt: skip
 
 
@@ -110,6 +111,8 @@ def binary(
         fn = _AUGMENTED.get(fn, fn)
         kinds = [v.kind if type(v) is NumberProxy else type(v) for v in (left, right)]
         most = 0
+        if int in kinds and Int in kinds:
+            raise unreadable("an int that a tensor holds with one that changes", left, right)
         if kinds == [int, int] and fn is not operator.truediv:
             most = _largest(fn, left, right)
         else:  # the int of a mixed pair is exact as a float
@@ -121,7 +124,8 @@ def binary(
             divides = fn is operator.truediv and _is_divisor(right, assume)
             if divides and type(left) is not NumberProxy:  # `Tensor.__rtruediv__` rounds twice
                 operands[0] = torch.full_like(cast(torch.Tensor, operands[1]), cast(float, left))
-            is_recorded = fn in _COMPARISONS or fn in _EXACT or divides
+            rounds_down = fn in _ROUNDED_DOWN and kinds == [int, int] and _is_divisor(right, assume)
+            is_recorded = fn in _COMPARISONS or fn in _EXACT or divides or rounds_down
             found = fn(*operands) if is_recorded and most <= MAX_EXACT else None
         elif kinds == [bool, bool] and (fn in _LOGIC or fn in _EQUALITY):
             found = fn(*operands)
