@@ -222,6 +222,39 @@ def a_variable_takes_a_tensor_of_before(x):
 
 
 @loop()
+def which_tensor_a_variable_is_after_a_range(x):
+    y = x * 1
+    before = y
+    for _ in range(20):
+        if y.abs().sum() > 20:
+            break
+        y = y * 1.2
+    return y, before
+
+
+@loop(1, later=1, breaks=BREAK * 2)
+def the_last_test_decides_which_tensor_a_variable_is(x):
+    y = x + 1
+    for _ in range(20):
+        z = y
+        y = x
+        if z.abs().sum() > 20:
+            break
+        x = x * 1.2
+        y = x + 1
+    return x, y
+
+
+@loop()
+def seventeen_steps(x):
+    for _ in range(17):
+        x = x * 1.01
+        if x.abs().sum() > 15:
+            break
+    return x
+
+
+@loop()
 def promotion_with_a_counter(x):
     n, t = 1, 0.5
     ints, half, scalar = (x * 10).int(), x.bfloat16(), x.sum()

@@ -85,6 +85,37 @@ def an_unused_variable_with_an_infinite_derivative(x):
 
 
 @loop(grad=True)
+def a_condition_on_a_returned_invariant(x):
+    y, z, n = torch.zeros_like(x), x.sin(), 0
+    while n < 4 and (z - y * 0.5).abs().max() > 0.05:
+        y = (x * 0.9).cos()
+        n += 1
+    return y, z
+
+
+@loop(grad=True)
+def only_some_variables_change_before_the_last_test(x):
+    y = x * 1
+    for i in range(30):
+        y = y * 1.1 + i * 0.01
+        if y.abs().sum() > 50:
+            break
+        x = x + y.tanh() * 0.1
+    return x, y
+
+
+@loop(2, later=1, grad=True, breaks=BREAK * 2)
+def an_infinite_derivative_after_a_test(x):
+    y = x * 1
+    for _ in range(30):
+        y = (y * y).sqrt() * 1.1
+        if y.abs().sum() > 50:
+            break
+        x = x + y * 0.1
+    return x, y
+
+
+@loop(grad=True)
 def no_gradients_inside(x):
     y = x * 2
     with torch.no_grad():

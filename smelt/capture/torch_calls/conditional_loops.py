@@ -41,7 +41,7 @@ from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.unbacked_numbers import HeldNumber
 
 _MAX_PASSES = 8  # to find the variables that change, and the numbers that operators receive
-_MAX_UNROLLED = 16  # steps of a `for` loop over a range, which are nested branches
+_MAX_UNROLLED = 15  # further steps of a `for` loop over a range, which are nested branches
 _RANGE_ITERATOR = type(iter(range(0)))
 
 
@@ -89,13 +89,18 @@ class _Exit:
 class _Carried:
     """What changes in a loop, by position in the list of variables: the proxies of tensors, and numbers. `computed`: numbers
     computed from these that operators receive. `first`: the tensors with which the loop begins, in this order.
-    `differentiable`: some require gradients."""
+    `differentiable`: some require gradients. `proxies`: in the step that is being recorded. `kept`: the variables that keep
+    their tensors where the first test ends the loop. `shared`: the ids of tensors that are the value of several
+    variables."""
 
     slots: list[int] = field(default_factory=list)
     numbers: dict[int, HeldNumber] = field(default_factory=dict)
     computed: list[Symbol] = field(default_factory=list)
     first: list[FakeTensor] = field(default_factory=list)
     differentiable: bool = False
+    proxies: dict[int, FakeTensor] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+    shared: set[int] = field(default_factory=set)
 
 
 class _Range(NamedTuple):
@@ -159,6 +164,7 @@ class _Loop:
             recorded = control_flow.begin_recording(vm)
             proxies = control_flow.proxies(vm, carried.first, carried.differentiable)
             inside = self._inside(carried, before, proxies)
+            carried.proxies, carried.kept = dict(zip(carried.slots, proxies)), set()
             exits, last = self._step(inside)
             if not exits:
                 vm.trace.numbers.drop(vm.trace.numbers.computed_from(carried.numbers.values()))
@@ -297,6 +303,8 @@ class _Loop:
             branch = Branch(test.stays, stack if test.iterates else stack[:-1])
             if test.iterates:
                 branch, following = self._with_item(branch, following)
+        added = [] if start is None else vm.trace.tape.entries[start:]
+        self._is_smooth = all(str(getattr(e.node.target, "_opname", "")) in _SMOOTH for e in added)
         if start is not None and self._may_raise(start):
             raise refuse("a step of the loop may raise after a condition that ends the loop")
         return exits, [*slots, following]
@@ -343,7 +351,11 @@ class _Loop:
     ) -> bool:
         """Record the loop, and continue after it."""
         vm, frame = self._vm, self._frame
-        results = [self._selected(carried, slot, exits, last) for slot in carried.slots]
+        existing = control_flow.ExistingTensors(vm, recorded.marks[0].entries, proxies)
+        for state in (*(e.values for e in exits), last):
+            ids = [id(state[slot]) for slot in carried.slots]
+            carried.shared |= {i for i in ids if ids.count(i) > 1}
+        results = [self._selected(carried, slot, exits, last, existing) for slot in carried.slots]
         by_slot = dict(zip(carried.slots, results))
         held = {number: by_slot[slot] for slot, number in carried.numbers.items()}
         results += (held_numbers.tensor_of(vm, symbol.number(), held) for symbol in carried.computed)
@@ -357,8 +369,10 @@ class _Loop:
         }
         numbers = {n.nodes["torch"]: proxy_of[n.symbol.expression] for n in received if "torch" in n.nodes}
         names = [None if slot in carried.numbers else self._name(slot) for slot in carried.slots]
-        first = carried.first
-        finals, enough = loop_nodes.end_loop(vm, recorded, first, proxies, results, names, numbers)
+        kept = frozenset(i for i, slot in enumerate(carried.slots) if slot in carried.kept)
+        finals, enough = loop_nodes.end_loop(
+            vm, recorded, carried.first, proxies, results, names, numbers, (kept, exits[0].goes_on)
+        )
         if enough is not None and not assume(vm, frame, enough, FEW_STEPS):
             raise refuse("a loop whose gradients need a step")
         self._check_dropped(carried, inside, last)
@@ -375,7 +389,12 @@ class _Loop:
         return True
 
     def _selected(
-        self, carried: _Carried, slot: int, exits: Sequence[_Exit], last: Sequence[object]
+        self,
+        carried: _Carried,
+        slot: int,
+        exits: Sequence[_Exit],
+        last: Sequence[object],
+        existing: control_flow.ExistingTensors,
     ) -> FakeTensor:
         """The value of a variable after a step: that at the first test that ends the loop, or that at the end."""
         number = carried.numbers.get(slot)
@@ -386,9 +405,37 @@ class _Loop:
         for test in reversed(exits):
             other = test.values[slot]
             if not _is_same(other, value):
+                if number is None:
+                    self._check_selected(
+                        carried, slot, chosen, test is exits[0], cast(FakeTensor, other), existing
+                    )
                 operands = (test.goes_on, chosen, self._tensor(other, number))
                 value = chosen = cast(FakeTensor, self._vm.call_native(torch.where, operands))
         return chosen
+
+    def _check_selected(
+        self,
+        carried: _Carried,
+        slot: int,
+        chosen: FakeTensor,
+        is_first: bool,
+        other: FakeTensor,
+        existing: control_flow.ExistingTensors,
+    ) -> None:
+        """Raise Unsupported where later code could tell the selected tensor from the one that eager has. A variable may
+        keep its value at the first test that ends the loop: it is the tensor from before the loop if no step passes this
+        test."""
+        keeps = is_first and other is carried.proxies.get(slot)
+        shared = any(id(t) in carried.shared for t in (chosen, other))
+        is_read = slot in live_variables(self._frame, self._end.at)
+        if is_read and (shared or existing.shares(chosen) or (existing.shares(other) and not keeps)):
+            raise refuse(f"which tensor `{self._name(slot)}` is depends on the test that ends the loop")
+        if keeps:
+            carried.kept.add(slot)
+        if carried.differentiable and chosen.requires_grad and not self._is_smooth:
+            raise refuse(
+                "a step of the loop may have infinite derivatives after a condition that ends the loop"
+            )
 
     def _tensor(self, value: object, number: HeldNumber | None) -> FakeTensor:
         return cast(FakeTensor, value) if number is None else held_numbers.tensor_of(self._vm, value)
@@ -401,6 +448,19 @@ class _Loop:
         ]
         if any(map(has_finalizer, dropped)):
             raise refuse("a variable of the loop holds an object with a finalizer")
+
+
+# Operators with finite derivatives: a gradient of zero stays zero.
+_SMOOTH = frozenset(
+    (
+        "add", "sub", "rsub", "mul", "neg", "tanh", "sigmoid", "sin", "cos", "relu", "gelu", "silu", "abs", "mm", "addmm",
+        "bmm", "baddbmm", "mv", "addmv", "dot", "sum", "mean", "amax", "amin", "max", "min", "maximum", "minimum", "where",
+        "clamp", "clamp_min", "clamp_max", "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand",
+        "unsqueeze", "squeeze", "select", "slice", "clone", "detach", "alias", "_to_copy", "full", "zeros_like",
+        "ones_like", "zeros", "ones", "scalar_tensor", "lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or",
+        "logical_not", "bitwise_and", "any", "all", "_softmax", "cat", "stack",
+    )
+)  # fmt: skip
 
 
 def _whole_condition(vm: VM, exits: Sequence[_Exit]) -> FakeTensor:

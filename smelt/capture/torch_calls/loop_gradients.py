@@ -7,8 +7,8 @@ A result whose value nothing needs has no gradient, and neither do the values th
 would be zeros, and zero times infinity is NaN. So a step's graph is traced for the results that have gradients there: those
 of the last step are the ones that the program uses, those of earlier steps the ones that the next step reads.
 
-Eager's gradients reach a tensor only where some step reads it. `Program.least_steps` is the number of steps after which they
-reach all that require gradients; the graph checks that there are as many.
+Eager's gradients reach a tensor only where some step reads it. `Program.least_steps` is the number of steps after which
+further ones reach no others; the graph checks that there are as many.
 """
 
 from __future__ import annotations
@@ -61,18 +61,21 @@ def differentiated(
 ) -> list[FakeTensor]:
     """The results of a recorded loop on `tensors`, with its autograd node; sets `least_steps` of the program. Raises
     Unsupported."""
-    gradients = _Gradients(call, record, run_graphs)
+    gradients = _Gradients(call, tensors, record, run_graphs)
+    reached = [tensors[i] for i in gradients.required]
     with DisableTorchFunction(), DisableTorchDispatch():
-        return list(_History.apply(gradients, results, *tensors))  # type: ignore[no-untyped-call]
+        return list(_History.apply(gradients, results, *reached))  # type: ignore[no-untyped-call]
 
 
 class _Gradients:
     """Records the backward of a loop. `floats`: the carried values that have gradients."""
 
-    def __init__(self, call: LoopCall, record: Record, run_graphs: RunGraphs) -> None:
+    def __init__(
+        self, call: LoopCall, tensors: Sequence[FakeTensor], record: Record, run_graphs: RunGraphs
+    ) -> None:
         program = call.program
         assert isinstance(program.rule, Loop)
-        self._call, self._step = call, program.graphs[1]
+        self._call, self._tensors, self._step = call, tensors, program.graphs[1]
         self._record_inner, self._run_graphs = record, run_graphs
         self._carried = program.rule.carried
         self._required = call.required
@@ -80,9 +83,10 @@ class _Gradients:
         specs = self._specs()
         self.floats = [i for i in range(self._carried) if has_gradients(specs[i].dtype)]
         self._reads = self._read_by_results()
+        before = self.sources
         reached, program.least_steps = self._reached()
-        if len(reached) < len(self.floats):
-            self.floats = [i for i in self.floats if i in reached]
+        self.floats = [i for i in self.floats if i in reached]
+        if self.sources != before:
             self._graphs.clear()
             self._reads = self._read_by_results()
 
@@ -92,25 +96,30 @@ class _Gradients:
         return [p.spec for p in inputs[: len(inputs) - len(self._call.numbers)]]
 
     @property
+    def required(self) -> list[int]:
+        """The tensors that gradients reach."""
+        return sorted(self._required)
+
+    @property
     def sources(self) -> list[int]:
         """The operands of a step whose gradients its backward computes: `floats` first."""
         return [*self.floats, *sorted(i for i in self._required if i >= self._carried)]
 
     def _reached(self) -> tuple[frozenset[int], int]:
-        """The results that have gradients, and the least number of steps after which gradients reach the same tensors
-        through each of these results, which are `_required` from now on."""
+        """The results that have gradients, and the least number of steps after which each of them reaches the same tensors
+        as after all further steps. These are `_required` from now on."""
         now = {i: self._required & {i} for i in self.floats}
         for steps in range(len(self.floats) + 2):
             after = {
                 i: frozenset[int]().union(*(now.get(k, self._required & {k}) for k in self._reads[i]))
                 for i in self.floats
             }
-            all_reached = frozenset[int]().union(*now.values())
-            if now == after and all(found in (all_reached, frozenset()) for found in now.values()):
-                self._required = all_reached
+            if now == after:
+                self._reached_by = now
+                self._required = frozenset[int]().union(*now.values())
                 return frozenset(i for i in self.floats if now[i]), steps
             now = after
-        raise refuse("gradients of a loop that reach different tensors through its variables")
+        raise refuse("gradients of a loop that reach other tensors in each step")
 
     def _read_by_results(self) -> dict[int, frozenset[int]]:
         """For each of `floats`, the sources whose gradients depend on its own."""
@@ -149,13 +158,12 @@ class _Gradients:
         graph.nodes[: len(inputs)] = [*tangents, *inputs[:n], *inputs[n + len(tangents) :]]
         return graph, tuple(len(tangents) + i for i in step.held)
 
-    def __call__(
-        self, tensors: Sequence[FakeTensor], tangents: Sequence[FakeTensor | None]
-    ) -> list[FakeTensor | None]:
-        """The gradients of the tensors of the loop."""
+    def __call__(self, tangents: Sequence[FakeTensor | None]) -> list[FakeTensor | None]:
+        """The gradients of the tensors that gradients reach."""
+        tensors = self._tensors
         defined = frozenset(i for i in self.floats if tangents[i] is not None)
         if not defined:
-            return [None] * len(tensors)
+            return [None] * len(self._required)
         graphs = [self._graph(each) for each in self._defined_in_steps(defined)]
         rule = LoopBackward(len(self.floats), self._carried)
         handle = Handle.of(Inner(rule, *zip(*graphs)))
@@ -165,7 +173,8 @@ class _Gradients:
         inputs = (self._call.history, *first, *tensors)
         results = self._run_graphs(parts, None, handle, inputs, numbers, specs, rule.name)
         found = dict(zip(self.sources, results))
-        return [found.get(i) if i in self._required else None for i in range(len(tensors))]
+        reached = frozenset[int]().union(*(self._reached_by[i] for i in defined))
+        return [found[i] if i in reached else None for i in self.required]
 
     def _defined_in_steps(self, defined: frozenset[int]) -> list[frozenset[int]]:
         """The results that have gradients in the last step, the one before it, and so on; the last entry for all that
@@ -228,4 +237,4 @@ class _History(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *tangents: FakeTensor | None) -> tuple[FakeTensor | None, ...]:
         if torch.is_grad_enabled():  # gradients without a history would be constants in the next ones
             raise refuse("second derivatives of a loop")
-        return (None, None, *ctx.record(ctx.saved_tensors, tangents))  # type: ignore[attr-defined]
+        return (None, None, *ctx.record(tangents))  # type: ignore[attr-defined]

@@ -32,11 +32,13 @@ def end_loop(
     results: Sequence[FakeTensor],
     names: Sequence[str | None],
     held: Mapping[Node, FakeTensor],
+    kept: tuple[frozenset[int], FakeTensor],
 ) -> tuple[list[FakeTensor], FakeTensor | None]:
     """The final values of a loop statement whose step, recorded on the proxies `inside`, gives `results`. The last of them
     decides whether the loop goes on. `names`: of the variables that are tensors; None for the tensor of a number. `held`:
-    the proxies that hold the numbers which the step takes. The second result is a condition under which gradients reach the
-    tensors that eager's reach, if it may fail. Raises Unsupported."""
+    the proxies that hold the numbers which the step takes. `kept`: the variables that keep their tensors unless this
+    condition holds. The second result is a condition under which gradients reach the tensors that eager's reach, if it may
+    fail. Raises Unsupported."""
     control_flow.check_quiet(vm, functions)
     start, tape = functions.marks[0], vm.trace.tape
     check_nodes(tape.torch.graph.nodes[start.torch :])
@@ -57,19 +59,24 @@ def end_loop(
         if one != other:
             raise refuse(f"the loop changes the type or layout of `{name}`")
     differentiated = torch.is_grad_enabled() and any(f.requires_grad for f in (*carried, *results))
-    counts = differentiated or aliases.exist or any(f.requires_grad for f in carried)
-    if counts:
-        count = held_numbers.tensor_of(vm, 0)
-        inside = [*control_flow.proxies(vm, [count]), *inside]
-        results = [cast(FakeTensor, vm.call_native(torch.add, (inside[0], 1))), *results]
+    counts = differentiated or aliases.exist or bool(kept[0]) or any(f.requires_grad for f in carried)
+    if counts:  # the steps, and those in which `kept` variables change
+        zero = held_numbers.tensor_of(vm, 0)
+        inside = [*control_flow.proxies(vm, [zero, zero]), *inside]
+        results = [
+            cast(FakeTensor, vm.call_native(torch.add, (inside[0], 1))),
+            cast(FakeTensor, vm.call_native(torch.add, (inside[1], kept[1] if kept[0] else 1))),
+            *results,
+        ]
     step = RecordedFunction(cut_out(vm.trace, start), results)
     test = RecordedFunction([], [inside[-1]])
-    first = [held_numbers.tensor_of(vm, 0), *carried] if counts else carried
+    first = [*(held_numbers.tensor_of(vm, 0) for _ in range(2)), *carried] if counts else carried
     program, tensors, _ = control_flow.program_of(
         vm, Loop(len(first)), (test, step), first, inside, held=held
     )
     final = record(vm.trace, program, tensors)
-    steps, least = final.pop(0) if counts else None, program.least_steps
+    steps, changes = (final.pop(0), final.pop(0)) if counts else (None, None)
+    least = program.least_steps
     for i, (name, result) in enumerate(zip(names, final)):
         if name is not None:
             found, then = aliases.of(i, carried)
@@ -77,9 +84,9 @@ def end_loop(
             if then is not None and then.requires_grad is not result.requires_grad:
                 raise refuse(f"whether `{name}` requires gradients is decided by the loop")
             least = max(least, *others, 0)
-            _set_loop_alternatives(vm, result, steps, carried[-1], found, then)
+            _set_loop_alternatives(vm, result, changes if i in kept[0] else steps, carried[-1], found, then)
     vm.assumptions.choosing -= 1
-    enough = cast(FakeTensor, vm.call_native(torch.ge, (steps, least))) if least else None
+    enough = cast(FakeTensor, vm.call_native(torch.ge, (changes, least))) if least else None
     return final[: len(names)], enough
 
 
