@@ -145,11 +145,12 @@ def test_parts_of_a_graph_whose_sizes_data_decide():
 
 def test_launches_that_are_one_piece_of_work_are_one_event(two_threads):
     def f(*tensors):
-        return [torch.sin(t) for t in tensors]
+        return [t.sin().cos().sin().cos() for t in tensors]
 
     compiled, tensors = smelt.compile(f), [torch.randn(n) for n in (16, 5000, 20001, 40000)]
     found = shown(profiled(lambda: compiled(*tensors)))
-    assert [p[-1] for p in found if len(p) == 2] == [f"smelt: sin and 3 more ({at(f, 1)})"]
+    (event,) = (p[-1] for p in found if len(p) == 2)
+    assert event.endswith(f" and 3 more ({at(f, 1)})")
 
 
 def test_averages_are_by_kernel_and_line():
