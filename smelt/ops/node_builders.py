@@ -39,6 +39,7 @@ ASSERT_NUMBER: OpOverload = aten._assert_scalar.default
 CAST: OpOverload = aten._to_copy.default  # dtype, device or memory format by keyword
 CLONE: OpOverload = aten.clone.default
 COPY: OpOverload = aten.copy.default  # the second argument with dtype, shape and strides of the first
+EMPTY: OpOverload = aten.empty_strided.default  # sizes, strides
 FULL: OpOverload = aten.full.default
 STRIDED_SCATTER: OpOverload = aten.as_strided_scatter.default
 MUL: OpOverload = aten.mul.Tensor
@@ -55,4 +56,4 @@ def converted(make: Make, x: Node, dtype: torch.dtype) -> Node:
 def uninitialized(make: Make, spec: TensorSpec) -> Node:
     """Memory of its own with the layout of `spec`."""
     options = {"dtype": spec.dtype, "device": spec.device}
-    return make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
+    return make(EMPTY, list(spec.shape), list(spec.stride), **options)

@@ -661,7 +661,7 @@ def data_dependent_shape():
     return fn, calls(*THREE)
 
 
-@program(graphs=2, later=1, breaks=("data-dependent-value",))
+@program(graphs=1)
 def tensor_in_control_of_a_range():
     def fn(x, n):
         for i in range(int(n)):

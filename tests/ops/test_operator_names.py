@@ -34,6 +34,7 @@ REASONS = {
     "torch_private.py": "an arbitrary one, to check that operators have the attributes that smelt reads",
     "tracing/record/nested_tensors.py": "operators on nested tensors, which have no rows",
     "tracing/composites/packed_sequences.py": "implements packing and padding by indexing",
+    "tracing/backward/conditional_gradients.py": "the conditions under which gradients are defined",
     "tracing/record/changed_defaults.py": "lists what computes the same under a changed dtype or determinism",
     "tracing/composites/symbolic_parameters.py": "implements functions whose parameters are symbolic floats",
     "tracing/composites/row_indexing.py": "implements the selection of rows by indexing",

@@ -92,7 +92,8 @@ def run(f: Callable[..., Any], **options: Any) -> int:
         torch.manual_seed(1)
         got = torch.autograd.grad(total(compiled(x)), x)
         torch.manual_seed(1)
-        torch.testing.assert_close(got, torch.autograd.grad(total(f(x)), x), rtol=1e-4, atol=1e-4)
+        # a sine of a large multiple of a sine amplifies the rounding of the latter
+        torch.testing.assert_close(got, torch.autograd.grad(total(f(x)), x), rtol=1e-3, atol=1e-3)
     check_no_failure(compiled)
     return len(entries(compiled))
 

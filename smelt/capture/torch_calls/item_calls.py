@@ -35,6 +35,8 @@ def deferred_number(vm: VM, tensor: object) -> NumberProxy | None:
         return None
     if is_handled(vm.trace.call, (tensor,)) or tensor.device.type not in ("cpu", "cuda"):
         return None
+    if _is_in_handler(vm):  # the program may observe the operators on what the handler returns
+        return None
     constants = vm.trace.constants
     if constants.value(tensor) is not None or vm.trace.call.is_opaque:
         return None
@@ -45,6 +47,13 @@ def deferred_number(vm: VM, tensor: object) -> NumberProxy | None:
         copy = tensor.detach().reshape(()).to(dtype, copy=True)
     vm.env.numbers.has_proxies = True
     return NumberProxy(copy)
+
+
+def _is_in_handler(vm: VM) -> bool:
+    frame = vm.frame
+    while frame is not None and frame.user_code.co_name != "__torch_function__":
+        frame = frame.parent
+    return frame is not None
 
 
 def _item(vm: VM, tensor: FakeTensor) -> object:

@@ -26,7 +26,7 @@ from smelt.graph.symbolic_strides import is_contiguous
 from smelt.graph.tensor_specs import empty_like_spec, make_spec, row_major_spec
 from smelt.graph.user_kernel_calls import KernelLaunch
 from smelt.ops.may_raise import must_run
-from smelt.ops.node_builders import CLONE, FULL
+from smelt.ops.node_builders import CLONE, EMPTY, FULL
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.shapes.expr import Expression, Sym
 from smelt.shapes.substitute import substitute
@@ -34,7 +34,6 @@ from smelt.torch_private import (
     DisableTorchDispatch,
     DisableTorchFunction,
     EnableTorchFunction,
-    OpOverload,
     current_dispatch_modes,
     current_function_modes,
     pop_torch_dispatch_stack,
@@ -379,7 +378,6 @@ def _set_inputs(
 
 
 Flag = bool | Node  # whether something holds: known, or as a node of the joint graph
-EMPTY: OpOverload = torch.ops.aten.empty_strided.default
 FLAG = make_spec((), (), torch.bool, torch.device("cpu"))
 
 

@@ -89,6 +89,10 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     if a is str and fn is operator.mod:
         return formatting.format_percent(vm, cast(str, left), right)
     if a is NumberProxy or b is NumberProxy:
+        if FakeTensor in (a, b) and is_handled(vm.trace.call, (left, right)):
+            raise text_proxy.unreadable(
+                "a function that is overridden for a number that a tensor holds", left, right
+            )
         return number_proxy.binary(
             fn, left, right, lambda holds: assume(vm, vm.current_frame, cast(FakeTensor, holds))
         )
