@@ -10,31 +10,16 @@ import copy
 import functools
 import logging
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from tests.harness.catalogue import program
+from tests.harness.branching import branch
 
 INPUTS = [torch.randint(-5, 6, (4, 8), generator=torch.Generator().manual_seed(i)).float() for i in range(4)]
 VALUE = ("data-dependent-value",)
 
 
-def item(
-    graphs: int = 1, grad: bool = False, **numbers: Any
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """A row for a function of one tensor."""
-
-    def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
-        @functools.wraps(fn)
-        def factory() -> Any:
-            return fn, [(x.clone().requires_grad_(grad),) for x in INPUTS]
-
-        del factory.__wrapped__  # type: ignore[attr-defined]
-        return program(graphs, **numbers)(factory)
-
-    return decorate
+item = functools.partial(branch, inputs=INPUTS)
 
 
 @item()

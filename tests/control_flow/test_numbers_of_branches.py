@@ -5,38 +5,17 @@ PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
+from tests.harness.branching import DOWN, UP, branch
 from tests.harness.catalogue import program
 
-UP = torch.arange(24.0).reshape(4, 6) / 7 + 0.5
-DOWN, MIXED, ZERO = -UP, UP - 2, UP * 0
 W = torch.linspace(-1, 1, 36).reshape(6, 6)
 BREAK = ["data-dependent-condition"]
 VALUE = ["data-dependent-value"]
-
-
-def branch(
-    graphs: int = 1, grad: bool = False, **numbers: Any
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """A row for a function of one tensor, whose values change their minds from call to call."""
-
-    def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
-        @functools.wraps(fn)
-        def factory() -> Any:
-            inputs = (UP, DOWN, MIXED, ZERO, UP)
-            return fn, [(x.clone().requires_grad_(grad),) for x in inputs]
-
-        del factory.__wrapped__  # type: ignore[attr-defined]
-        return program(graphs, **numbers)(factory)
-
-    return decorate
 
 
 @branch()

@@ -17,14 +17,16 @@ INPUTS = (UP, DOWN, MIXED, DOWN * 3, UP * 3)
 
 
 def branch(
-    graphs: int = 1, grad: bool = False, **numbers: Any
+    graphs: int = 1,
+    grad: bool = False,
+    inputs: Sequence[torch.Tensor] = (UP, DOWN, MIXED, ZERO, UP),
+    **numbers: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """A row for a function of one tensor, whose values change their minds from call to call."""
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(fn)
         def factory() -> Any:
-            inputs = (UP, DOWN, MIXED, ZERO, UP)
             return fn, [(x.clone().requires_grad_(grad),) for x in inputs]
 
         del factory.__wrapped__  # type: ignore[attr-defined]
