@@ -54,7 +54,6 @@ from smelt.graph.ir import Line
 from smelt.reasons import TENSOR_CONDITION, Reason
 from smelt.torch_private import maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.symbolic_ranges import SymbolicRange
 
@@ -150,13 +149,9 @@ def _why(reason: Reason, line: Line) -> str:
 def _may_capture(vm: VM, condition: object) -> bool:
     if type(condition) is UnbackedComparison:
         return control_flow.may_record(vm)
-    if type(condition) is not FakeTensor or condition.subclass is not None or condition.elem.numel() != 1:
+    if not tensor_item.is_unknown_element(vm, condition) or not control_flow.may_record(vm):
         return False
-    if maybe_current_level() is not None or not control_flow.may_record(vm):
-        return False
-    if is_handled(vm.trace.call, (condition,)) or condition.device.type not in ("cpu", "cuda"):
-        return False
-    return vm.trace.constants.value(condition) is None and tensor_item.number(vm, condition) is None
+    return tensor_item.number(vm, cast(FakeTensor, condition)) is None
 
 
 def _check_frame(vm: VM, frame: Frame, branches: Sequence[Branch], meeting_point: int | None) -> None:

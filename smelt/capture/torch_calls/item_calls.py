@@ -17,11 +17,9 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Kwargs, builtin
 from smelt.capture.proxies.number_proxy import NumberProxy
 from smelt.capture.semantics.calls.native_calls import run_native
-from smelt.capture.torch_calls import unbacked_reads
+from smelt.capture.torch_calls import tensor_item, unbacked_reads
 from smelt.capture.vm.vm import VM
-from smelt.torch_private import maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.record.torch_function_handlers import is_handled
 
 assert unbacked_reads  # registers its handlers first
 _DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -29,18 +27,14 @@ _DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float
 
 def deferred_number(vm: VM, tensor: object) -> NumberProxy | None:
     """The number in `tensor` as a proxy; None where it is known before the graph runs, or is no float or bool."""
-    if type(tensor) is not FakeTensor or tensor.dtype not in _DTYPES or tensor.elem.numel() != 1:
+    if not vm.assumptions.captures_jumps or not tensor_item.is_unknown_element(vm, tensor):
         return None
-    if not vm.assumptions.captures_jumps or tensor.subclass is not None or maybe_current_level() is not None:
-        return None
-    if is_handled(vm.trace.call, (tensor,)) or tensor.device.type not in ("cpu", "cuda"):
+    tensor = cast(FakeTensor, tensor)
+    if tensor.dtype not in _DTYPES or vm.trace.call.is_opaque:
         return None
     if _is_in_handler(vm):  # the program may observe the operators on what the handler returns
         return None
-    constants = vm.trace.constants
-    if constants.value(tensor) is not None or vm.trace.call.is_opaque:
-        return None
-    if tensor.dtype is not torch.bool and constants.number(tensor) is not None:
+    if tensor.dtype is not torch.bool and vm.trace.constants.number(tensor) is not None:
         return None
     dtype = torch.bool if tensor.dtype is torch.bool else torch.float64
     with torch.no_grad():

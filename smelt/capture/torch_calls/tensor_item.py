@@ -29,8 +29,9 @@ from smelt.ops.functional_variants import pure_of
 from smelt.ops.registry import row
 from smelt.shapes.expr import Expr, Size, Sym, evaluate, free_syms
 from smelt.shapes.number_operations import Number, float32
-from smelt.torch_private import DisableTorchDispatch, OpOverload
+from smelt.torch_private import DisableTorchDispatch, OpOverload, maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
+from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
@@ -46,6 +47,16 @@ _LAYOUT = ("dtype", "layout", "device", "pin_memory", "memory_format")
 
 class _Unknown(Exception):
     """The number cannot be computed before the graph runs."""
+
+
+def is_unknown_element(vm: VM, value: object) -> bool:
+    """Whether a value is a tensor of one element that is no constant, and that no transform of torch.func and no code of the
+    user reads in another way."""
+    if type(value) is not FakeTensor or value.subclass is not None or value.elem.numel() != 1:
+        return False
+    if maybe_current_level() is not None or is_handled(vm.trace.call, (value,)):
+        return False
+    return value.device.type in ("cpu", "cuda") and vm.trace.constants.value(value) is None
 
 
 def number(vm: VM, tensor: FakeTensor) -> Number | None:
