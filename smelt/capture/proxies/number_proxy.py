@@ -2,8 +2,9 @@
 differs by branch.
 
 Arithmetic and comparisons of such numbers are recorded as operators on 0-d tensors of float64, int64 or bool, which compute
-what Python computes. Operators that may raise or that round differently, and everything that needs the number itself, raise
-Unreadable. The compiled frame calls `item()` where the number leaves it.
+what Python computes. The graph checks that a divisor is not zero. Other operators that may raise, those that round
+differently, and everything that needs the number itself raise Unreadable. The compiled frame calls `item()` where the number
+leaves it.
 """
 
 from __future__ import annotations

@@ -148,7 +148,8 @@ def _least(expression: Expression) -> Number:
 
 
 def set_least(held: HeldNumber, values: Sequence[object]) -> bool:
-    """Set the lower bound of an int that no step makes smaller: these are its values after one. Whether it is another."""
+    """Set the lower bound of a number: its first value for an int that no step decreases, else minus infinity. Return
+    whether the bound changed. `values`: the values of the number after a step."""
     before = held.least
     plain = [v for v in values if not is_held(v)]
     rises = type(held.hint) is int and not plain and all(_rise(_expression(v), held) >= 0 for v in values)

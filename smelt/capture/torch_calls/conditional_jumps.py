@@ -8,8 +8,8 @@ If values cannot be joined there, or the program needs such a number itself, the
 branch, up to `_MAX_COPIED` deep.
 
 The graph may compute both branches, so their only effects may be stores that can be joined (`branch_effects.py`),
-in-place writes of tensors, and random numbers, of which it draws those of one branch; they must raise nothing. Otherwise the
-graph breaks at the jump, and the reason says why.
+in-place writes of tensors, and random draws, which the graph makes for the taken branch only; they must raise nothing.
+Otherwise the graph breaks at the jump, and the reason says why.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def capture_loop(vm: VM, frame: Frame, condition: FakeTensor, if_true: Branch, i
 
 def capture_range(vm: VM, frame: Frame, bounds: Sequence[object]) -> bool:
     """Capture the `for` loop over a range with these bounds, whose iterator the current instruction takes, and continue
-    after it; False if the loop is none that can be captured. Raises Unsupported for a loop that cannot be captured."""
+    after it; False if the loop cannot be one node, so that the caller handles it. Raises Unsupported for a loop that
+    breaks the graph."""
     statement = range_loop(frame.code, frame.pc)
     if statement is None:
         return False
@@ -242,7 +243,7 @@ class _Loop:
                 carried.numbers[slot] = held_numbers.held_number(self._vm, self._name(slot), inside[slot])
             elif not all(type(value) is FakeTensor for value in values):
                 raise refuse(
-                    f"`{self._name(slot)}` changes in the loop, which is no tensor, int or float throughout"
+                    f"`{self._name(slot)}` changes in the loop, and is neither always a tensor nor always a number"
                 )
             carried.differentiable |= torch.is_grad_enabled() and any(
                 type(value) is FakeTensor and value.requires_grad for value in values
@@ -374,7 +375,7 @@ class _Loop:
             vm, recorded, carried.first, proxies, results, names, numbers, (kept, exits[0].goes_on)
         )
         if enough is not None and not assume(vm, frame, enough, FEW_STEPS):
-            raise refuse("a loop whose gradients need a step")
+            raise refuse("gradients of a loop whose number of steps cannot be checked")
         self._check_dropped(carried, inside, last)
         vm.trace.numbers.drop(received)
         before = [*frame.locals]

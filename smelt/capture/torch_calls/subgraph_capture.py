@@ -411,8 +411,8 @@ def gradients(
     is_costly: Callable[[Node], bool],
 ) -> Gradients:
     """The gradients of the operands `sources`, zeros for those that have none. `results`: each with whether it can have a
-    tangent. Unless `zeros`, raises Unsupported where it depends on the tangents which have some, and keeps results of
-    operators that are costly."""
+    tangent. Unless `zeros`, keeps the results of costly operators, and raises Unsupported if the tangents decide which
+    operands have gradients."""
     joint = subgraph.traced.joint
     graph = Graph("aten")
     inputs: Sequence[Node] = ()

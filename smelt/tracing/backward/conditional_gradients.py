@@ -4,9 +4,9 @@
     condition = disjunction of conjunctions of flags of the forward
 
 A sum of a defined and an undefined gradient is the defined one. An operator of the backward passes "undefined" on, while it
-may make NaN of a zero; so a value that meets others which are defined is masked first. The joint graph returns the condition
-of each gradient as an output of the forward: the autograd node omits the edges of gradients that are undefined, so the
-engine runs what eager's would.
+may make NaN of a zero; so an operand that may be undefined where the result is defined is masked first. The joint graph
+returns the condition of each gradient as an output of the forward: the autograd node omits the edges of gradients that are
+undefined, so the engine runs what eager's would.
 """
 
 from __future__ import annotations
