@@ -196,6 +196,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--limit", type=int, default=120)
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     rows = {}
     for name in args.names or ROWS:
         rows[name] = _in_process(name, args.limit)
